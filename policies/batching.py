@@ -1,0 +1,119 @@
+"""Batching: when groups start, and when a batch is ready."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Annotated
+
+import msgspec
+
+from rollout_sched.core.roles import Launch, Progress
+
+AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
+
+
+def _batch(progress: Progress) -> int:
+    """A full batch, or all that is left once nothing more will come."""
+    size = progress.prompts_per_step
+    if progress.closed:
+        left = progress.complete + progress.active + progress.deferred + progress.fresh
+        size = min(size, left)
+    return size if progress.complete >= size else 0
+
+
+def _oldest_groups(progress: Progress, groups: int) -> Launch | None:
+    """Launch so many groups, deferred ones first; None while submissions are still missing."""
+    deferred = min(groups, progress.deferred)
+    fresh = min(groups - deferred, progress.fresh)
+    ready = progress.complete + progress.active + deferred + fresh
+    if ready < progress.prompts_per_step and not progress.closed:
+        return None
+    return Launch(fresh=fresh, deferred=deferred)
+
+
+class Sync(msgspec.Struct, frozen=True):
+    """Rounds: the trainer asks, groups start, the batch goes when enough of them are whole.
+
+    `over_prompts` starts more groups than a batch takes; what is unfinished when the batch is full
+    is set back (APRIL, arXiv 2509.18521, with partial rollout; thrown away without).
+    """
+
+    over_prompts: AtLeastOne = 1.0
+    stops_at_delivery = True
+
+    def launch(self, progress: Progress) -> Launch | None:
+        if progress.round is not None or not progress.trainer_waiting:
+            return None
+        wanted = ceil(progress.prompts_per_step * self.over_prompts - 1e-9)
+        return _oldest_groups(progress, max(0, wanted - progress.complete))
+
+    def batch(self, progress: Progress) -> int:
+        return _batch(progress)
+
+
+class TailBatching(msgspec.Struct, frozen=True):
+    """Short rounds that set the tail back, and long rounds that collect it.
+
+    RollPacker (arXiv 2509.21009, NSDI'26). A short round starts `over_prompts` times the prompts
+    and `over_samples` times the samples; a prompt is done with its first samples, the round with
+    its first prompts; the rest starts over in a long round, which runs when a whole batch of
+    prompts has been set back, without over-sampling. What is left at the end of the data goes
+    into long rounds too, so that no prompt stays behind.
+    """
+
+    over_prompts: AtLeastOne = 1.25
+    over_samples: AtLeastOne = 1.25
+    stops_at_delivery = True
+
+    def launch(self, progress: Progress) -> Launch | None:
+        if progress.round is not None or not progress.trainer_waiting:
+            return None
+        size = progress.prompts_per_step
+        if progress.deferred >= size or progress.fresh < size:
+            return _oldest_groups(progress, max(0, size - progress.complete))
+        wanted = ceil(size * self.over_prompts - 1e-9) - progress.complete
+        return Launch(fresh=min(wanted, progress.fresh), oversample=self.over_samples)
+
+    def batch(self, progress: Progress) -> int:
+        return _batch(progress)
+
+
+class OneStepOff(msgspec.Struct, frozen=True):
+    """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
+
+    stops_at_delivery = True
+
+    def launch(self, progress: Progress) -> Launch | None:
+        if progress.active or progress.complete or progress.update_pending:
+            return None
+        if not progress.fresh + progress.deferred:
+            return None
+        return _oldest_groups(progress, progress.prompts_per_step)
+
+    def batch(self, progress: Progress) -> int:
+        return _batch(progress)
+
+
+class FullyAsync(msgspec.Struct, frozen=True):
+    """Groups start whenever freshness has room; a batch goes when enough of them are whole.
+
+    `max_groups` bounds the groups in flight at once, 0 for no bound but freshness.
+    """
+
+    max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stops_at_delivery = False
+
+    def launch(self, progress: Progress) -> Launch | None:
+        deferred, fresh = progress.deferred, progress.fresh
+        if not deferred + fresh:
+            return None
+        if self.max_groups:
+            room = self.max_groups - progress.active
+            if room <= 0:
+                return None
+            deferred = min(deferred, room)
+            fresh = min(fresh, room - deferred)
+        return Launch(fresh=fresh, deferred=deferred)
+
+    def batch(self, progress: Progress) -> int:
+        return _batch(progress)

@@ -1,0 +1,35 @@
+"""Ordering: which waiting request goes first. Smaller keys go first, ties in order of launch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout_sched.core.roles import Request
+
+
+class Fifo(msgspec.Struct, frozen=True):
+    """In order of launch."""
+
+    def key(self, request: Request) -> int:
+        return 0
+
+
+class LongestFirst(msgspec.Struct, frozen=True):
+    """The longest expected remainder first, so that the tail starts early (Seer, StreamRL)."""
+
+    def key(self, request: Request) -> int:
+        return request.response_tokens - request.expected_tokens
+
+
+class ShortestFirst(msgspec.Struct, frozen=True):
+    """The shortest expected remainder first, for early updates (SortedRL)."""
+
+    def key(self, request: Request) -> int:
+        return request.expected_tokens - request.response_tokens
+
+
+class ResumedFirst(msgspec.Struct, frozen=True):
+    """Interrupted requests before new ones (APRIL, slime): they are the oldest."""
+
+    def key(self, request: Request) -> bool:
+        return not request.resumed

@@ -1,0 +1,196 @@
+"""The command line: replay, check, policies, scenarios, trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rollout_sched import config
+from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.simulators import report as reports
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay import Progress as Deliveries
+from rollout_sched.simulators.replay import replay
+from rollout_sched.simulators.scenario import Scenario, load_scenario
+from rollout_sched.simulators.workload import Workload
+
+DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it went well, 2 if the input cannot be used."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (RolloutError, traces.TraceError, OSError) as error:
+        print(f"rollout-sched: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_replay(commands)
+
+    check = commands.add_parser("check", help="say whether a policy file is valid, and if not, why")
+    check.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
+    check.set_defaults(run=_check)
+
+    commands.add_parser("policies", help="the policies that are shipped").set_defaults(
+        run=_list_policies
+    )
+    commands.add_parser("scenarios", help="the scenarios that are shipped").set_defaults(
+        run=_list_scenarios
+    )
+
+    trace = commands.add_parser("trace", help="look at recorded workloads")
+    verbs = trace.add_subparsers(required=True, metavar="VERB")
+    stats = verbs.add_parser("stats", help="lengths, tail and likeness within groups")
+    stats.add_argument("trace", metavar="TRACE")
+    stats.add_argument("--json", action="store_true", help="as JSON")
+    stats.set_defaults(run=_trace_stats)
+    convert = verbs.add_parser("convert", help="rewrite any readable trace in the native format")
+    convert.add_argument("trace", metavar="TRACE")
+    convert.add_argument("output", metavar="OUTPUT", type=Path)
+    convert.set_defaults(run=_trace_convert)
+    verbs.add_parser("list", help="the traces that are shipped").set_defaults(run=_list_traces)
+    return parser
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("replay", help="compare policies on a recorded workload")
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME_OR_TOML",
+        help="a preset or a file; repeat to compare (default: all presets)",
+    )
+    add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME_OR_TOML", help="default: %(default)s")
+    add("--steps", type=_positive, default=0, metavar="N", help="only the first N steps' prompts")
+    add("--seeds", type=_positive, default=1, metavar="K", help="runs per policy")
+    add("--prompts-per-step", type=_positive, default=0, metavar="N")
+    add("--samples-per-prompt", type=_positive, default=0, metavar="N")
+    add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
+    add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
+    add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
+    parser.set_defaults(run=_replay)
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _replay(options: argparse.Namespace) -> None:
+    names = options.policy or config.shipped("policies/presets")
+    policies = [config.load_policy(name) for name in names]
+    scenario = _with_job(load_scenario(options.scenario), options)
+    for path in (options.json, options.journal):
+        if path is not None and not path.parent.is_dir():
+            raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+    trace = traces.read(options.trace)
+    workload = Workload(trace, scenario.job, steps=options.steps)
+    workload.check_fits(scenario)
+    with _progress() as bar:
+
+        def follow(policy: str, seed: int) -> Deliveries:
+            task = bar.add_task(f"{policy}, seed {seed}", total=len(workload.prompts))
+            return lambda prompts: bar.advance(task, prompts)
+
+        runs = replay(
+            trace,
+            policies,
+            scenario,
+            steps=options.steps,
+            seeds=options.seeds,
+            progress=follow,
+            journal_path=options.journal,
+        )
+    report = reports.document(trace, scenario, runs, steps=options.steps, seeds=options.seeds)
+    if options.json is not None:
+        reports.write_json(report, options.json)
+    Console().print(reports.table(report))
+
+
+def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    given = {
+        key: getattr(options, key)
+        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens")
+        if getattr(options, key)
+    }
+    job = msgspec.structs.replace(scenario.job, **given)
+    return msgspec.structs.replace(scenario, job=job)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} prompts"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    policy = config.load_policy(options.policy)
+    policy.build(lengths=lambda group, index: 0)
+    roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
+    print(f"{options.policy}: valid ({roles})")
+
+
+def _list_policies(options: argparse.Namespace) -> None:
+    _print_list(
+        (name, config.load_policy(name).about) for name in config.shipped("policies/presets")
+    )
+
+
+def _list_scenarios(options: argparse.Namespace) -> None:
+    _print_list(
+        (name, load_scenario(name).about) for name in config.shipped("simulators/scenarios")
+    )
+
+
+def _list_traces(options: argparse.Namespace) -> None:
+    _print_list(traces.shipped().items())
+
+
+def _print_list(rows: object) -> None:
+    for name, about in rows:  # type: ignore[attr-defined]
+        print(f"{name:32s} {about}")
+
+
+def _trace_stats(options: argparse.Namespace) -> None:
+    statistics = traces.statistics(traces.read(options.trace))
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(statistics), indent=2).decode())
+        return
+    result = Table(show_header=False)
+    for name, value in msgspec.structs.asdict(statistics).items():
+        shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
+        result.add_row(name.replace("_", " "), shown)
+    Console().print(result)
+
+
+def _trace_convert(options: argparse.Namespace) -> None:
+    trace = traces.read(options.trace)
+    traces.write(trace, options.output)
+    print(f"{options.output}: {trace.sample_count} samples of {len(trace.groups)} groups")

@@ -1,0 +1,259 @@
+"""A TOML file in, a scheduler out: the policies we ship, and the errors a typo gets.
+
+A policy file has one table per role; `use` names what answers it, the other keys are its
+parameters. Left out, a role gets its default. `use = "package.module:Class"` takes a class of the
+user's own; its constructor's parameters become the keys of the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.policies import (
+    admission,
+    batching,
+    freshness,
+    interruption,
+    ordering,
+    prediction,
+    routing,
+    weights,
+)
+
+Lengths = Callable[[str, int], int]
+
+REGISTRY: dict[str, dict[str, Any]] = {
+    "routing": {
+        "least_requests": routing.LeastRequests,
+        "least_tokens": routing.LeastTokens,
+        "power_of_two": routing.PowerOfTwo,
+        "random": routing.Random,
+        "round_robin": routing.RoundRobin,
+        "session_affinity": routing.SessionAffinity,
+    },
+    "ordering": {
+        "fifo": ordering.Fifo,
+        "longest_first": ordering.LongestFirst,
+        "resumed_first": ordering.ResumedFirst,
+        "shortest_first": ordering.ShortestFirst,
+    },
+    "admission": {
+        "kv_tokens": admission.KvTokens,
+        "slots": admission.Slots,
+        "unbounded": admission.Unbounded,
+    },
+    "prediction": {
+        "group_history": prediction.GroupHistory,
+        "none": prediction.Unknown,
+        "oracle": prediction.Oracle,
+    },
+    "batching": {
+        "fully_async": batching.FullyAsync,
+        "one_step_off": batching.OneStepOff,
+        "sync": batching.Sync,
+        "tail_batching": batching.TailBatching,
+    },
+    "freshness": {
+        "bounded": freshness.Bounded,
+        "unbounded": freshness.Unbounded,
+    },
+    "interruption": {
+        "none": interruption.Never,
+        "partial": interruption.Partial,
+    },
+    "weights": {"all_at_once": weights.AllAtOnce},
+}
+
+DEFAULTS = {
+    "routing": "least_requests",
+    "ordering": "fifo",
+    "admission": "slots",
+    "prediction": "none",
+    "batching": "sync",
+    "freshness": "bounded",
+    "interruption": "none",
+    "weights": "all_at_once",
+}
+
+#: Constructor parameters that the assembly supplies, not the file.
+SUPPLIED = ("dice", "lengths")
+
+#: Keys beside the role tables: what the policy is and where it comes from.
+PROSE = ("about", "source")
+
+
+class ConfigError(CallerError):
+    """A configuration file cannot be used; the text names the file, the key path, the remedy."""
+
+
+class PolicyFile(msgspec.Struct, frozen=True):
+    """A policy as read: checked, but not yet bound to a seed or a trace."""
+
+    name: str
+    about: str
+    source: str
+    roles: dict[str, tuple[Any, dict[str, Any]]]
+
+    def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
+        """The roles, with dice from `seed`. `lengths` is for the oracle and only in replays.
+
+        Raises ConfigError if the policy needs true lengths and none are given.
+        """
+        return Roles(**{role: self._role(role, seed, lengths) for role in self.roles})
+
+    def scheduler(
+        self,
+        prompts_per_step: int,
+        *,
+        version: int = 0,
+        seed: int = 0,
+        lengths: Lengths | None = None,
+    ) -> Scheduler:
+        """A new scheduler that follows this policy."""
+        return Scheduler(self.build(seed=seed, lengths=lengths), prompts_per_step, version=version)
+
+    def _role(self, role: str, seed: int, lengths: Lengths | None) -> Any:
+        cls, parameters = self.roles[role]
+        supplied: dict[str, Any] = {}
+        for need in _parameters(cls):
+            if need == "dice":
+                supplied[need] = random.Random(f"{seed}/{role}")
+            elif need == "lengths":
+                if lengths is None:
+                    raise ConfigError(
+                        f"{self.name}: {role}: {cls.__name__} needs the true lengths, which only a "
+                        f"replay knows; use group_history for a live fleet"
+                    )
+                supplied[need] = lengths
+        try:
+            return cls(**parameters, **supplied)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.name}: {role}: {error}") from error
+
+
+def load_policy(name_or_path: str) -> PolicyFile:
+    """Read a shipped policy by name or a TOML file by path, and check every key.
+
+    Raises ConfigError naming the file and the key path.
+    """
+    name, table = read_toml(name_or_path, "policies/presets", "policy")
+    return parse_policy(name, table)
+
+
+def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
+    """Check a policy given as nested tables."""
+    for key in table:
+        if key not in REGISTRY and key not in PROSE:
+            raise unknown_key(name, key, [*REGISTRY, *PROSE])
+    for key in PROSE:
+        if not isinstance(table.get(key, ""), str):
+            raise ConfigError(f"{name}: {key}: expected a string")
+    roles = {role: _parse_role(name, role, table.get(role, {})) for role in REGISTRY}
+    return PolicyFile(name, table.get("about", ""), table.get("source", ""), roles)
+
+
+def shipped(room: str) -> list[str]:
+    """The names of the TOML files in a room of the package, such as "policies/presets"."""
+    folder = files("rollout_sched").joinpath(room)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, Any]]:
+    """(name, tables) of a shipped file by name, or of a file on disk by path."""
+    if name_or_path in shipped(room):
+        text = files("rollout_sched").joinpath(room, f"{name_or_path}.toml").read_text("utf-8")
+        return name_or_path, tomllib.loads(text)
+    path = Path(name_or_path)
+    if not path.is_file():
+        remedy = nearest(name_or_path, shipped(room))
+        raise ConfigError(
+            f"{name_or_path}: neither a file nor a shipped {noun}{remedy}; shipped are "
+            f"{', '.join(shipped(room))}"
+        )
+    try:
+        return path.stem, tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name_or_path}: not valid TOML: {error}") from error
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?`, or nothing if no known word is near."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f'; did you mean "{matches[0]}"?' if matches else ""
+
+
+def unknown_key(name: str, path: str, known: Iterable[str]) -> ConfigError:
+    """The error for a key nobody reads."""
+    known = list(known)
+    allowed = ", ".join(known) if known else "nothing"
+    key = path.rsplit(".", 1)[-1]
+    return ConfigError(f"{name}: {path}: unknown key{nearest(key, known)} (allowed: {allowed})")
+
+
+def _parse_role(name: str, role: str, table: Any) -> tuple[Any, dict[str, Any]]:
+    if not isinstance(table, dict):
+        raise ConfigError(f'{name}: {role}: expected a table, as in [{role}] use = "..."')
+    use = table.get("use", DEFAULTS[role])
+    cls = _find_class(name, role, use)
+    parameters = _parameters(cls)
+    known = [key for key in parameters if key not in SUPPLIED]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key == "use":
+            continue
+        if key not in known:
+            raise unknown_key(name, f"{role}.{key}", ["use", *known])
+        values[key] = _convert(name, f"{role}.{key}", value, parameters[key].annotation)
+    for key in known:
+        if parameters[key].default is inspect.Parameter.empty and key not in values:
+            raise ConfigError(f"{name}: {role}.{key}: missing; {use} needs it")
+    return cls, values
+
+
+def _find_class(name: str, role: str, use: Any) -> Any:
+    if not isinstance(use, str):
+        raise ConfigError(f"{name}: {role}.use: expected a string")
+    if use in REGISTRY[role]:
+        return REGISTRY[role][use]
+    if ":" not in use:
+        raise ConfigError(
+            f"{name}: {role}.use: unknown {role} {use!r}{nearest(use, REGISTRY[role])} "
+            f"(allowed: {', '.join(REGISTRY[role])}, or package.module:Class)"
+        )
+    module, _, attribute = use.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name}: {role}.use: cannot import {use!r}: {error}") from error
+
+
+def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    if not isinstance(cls, type) or not issubclass(cls, msgspec.Struct):
+        hints = typing.get_type_hints(cls.__init__, include_extras=True) or hints
+    return {
+        key: parameter.replace(annotation=hints.get(key, Any))
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def _convert(name: str, path: str, value: Any, wanted: Any) -> Any:
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {path} = {value!r}: {error}") from error

@@ -1,0 +1,92 @@
+"""Actions: what the scheduler orders. Imperative; a driver carries them out in this order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rollout_sched.core.model import Sample
+
+
+class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
+    pass
+
+
+class Dispatch(_Action, frozen=True):
+    """Send a request to an instance: `context_tokens` in, at most `max_new_tokens` out.
+
+    `salt` names the prefix cache it may read and fill (vLLM's `cache_salt`): the current version
+    for fresh KV, an older one to go on from KV made under that version. `response_tokens` of the
+    context were generated in earlier attempts, `computed_tokens` went through an instance before;
+    `turn` counts the turns of a trajectory that are over.
+    """
+
+    request: str
+    attempt: int
+    instance: str
+    context_tokens: int
+    max_new_tokens: int
+    salt: int
+    response_tokens: int = 0
+    computed_tokens: int = 0
+    turn: int = 0
+
+
+class Interrupt(_Action, frozen=True):
+    """Stop an attempt; its answer is a RequestInterrupted, or a RequestFinished that was faster."""
+
+    request: str
+    attempt: int
+    instance: str
+
+
+class Pause(_Action, frozen=True):
+    """Stop an instance. "keep": its requests freeze; "abort": they come back interrupted."""
+
+    instance: str
+    mode: Literal["keep", "abort"]
+    clear_cache: bool
+
+
+class UpdateWeights(_Action, frozen=True):
+    """Load `version` into an instance."""
+
+    instance: str
+    version: int
+
+
+class Resume(_Action, frozen=True):
+    """Let a paused instance go on."""
+
+    instance: str
+
+
+class Deliver(_Action, frozen=True):
+    """Hand a batch to the trainer, whose version is `version`: whole groups, oldest first."""
+
+    batch: int
+    version: int
+    samples: tuple[Sample, ...]
+
+
+class Discard(_Action, frozen=True):
+    """Throw away the `tokens` a request has made. `ends`: the request itself is over.
+
+    Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
+    round), "stale" (older than allowed), "failed".
+    """
+
+    request: str
+    tokens: int
+    reason: str
+    ends: bool = False
+
+
+class Wake(_Action, frozen=True):
+    """Send a Woke at the time `at`, in seconds of the driver's clock."""
+
+    at: float
+
+
+Action = Dispatch | Interrupt | Pause | UpdateWeights | Resume | Deliver | Discard | Wake

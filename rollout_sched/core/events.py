@@ -1,0 +1,162 @@
+"""Events: what the world tells the scheduler. Facts, in the past tense.
+
+Each carries only what a live fleet could say. `attempt` is the fencing token that the matching
+`Dispatch` carried; answers to any other attempt are counted and dropped. `spans` are
+(version, tokens) pairs in order, as vLLM >= 0.32 reports them; empty means the world does not know,
+and then the tokens count as made by the version the instance had at dispatch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Spans = tuple[tuple[int, int], ...]
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
+    pass
+
+
+class InstanceJoined(_Event, frozen=True):
+    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache."""
+
+    instance: str
+    slots: int
+    kv_tokens: int
+    version: int = 0
+
+
+class InstanceLost(_Event, frozen=True):
+    """An instance died or was removed; whatever it held is gone but for the tokens streamed."""
+
+    instance: str
+    reason: str = ""
+
+
+class InstanceReported(_Event, frozen=True):
+    """A poll of an instance's gauges and counters (counters since it started)."""
+
+    instance: str
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    reprefilled_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class GroupSubmitted(_Event, frozen=True):
+    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`."""
+
+    group: str
+    samples: int
+    prompt_tokens: int
+    max_tokens: int
+
+
+class SubmissionsClosed(_Event, frozen=True):
+    """No further group will come, so the last batches may be short."""
+
+
+class TokensArrived(_Event, frozen=True):
+    """A stream said that the attempt has made `tokens` tokens so far (cumulative)."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
+class RequestFinished(_Event, frozen=True):
+    """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+    reason: Literal["stop", "length"] = "stop"
+
+
+class TurnFinished(_Event, frozen=True):
+    """The attempt ended a turn of a trajectory; a tool or an environment works now."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+
+
+class ToolReturned(_Event, frozen=True):
+    """The observation that follows the turn made by `attempt`; the trajectory may go on."""
+
+    request: str
+    attempt: int
+    observation_tokens: int
+
+
+class RequestInterrupted(_Event, frozen=True):
+    """The attempt was stopped from outside after `tokens` tokens, all of which we have."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+
+
+class RequestFailed(_Event, frozen=True):
+    """The attempt gave no answer. Not `retryable`: the request itself is at fault."""
+
+    request: str
+    attempt: int
+    reason: str = ""
+    retryable: bool = True
+
+
+class WeightsPublished(_Event, frozen=True):
+    """The trainer has finished a step; `version` is ready to be loaded."""
+
+    version: int
+
+
+class InstancePaused(_Event, frozen=True):
+    """An instance confirmed a Pause."""
+
+    instance: str
+
+
+class WeightsUpdated(_Event, frozen=True):
+    """An instance now computes with `version`."""
+
+    instance: str
+    version: int
+
+
+class BatchRequested(_Event, frozen=True):
+    """The trainer is idle and wants the next batch."""
+
+
+class Woke(_Event, frozen=True):
+    """The time asked for by a Wake has come."""
+
+
+Event = (
+    InstanceJoined
+    | InstanceLost
+    | InstanceReported
+    | GroupSubmitted
+    | SubmissionsClosed
+    | TokensArrived
+    | RequestFinished
+    | TurnFinished
+    | ToolReturned
+    | RequestInterrupted
+    | RequestFailed
+    | WeightsPublished
+    | InstancePaused
+    | WeightsUpdated
+    | BatchRequested
+    | Woke
+)

@@ -1,0 +1,167 @@
+"""The fleet: instances, the attempts they hold, and which of them is least loaded.
+
+`least()` must not cost more as the fleet grows, so open instances sit in a heap of
+(load, serial, stamp). A change pushes a new entry and bumps the instance's stamp; entries with an
+old stamp are dropped when they surface. The heap is rebuilt when stale entries outnumber live ones,
+so every operation is O(log instances) amortised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
+
+Heap = list[tuple[Any, int, int, Instance]]
+
+
+class Fleet:
+    """Every instance we know of and every attempt in flight."""
+
+    def __init__(self, load: Callable[[Instance], Any], admits: Callable[[Instance], bool]) -> None:
+        self.instances: dict[str, Instance] = {}
+        self.attempts: dict[int, Attempt] = {}
+        self.open: list[Instance] = []
+        self.kv_tokens: int | None = None  # of the smallest instance
+        self._load = load
+        self._admits = admits
+        self._heap: Heap = []
+        self._versions: Counter[int] = Counter()
+        self._joined = 0
+        self._dispatched = 0
+
+    # -- read by policies ------------------------------------------------------------------
+
+    def least(self) -> Instance | None:
+        heap = self._heap
+        while heap:
+            _, _, stamp, instance = heap[0]
+            if stamp == instance.stamp and instance.place >= 0:
+                return instance
+            heappop(heap)
+        return None
+
+    def open_instance(self, instance: str) -> Instance | None:
+        found = self.instances.get(instance)
+        return found if found is not None and found.place >= 0 else None
+
+    # -- facts derived from the instances --------------------------------------------------
+
+    @property
+    def version(self) -> int | None:
+        """The oldest version any instance may still generate with; None without instances."""
+        return min(self._versions, default=None)
+
+    # -- changed by the scheduler ----------------------------------------------------------
+
+    def join(self, name: str, slots: int, kv_tokens: int, version: int) -> Instance:
+        if slots < 1 or kv_tokens < 1:
+            raise CallerError(
+                f"instance {name!r}: slots and kv_tokens must be at least 1, "
+                f"not {slots} and {kv_tokens}"
+            )
+        instance = Instance(name, self._joined, slots, kv_tokens, version)
+        self._joined += 1
+        self.instances[name] = instance
+        self._versions[version] += 1
+        self._measure_kv()
+        self.touch(instance)
+        return instance
+
+    def lose(self, instance: Instance) -> list[Attempt]:
+        """Forget an instance; its attempts are closed and returned."""
+        del self.instances[instance.id]
+        self._count_version(instance.version, -1)
+        attempts = list(instance.attempts.values())
+        for attempt in attempts:
+            del self.attempts[attempt.id]
+        instance.attempts.clear()
+        self._measure_kv()
+        self._shut(instance)
+        instance.stamp += 1
+        return attempts
+
+    def set_version(self, instance: Instance, version: int) -> None:
+        self._count_version(instance.version, -1)
+        instance.version = version
+        self._count_version(version, +1)
+
+    def send(self, request: Request, instance: Instance, max_new_tokens: int) -> Attempt:
+        """Start an attempt; the caller has checked that the instance is open."""
+        self._dispatched += 1
+        expected = min(max_new_tokens, max(0, request.expected_tokens - request.response_tokens))
+        attempt = Attempt(
+            self._dispatched,
+            request,
+            instance,
+            instance.version,
+            request.context_tokens,
+            max_new_tokens,
+            expected,
+        )
+        self.attempts[attempt.id] = attempt
+        instance.attempts[attempt.id] = attempt
+        instance.tokens += attempt.context_tokens + expected
+        instance.last_dispatch = attempt.id
+        self.touch(instance)
+        return attempt
+
+    def close(self, attempt: Attempt) -> None:
+        """The instance has answered: the slot is free."""
+        instance = attempt.instance
+        del self.attempts[attempt.id]
+        del instance.attempts[attempt.id]
+        instance.tokens -= attempt.context_tokens + attempt.expected_tokens
+        self.touch(instance)
+
+    def expect(self, attempt: Attempt, expected_tokens: int) -> None:
+        """A new prediction of how many tokens the attempt will make."""
+        expected = min(attempt.max_new_tokens, max(0, expected_tokens))
+        attempt.instance.tokens += expected - attempt.expected_tokens
+        attempt.expected_tokens = expected
+        self.touch(attempt.instance)
+
+    def touch(self, instance: Instance) -> None:
+        """Something that openness or load depends on has changed."""
+        instance.stamp += 1
+        if (
+            instance.status is InstanceStatus.SERVING
+            and not instance.held_until
+            and self._admits(instance)
+        ):
+            if instance.place < 0:
+                instance.place = len(self.open)
+                self.open.append(instance)
+            heap = self._heap
+            heappush(heap, (self._load(instance), instance.serial, instance.stamp, instance))
+            if len(heap) > 64 + 4 * len(self.open):
+                self._rebuild()
+        elif instance.place >= 0:
+            self._shut(instance)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _measure_kv(self) -> None:
+        self.kv_tokens = min((i.kv_tokens for i in self.instances.values()), default=None)
+
+    def _shut(self, instance: Instance) -> None:
+        if instance.place < 0:
+            return
+        last = self.open.pop()
+        if last is not instance:
+            self.open[instance.place] = last
+            last.place = instance.place
+        instance.place = -1
+
+    def _rebuild(self) -> None:
+        self._heap = [(self._load(i), i.serial, i.stamp, i) for i in self.open]
+        heapify(self._heap)
+
+    def _count_version(self, version: int, by: int) -> None:
+        self._versions[version] += by
+        if not self._versions[version]:
+            del self._versions[version]

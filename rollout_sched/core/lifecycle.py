@@ -1,0 +1,60 @@
+"""The life of a request, as a table.
+
+A move that the table does not list is an error and changes nothing. Reading down: a request is
+created PARKED, *returns* to the waiting queue when its group is launched, is *dispatched*, and
+*finishes*; on the way it may be *interrupted*, *parked* in the replay buffer, or *act* between two
+turns. It *ends* exactly once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rollout_sched.core.errors import IllegalMove
+from rollout_sched.core.model import Request, RequestState
+
+WAITING, RUNNING, INTERRUPTING, ACTING, PARKED, FINISHED, ENDED = RequestState
+
+
+class Move(StrEnum):
+    """The verbs of the table."""
+
+    DISPATCH = "dispatch"  # an attempt starts
+    INTERRUPT = "interrupt"  # the attempt was told to stop
+    RETURN = "return"  # it may be dispatched (again)
+    PARK = "park"  # it waits in the replay buffer
+    ACT = "act"  # a turn is over, a tool works
+    FINISH = "finish"  # the response is complete
+    END = "end"  # delivered or discarded
+
+
+MOVES: dict[RequestState, dict[Move, RequestState]] = {
+    PARKED: {Move.RETURN: WAITING, Move.END: ENDED},
+    WAITING: {Move.DISPATCH: RUNNING, Move.PARK: PARKED, Move.END: ENDED},
+    RUNNING: {
+        Move.INTERRUPT: INTERRUPTING,
+        Move.RETURN: WAITING,
+        Move.PARK: PARKED,
+        Move.ACT: ACTING,
+        Move.FINISH: FINISHED,
+        Move.END: ENDED,
+    },
+    INTERRUPTING: {
+        Move.RETURN: WAITING,
+        Move.PARK: PARKED,
+        Move.ACT: ACTING,
+        Move.FINISH: FINISHED,
+        Move.END: ENDED,
+    },
+    ACTING: {Move.RETURN: WAITING, Move.PARK: PARKED, Move.END: ENDED},
+    FINISHED: {Move.PARK: PARKED, Move.END: ENDED},
+    ENDED: {},
+}
+
+
+def move(request: Request, verb: Move) -> None:
+    """Move `request`, or raise IllegalMove and leave it as it is."""
+    after = MOVES[request.state].get(verb)
+    if after is None:
+        raise IllegalMove(f"request {request.id} is {request.state}: it cannot {verb}")
+    request.state = after

@@ -1,0 +1,176 @@
+"""The nouns: Instance, Attempt, Group, Request, Segment, Sample.
+
+Everything here holds counts, never tokens: the tokens and their log-probabilities stay with the
+driver. The scheduler alone changes these objects; policies read them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RequestState(StrEnum):
+    """Where a request is in its life; `lifecycle.py` says how it moves."""
+
+    WAITING = "waiting"  # may be dispatched now
+    RUNNING = "running"  # an attempt is on an instance
+    INTERRUPTING = "interrupting"  # told to stop, its answer has not come yet
+    ACTING = "acting"  # between two turns: a tool or an environment works
+    PARKED = "parked"  # in the replay buffer, until its group is launched again
+    FINISHED = "finished"  # generation is over, the sample waits for its group
+    ENDED = "ended"  # delivered or discarded; never seen again
+
+
+class InstanceStatus(StrEnum):
+    """What an instance may be asked to do; `updater.py` says how it moves."""
+
+    SERVING = "serving"
+    DRAINING = "draining"  # takes nothing new, finishes what it has, then gets its weights
+    PAUSING = "pausing"  # told to pause, has not confirmed
+    UPDATING = "updating"  # weights are on their way
+    GATED = "gated"  # has its weights, waits for those updated together with it
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one request made under one version on one instance."""
+
+    version: int
+    tokens: int
+    instance: str
+
+
+class Instance(msgspec.Struct, eq=False):
+    """One inference server we can send requests to.
+
+    `tokens` is the sum over its attempts of the context sent and of the tokens still expected: the
+    load that `least_tokens` balances. `serial` is the order of joining and breaks ties.
+    """
+
+    id: str
+    serial: int
+    slots: int
+    kv_tokens: int
+    version: int
+    status: InstanceStatus = InstanceStatus.SERVING
+    attempts: dict[int, Attempt] = msgspec.field(default_factory=dict)
+    tokens: int = 0
+    last_dispatch: int = 0
+    held_until: float = 0.0
+    failures: int = 0
+    place: int = -1
+    stamp: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.attempts)
+
+    def __repr__(self) -> str:
+        return f"<Instance {self.id} v{self.version} {self.status} {self.in_flight}/{self.slots}>"
+
+
+class Group(msgspec.Struct, eq=False):
+    """The requests of one prompt, delivered together.
+
+    `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
+    that may have made any of its tokens (None: none were made). `lengths` holds the response
+    lengths of its finished requests, ascending.
+    """
+
+    id: str
+    serial: int
+    samples: int
+    prompt_tokens: int
+    max_tokens: int
+    requests: list[Request] = msgspec.field(default_factory=list)
+    finished: list[Request] = msgspec.field(default_factory=list)
+    lengths: list[int] = msgspec.field(default_factory=list)
+    oldest_version: int | None = None
+    active: bool = False
+    deferrals: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.finished) >= self.samples
+
+    def __repr__(self) -> str:
+        return f"<Group {self.id} {len(self.finished)}/{self.samples} v{self.oldest_version}>"
+
+
+class Request(msgspec.Struct, eq=False):
+    """One generation we own, across all its attempts.
+
+    `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
+    generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
+    is the predicted total response. `computed_tokens` leading tokens of the context went through an
+    instance before. `rank` is its place in the waiting queue.
+    """
+
+    id: str
+    group: Group
+    index: int
+    serial: int
+    context_tokens: int
+    state: RequestState = RequestState.PARKED
+    attempt: Attempt | None = None
+    segments: list[Segment] = msgspec.field(default_factory=list)
+    response_tokens: int = 0
+    expected_tokens: int = 0
+    computed_tokens: int = 0
+    turn: int = 0
+    last_attempt: int = 0
+    home: str | None = None
+    salt: int | None = None
+    failures: int = 0
+    finish: str = ""
+    rank: tuple[object, int] = (0, 0)
+
+    @property
+    def resumed(self) -> bool:
+        """True when an earlier attempt left something to go on from."""
+        return self.response_tokens > 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Response tokens we know of, those of the running attempt included."""
+        running = self.attempt.tokens if self.attempt is not None else 0
+        return self.response_tokens + running
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id} {self.state} {self.response_tokens} tokens>"
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One dispatch of a request to one instance; its id is the fencing token of every answer.
+
+    `disowned` is the reason its tokens are no longer wanted; the instance still holds the slot
+    until it has answered.
+    """
+
+    id: int
+    request: Request
+    instance: Instance
+    version: int
+    context_tokens: int
+    max_new_tokens: int
+    expected_tokens: int
+    tokens: int = 0
+    disowned: str = ""
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """A finished request as the trainer receives it.
+
+    `staleness` is the trainer's version at delivery minus the oldest version in `segments`.
+    `finish` is "stop" or "length".
+    """
+
+    request: str
+    group: str
+    index: int
+    prompt_tokens: int
+    response_tokens: int
+    segments: tuple[Segment, ...]
+    staleness: int
+    finish: str

@@ -1,0 +1,201 @@
+"""Roles: the questions the scheduler asks, one each. A policy is an object that answers one.
+
+Answers are data. A role never changes what it is shown, keeps no clock and rolls no dice of its
+own; where chance is wanted, a seeded `Dice` is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rollout_sched.core.model import Group, Instance, Request
+
+
+class Dice(Protocol):
+    """The part of `random.Random` that policies may use."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class FleetView(Protocol):
+    """The instances that may take a request now ("open"), ordered by the routing's load."""
+
+    @property
+    def open(self) -> Sequence[Instance]:
+        """Open instances, in no meaningful but in a reproducible order."""
+
+    def least(self) -> Instance | None:
+        """The open instance of least load; the one that joined first among equals."""
+
+    def open_instance(self, instance: str) -> Instance | None:
+        """That instance if it is open."""
+
+
+class Progress(Protocol):
+    """How far the run is, in groups (prompts), batches and versions.
+
+    A group is *fresh* until first launched, then *active*, *deferred* (set back to a later round)
+    or *complete*; *delivered* in the end. `held` counts the groups, neither fresh nor delivered,
+    that staleness applies to. `round` is the launch in effect since the last delivery.
+    """
+
+    @property
+    def prompts_per_step(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def fleet_version(self) -> int: ...
+    @property
+    def trainer_waiting(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def fresh(self) -> int: ...
+    @property
+    def deferred(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def complete(self) -> int: ...
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def round(self) -> Launch | None: ...
+    @property
+    def update_pending(self) -> bool: ...
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Start generating: so many deferred groups, then so many fresh ones.
+
+    `oversample` multiplies the samples asked of a group; the first to finish are kept.
+    """
+
+    fresh: int = 0
+    deferred: int = 0
+    oversample: float = 1.0
+
+
+class Routing(Protocol):
+    """Which instance takes this request?"""
+
+    def load(self, instance: Instance) -> Any:
+        """A sortable load; `FleetView.least` finds its minimum."""
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        """An open instance, or None to let it wait."""
+
+
+class Ordering(Protocol):
+    """Which waiting request goes first?"""
+
+    def key(self, request: Request) -> Any:
+        """A sortable key, least first; equal keys go in order of launch."""
+
+
+class Admission(Protocol):
+    """May this instance take one more request, as far as its own load goes?"""
+
+    def admits(self, instance: Instance) -> bool: ...
+
+
+class Prediction(Protocol):
+    """How many response tokens will this request have made in the end?"""
+
+    @property
+    def learns(self) -> bool:
+        """True if the answer changes while siblings run and finish."""
+
+    def expect(self, request: Request) -> int: ...
+
+
+class Batching(Protocol):
+    """When do groups start, and when is a batch ready?"""
+
+    @property
+    def stops_at_delivery(self) -> bool:
+        """True if a delivery ends the round: what still runs is set back."""
+
+    def launch(self, progress: Progress) -> Launch | None: ...
+
+    def batch(self, progress: Progress) -> int:
+        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits."""
+
+
+class Freshness(Protocol):
+    """How old may a delivered sample be, and who waits for whom?"""
+
+    def room(self, progress: Progress) -> int:
+        """How many more groups may be launched."""
+
+    def oldest_allowed(self, version: int) -> int:
+        """The oldest version a sample delivered at trainer version `version` may hold."""
+
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int]) -> bool:
+        """True if delivering now would leave groups behind that can no longer be fresh enough.
+
+        `remaining`: oldest version -> groups that would still be open after this delivery.
+        """
+
+
+class Interruption(Protocol):
+    """What happens to a running request when its instance gets weights, or its round ends?"""
+
+    @property
+    def keeps_partial(self) -> bool:
+        """True if an interrupted request goes on from its tokens, False if it starts over."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """True if it goes on from KV made by older weights, False if KV is recomputed."""
+
+    @property
+    def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
+        """Finish first, freeze in place, or come back to be dispatched anew."""
+
+    def limit(self, request: Request) -> int | None:
+        """At most so many new tokens in one attempt; None for no such limit."""
+
+
+class Weights(Protocol):
+    """Which of the instances with old weights start their update now?"""
+
+    def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
+
+
+class Roles(msgspec.Struct, frozen=True):
+    """One answerer for every question: what a policy file assembles."""
+
+    routing: Routing
+    ordering: Ordering
+    admission: Admission
+    prediction: Prediction
+    batching: Batching
+    freshness: Freshness
+    interruption: Interruption
+    weights: Weights
+
+
+__all__ = [
+    "Admission",
+    "Batching",
+    "Dice",
+    "FleetView",
+    "Freshness",
+    "Group",
+    "Instance",
+    "Interruption",
+    "Launch",
+    "Ordering",
+    "Prediction",
+    "Progress",
+    "Request",
+    "Roles",
+    "Routing",
+    "Weights",
+]

@@ -1,0 +1,103 @@
+"""The sample buffer: groups that hold tokens or will soon, by age, and the whole ones to deliver.
+
+A group is *held* from its launch (or its first kept token) until it is delivered or starts over.
+Finished members that wait for a slow sibling age like everything else, so age belongs to the group:
+the oldest version that may have made any of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from sortedcontainers import SortedKeyList
+
+from rollout_sched.core.model import Group
+
+
+def _oldest_first(group: Group) -> tuple[int, int]:
+    return (group.oldest_version or 0, group.serial)
+
+
+class SampleBuffer:
+    """Held groups indexed by oldest version, complete ones in order of delivery."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Group] = {}
+        self._by_version: dict[int, dict[str, Group]] = {}
+        self._complete: Any = SortedKeyList(key=_oldest_first)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def complete(self) -> int:
+        return len(self._complete)
+
+    def __contains__(self, group: Group) -> bool:
+        return group.id in self._held
+
+    def groups(self) -> list[Group]:
+        """Every held group, in order of launch."""
+        return list(self._held.values())
+
+    def hold(self, group: Group) -> None:
+        self._held[group.id] = group
+
+    def stamp(self, group: Group, version: int) -> None:
+        """Tokens of this group may now be as old as `version`."""
+        known = group.oldest_version
+        if known is not None:
+            if known <= version:
+                return
+            self._unstamp(group)
+        group.oldest_version = version
+        self._by_version.setdefault(version, {})[group.id] = group
+
+    def completed(self, group: Group) -> None:
+        self._complete.add(group)
+
+    def release(self, group: Group) -> None:
+        """The group was delivered or starts over: it holds nothing any more."""
+        del self._held[group.id]
+        self._complete.discard(group)
+        if group.oldest_version is not None:
+            self._unstamp(group)
+            group.oldest_version = None
+
+    def oldest_first(self, groups: int) -> list[Group]:
+        """The next complete groups to deliver."""
+        return list(islice(self._complete, groups))
+
+    def older_than(self, version: int) -> list[Group]:
+        """Held groups with tokens older than `version`."""
+        return [
+            group
+            for stamped in sorted(self._by_version)
+            if stamped < version
+            for group in self._by_version[stamped].values()
+        ]
+
+    def remaining(self, taken: Iterable[Group], unstamped: int) -> dict[int, int]:
+        """Groups left per oldest version once `taken` have gone.
+
+        Groups launched but never dispatched count as `unstamped`, the oldest they can become.
+        """
+        left = {version: len(groups) for version, groups in self._by_version.items()}
+        waiting = len(self._held) - sum(left.values())
+        for group in taken:
+            assert group.oldest_version is not None
+            left[group.oldest_version] -= 1
+        if waiting:
+            left[unstamped] = left.get(unstamped, 0) + waiting
+        return {version: count for version, count in left.items() if count}
+
+    def _unstamp(self, group: Group) -> None:
+        version = group.oldest_version
+        assert version is not None
+        groups = self._by_version[version]
+        del groups[group.id]
+        if not groups:
+            del self._by_version[version]

@@ -1,0 +1,697 @@
+"""The scheduler: events in, actions out. The only place that changes state.
+
+`handle` applies one event and then lets the roles decide, in an order that matters: a delivery may
+end the round, the end of a round may let weights in, new weights may let groups start, and groups
+that start are dispatched. There is no clock, no coroutine, no chance and no I/O in here.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from itertools import count, islice
+from math import ceil
+from typing import Any
+
+from rollout_sched.core import invariants
+from rollout_sched.core.actions import (
+    Action,
+    Deliver,
+    Discard,
+    Dispatch,
+    Interrupt,
+    Wake,
+)
+from rollout_sched.core.errors import CallerError, PolicyError
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLost,
+    InstancePaused,
+    InstanceReported,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    Spans,
+    SubmissionsClosed,
+    TokensArrived,
+    ToolReturned,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+    Woke,
+)
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.lifecycle import Move, move
+from rollout_sched.core.model import (
+    Attempt,
+    Group,
+    Instance,
+    Request,
+    RequestState,
+    Sample,
+    Segment,
+)
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.replay_buffer import ReplayBuffer
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.waiting import WaitingQueue
+
+Answer = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
+
+
+class Scheduler:
+    """Rollout scheduling for one trainer and one fleet.
+
+    `prompts_per_step`: groups in a batch. `version`: the trainer's version at the start.
+    `max_failures`: a request that failed so often takes its group down with it. `backoff_s`: how
+    long an instance rests after a failed attempt, doubled for each failure in a row up to 64 times.
+
+    `anomalies` counts what the world said that cannot be true or came too late, by kind; such an
+    event changes nothing else.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        prompts_per_step: int,
+        *,
+        version: int = 0,
+        max_failures: int = 5,
+        backoff_s: float = 1.0,
+    ) -> None:
+        if prompts_per_step < 1:
+            raise CallerError(f"prompts_per_step must be at least 1, not {prompts_per_step}")
+        self.roles = roles
+        self.max_failures = max_failures
+        self.backoff_s = backoff_s
+        self.fleet = Fleet(roles.routing.load, roles.admission.admits)
+        self.waiting = WaitingQueue()
+        self.replay_buffer = ReplayBuffer()
+        self.sample_buffer = SampleBuffer()
+        self.progress = RunProgress(prompts_per_step, version, self.fleet, self.sample_buffer)
+        self.updater = WeightUpdater(self.fleet, roles.weights, roles.interruption, version)
+        self.groups: dict[str, Group] = {}
+        self.requests: dict[str, Request] = {}
+        self.anomalies: Counter[str] = Counter()
+        # A round that starts over what it leaves behind has nothing that could grow stale.
+        self._carries_over = (
+            roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
+        )
+        self._serial = 0
+        self._out: list[Action] = []
+        self._apply: dict[type[Any], Callable[[Any, float], None]] = {
+            InstanceJoined: self._instance_joined,
+            InstanceLost: self._instance_lost,
+            InstanceReported: self._instance_reported,
+            GroupSubmitted: self._group_submitted,
+            SubmissionsClosed: self._submissions_closed,
+            TokensArrived: self._tokens_arrived,
+            RequestFinished: self._request_finished,
+            TurnFinished: self._turn_finished,
+            ToolReturned: self._tool_returned,
+            RequestInterrupted: self._request_interrupted,
+            RequestFailed: self._request_failed,
+            WeightsPublished: self._weights_published,
+            InstancePaused: self._instance_paused,
+            WeightsUpdated: self._weights_updated,
+            BatchRequested: self._batch_requested,
+            Woke: self._woke,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Apply `event`, which happened at `now` (seconds), and say what to do about it.
+
+        Raises CallerError, with nothing changed, if the caller asked for the impossible.
+        """
+        out: list[Action] = []
+        self._out = out
+        self._apply[type(event)](event, now)
+        self._decide()
+        return out
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError, with the reason, if the books do not add up."""
+        invariants.check(self)
+
+    # -- deciding --------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        if self.progress.trainer_waiting:
+            self._deliver()
+        if self.updater.outdated:
+            self._update_weights()
+        self._launch()
+        if self.replay_buffer and not self.fleet.attempts and not self.waiting:
+            self._renew_budgets()
+        self._dispatch()
+
+    def _deliver(self) -> None:
+        progress = self.progress
+        size = self.roles.batching.batch(progress)
+        if not size:
+            return
+        groups = self.sample_buffer.oldest_first(size)
+        if len(groups) < size:
+            raise PolicyError(f"batching asked for {size} of {len(groups)} complete groups")
+        if self._carries_over:
+            remaining = self.sample_buffer.remaining(groups, progress.fleet_version)
+            if self.roles.freshness.must_wait(progress, remaining):
+                return
+        samples = tuple(self._sample(request) for group in groups for request in group.finished)
+        self._out.append(Deliver(progress.batches, progress.version, samples))
+        for group in groups:
+            self._forget(group)
+        progress.batches += 1
+        progress.delivered += len(groups)
+        progress.trainer_waiting = False
+        progress.round = None
+        if self.roles.batching.stops_at_delivery and progress.active:
+            for group in self.sample_buffer.groups():
+                if group.active:
+                    self._set_back(group)
+
+    def _update_weights(self) -> None:
+        for instance in self.updater.start(self.progress, self._out):
+            for attempt in instance.attempts.values():
+                if not attempt.disowned and attempt.request.state is RequestState.RUNNING:
+                    move(attempt.request, Move.INTERRUPT)
+
+    def _launch(self) -> None:
+        progress, roles = self.progress, self.roles
+        launch = roles.batching.launch(progress)
+        if launch is None:
+            return
+        if progress.round is None:
+            progress.round = launch
+        deferred, fresh = launch.deferred, launch.fresh
+        room = roles.freshness.room(progress) if self._carries_over else deferred + fresh
+        while deferred > 0 and progress.deferred_groups:
+            group = next(iter(progress.deferred_groups.values()))
+            if group not in self.sample_buffer:
+                if room <= 0:
+                    break
+                room -= 1
+            del progress.deferred_groups[group.id]
+            self._activate(group, launch.oversample)
+            deferred -= 1
+        for _ in range(min(fresh, room, progress.fresh)):
+            self._activate(progress.fresh_groups.popleft(), launch.oversample)
+
+    def _renew_budgets(self) -> None:
+        """Nothing runs and nothing waits: let those that used up their segment go on."""
+        for request in list(self.replay_buffer):
+            if request.group.active:
+                self._return(request)
+
+    def _dispatch(self) -> None:
+        waiting, fleet, routing = self.waiting, self.fleet, self.roles.routing
+        while waiting and fleet.open:
+            request = waiting.first()
+            instance = routing.choose(request, fleet)
+            if instance is None:
+                return
+            if instance.place < 0:
+                raise PolicyError(f"routing chose {instance!r}, which is not open")
+            waiting.remove(request)
+            self._send(request, instance)
+
+    def _send(self, request: Request, instance: Instance) -> None:
+        interruption = self.roles.interruption
+        limit = interruption.limit(request)
+        max_new_tokens = request.group.max_tokens - request.response_tokens
+        if limit is not None and limit < max_new_tokens:
+            max_new_tokens = limit
+        move(request, Move.DISPATCH)
+        request.attempt = attempt = self.fleet.send(request, instance, max_new_tokens)
+        request.last_attempt = attempt.id
+        request.home = instance.id
+        if request.salt is None or not interruption.keeps_kv:
+            request.salt = instance.version
+        self.sample_buffer.stamp(request.group, instance.version)
+        self._out.append(
+            Dispatch(
+                request.id,
+                attempt.id,
+                instance.id,
+                request.context_tokens,
+                max_new_tokens,
+                request.salt,
+                request.response_tokens,
+                request.computed_tokens,
+                request.turn,
+            )
+        )
+
+    # -- what the trainer says -------------------------------------------------------------
+
+    def _group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        if event.group in self.groups:
+            raise CallerError(f"group {event.group!r} is already here; give each group its own id")
+        if event.samples < 1 or event.max_tokens < 1 or event.prompt_tokens < 1:
+            raise CallerError(
+                f"group {event.group!r}: samples, prompt_tokens and max_tokens must be at least 1, "
+                f"not {event.samples}, {event.prompt_tokens} and {event.max_tokens}"
+            )
+        if self.progress.closed:
+            raise CallerError(f"group {event.group!r} came after submissions were closed")
+        self._check_fits(event.group, event.prompt_tokens + event.max_tokens, self.fleet.kv_tokens)
+        group = Group(
+            event.group, self._next_serial(), event.samples, event.prompt_tokens, event.max_tokens
+        )
+        self.groups[group.id] = group
+        self.progress.fresh_groups.append(group)
+
+    def _submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
+        self.progress.closed = True
+
+    def _batch_requested(self, event: BatchRequested, now: float) -> None:
+        self.progress.trainer_waiting = True
+
+    def _weights_published(self, event: WeightsPublished, now: float) -> None:
+        progress = self.progress
+        if event.version <= progress.version:
+            raise CallerError(
+                f"version {event.version} was published after {progress.version}; versions grow"
+            )
+        progress.version = event.version
+        self.updater.publish(event.version)
+        oldest = self.roles.freshness.oldest_allowed(event.version)
+        for group in self.sample_buffer.older_than(oldest):
+            self._start_over(group)
+
+    # -- what an instance says -------------------------------------------------------------
+
+    def _instance_joined(self, event: InstanceJoined, now: float) -> None:
+        largest = max(
+            self.groups.values(), key=lambda g: g.prompt_tokens + g.max_tokens, default=None
+        )
+        if largest is not None:
+            self._check_fits(
+                largest.id, largest.prompt_tokens + largest.max_tokens, event.kv_tokens
+            )
+        before = self.fleet.instances.get(event.instance)
+        if before is not None:
+            # It restarted before anybody noticed: what it held is gone.
+            self._lose(before)
+        instance = self.fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
+        self.updater.joined(instance, self._out)
+
+    def _instance_lost(self, event: InstanceLost, now: float) -> None:
+        instance = self._instance(event.instance)
+        if instance is not None:
+            self._lose(instance)
+
+    def _instance_reported(self, event: InstanceReported, now: float) -> None:
+        self._instance(event.instance)
+
+    def _instance_paused(self, event: InstancePaused, now: float) -> None:
+        instance = self._instance(event.instance)
+        if instance is not None and not self.updater.paused(instance, self._out):
+            self.anomalies["pause_not_asked_for"] += 1
+
+    def _weights_updated(self, event: WeightsUpdated, now: float) -> None:
+        instance = self._instance(event.instance)
+        if instance is None:
+            return
+        if event.version > self.updater.version:
+            self.anomalies["version_never_published"] += 1
+        elif not self.updater.updated(instance, event.version, self._out):
+            self.anomalies["update_not_asked_for"] += 1
+
+    def _woke(self, event: Woke, now: float) -> None:
+        for instance in self.fleet.instances.values():
+            if 0 < instance.held_until <= now:
+                instance.held_until = 0.0
+                self.fleet.touch(instance)
+
+    # -- what becomes of an attempt --------------------------------------------------------
+
+    def _tokens_arrived(self, event: TokensArrived, now: float) -> None:
+        attempt = self._attempt(event)
+        if attempt is None or attempt.disowned:
+            return
+        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
+            self.anomalies["tokens_out_of_range"] += 1
+            return
+        attempt.tokens = event.tokens
+        if self.roles.prediction.learns:
+            self._predict(attempt.request.group)
+
+    def _request_finished(self, event: RequestFinished, now: float) -> None:
+        attempt = self._close(event)
+        if attempt is None:
+            return
+        request = attempt.request
+        spent = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
+        if spent and request.response_tokens < request.group.max_tokens:
+            self._segment_ended(request)
+        else:
+            self._finish(request, event.reason)
+
+    def _turn_finished(self, event: TurnFinished, now: float) -> None:
+        attempt = self._close(event)
+        if attempt is None:
+            return
+        request = attempt.request
+        if request.response_tokens >= request.group.max_tokens:
+            self._finish(request, "length")
+        else:
+            move(request, Move.ACT)
+            request.turn += 1
+
+    def _tool_returned(self, event: ToolReturned, now: float) -> None:
+        request = self.requests.get(event.request)
+        if (
+            request is None
+            or request.state is not RequestState.ACTING
+            or request.last_attempt != event.attempt
+        ):
+            self.anomalies["unknown_turn"] += 1
+            return
+        if event.observation_tokens < 0:
+            self.anomalies["tokens_out_of_range"] += 1
+        request.context_tokens += max(0, event.observation_tokens)
+        self._go_on(request)
+
+    def _request_interrupted(self, event: RequestInterrupted, now: float) -> None:
+        attempt = self._close(event)
+        if attempt is not None:
+            self._go_on(attempt.request)
+
+    def _request_failed(self, event: RequestFailed, now: float) -> None:
+        attempt = self._attempt(event)
+        if attempt is None:
+            return
+        instance = attempt.instance
+        if event.retryable:
+            self._rest(instance, now)
+        self._abandon(attempt)
+        request = attempt.request
+        if attempt.disowned:
+            return
+        request.failures += 1
+        if event.retryable and request.failures <= self.max_failures:
+            self._go_on(request)
+        else:
+            self._fail(request.group)
+
+    # -- attempts: closing and keeping what they made --------------------------------------
+
+    def _attempt(self, event: Answer | TokensArrived) -> Attempt | None:
+        attempt = self.fleet.attempts.get(event.attempt)
+        if attempt is None or attempt.request.id != event.request:
+            self.anomalies["unknown_attempt"] += 1
+            return None
+        return attempt
+
+    def _close(self, event: RequestFinished | TurnFinished | RequestInterrupted) -> Attempt | None:
+        """Free the slot and keep the tokens; None if nobody wants this answer any more."""
+        attempt = self._attempt(event)
+        if attempt is None:
+            return None
+        instance = attempt.instance
+        instance.failures = 0
+        self.fleet.close(attempt)
+        if not instance.attempts:
+            self.updater.emptied(instance, self._out)
+        tokens = event.tokens
+        if not 0 <= tokens <= attempt.max_new_tokens:
+            self.anomalies["tokens_out_of_range"] += 1
+            tokens = min(max(0, tokens), attempt.max_new_tokens)
+        attempt.tokens = tokens
+        if attempt.disowned:
+            if tokens:
+                self._out.append(Discard(attempt.request.id, tokens, attempt.disowned))
+            return None
+        self._keep(attempt, event.spans)
+        return attempt
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """No answer will come: keep what was streamed."""
+        if attempt.id in self.fleet.attempts:
+            self.fleet.close(attempt)
+            if not attempt.instance.attempts:
+                self.updater.emptied(attempt.instance, self._out)
+        if not attempt.disowned:
+            self._keep(attempt, ())
+
+    def _keep(self, attempt: Attempt, spans: Spans) -> None:
+        """Add what the attempt made to its request."""
+        request = attempt.request
+        request.attempt = None
+        if not attempt.tokens:
+            return
+        for version, tokens in self._true_spans(attempt, spans):
+            request.segments.append(Segment(version, tokens, attempt.instance.id))
+            self.sample_buffer.stamp(request.group, version)
+        request.response_tokens += attempt.tokens
+        request.context_tokens += attempt.tokens
+        request.computed_tokens = request.context_tokens
+
+    def _true_spans(self, attempt: Attempt, spans: Spans) -> Spans:
+        """The spans the instance reported, or the oldest version they can be if they lie."""
+        if not spans:
+            return ((attempt.version, attempt.tokens),)
+        versions = [version for version, _ in spans]
+        if (
+            sum(tokens for _, tokens in spans) != attempt.tokens
+            or any(tokens < 0 for _, tokens in spans)
+            or versions != sorted(versions)
+            or versions[-1] > self.updater.version
+        ):
+            self.anomalies["spans_do_not_fit"] += 1
+            return ((attempt.version, attempt.tokens),)
+        if versions[0] < attempt.version:
+            self.anomalies["version_older_than_dispatched"] += 1
+        return tuple(span for span in spans if span[1])
+
+    def _disown(self, request: Request, reason: str) -> None:
+        """Nobody wants what the request's attempt will answer; the slot frees when it does."""
+        attempt = request.attempt
+        if attempt is None:
+            return
+        attempt.disowned = reason
+        request.attempt = None
+        if request.state is RequestState.RUNNING:
+            self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
+
+    # -- requests: going on, finishing, ending ---------------------------------------------
+
+    def _go_on(self, request: Request) -> None:
+        """To the waiting queue if its group is on, to the replay buffer if it was set back."""
+        if request.group.active:
+            self._return(request)
+        else:
+            self._park(request)
+
+    def _segment_ended(self, request: Request) -> None:
+        """It used up the tokens of one attempt; in rounds it goes on in the next."""
+        if self.roles.batching.stops_at_delivery:
+            self._park(request)
+        else:
+            self._go_on(request)
+
+    def _return(self, request: Request) -> None:
+        if request in self.replay_buffer:
+            self.replay_buffer.remove(request)
+        move(request, Move.RETURN)
+        request.expected_tokens = self.roles.prediction.expect(request)
+        self.waiting.add(request, self.roles.ordering.key(request))
+
+    def _park(self, request: Request) -> None:
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        move(request, Move.PARK)
+        self.replay_buffer.add(request)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        move(request, Move.FINISH)
+        request.finish = reason
+        group = request.group
+        group.finished.append(request)
+        insort(group.lengths, request.response_tokens)
+        if group.complete:
+            self._complete(group)
+        elif self.roles.prediction.learns:
+            self._predict(group)
+
+    def _end(self, request: Request, reason: str) -> None:
+        """The request is over without being delivered."""
+        self._disown(request, reason)
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        elif request.state is RequestState.PARKED:
+            self.replay_buffer.remove(request)
+        move(request, Move.END)
+        del self.requests[request.id]
+        self._out.append(Discard(request.id, request.response_tokens, reason, ends=True))
+
+    def _predict(self, group: Group) -> None:
+        """A sibling taught us something: ask again for those that are not finished."""
+        expect = self.roles.prediction.expect
+        for request in group.requests:
+            state = request.state
+            if state is RequestState.FINISHED or state is RequestState.ENDED:
+                continue
+            expected = expect(request)
+            if expected == request.expected_tokens:
+                continue
+            request.expected_tokens = expected
+            if state is RequestState.WAITING:
+                self.waiting.rerank(request, self.roles.ordering.key(request))
+            elif request.attempt is not None:
+                self.fleet.expect(request.attempt, expected - request.response_tokens)
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def _activate(self, group: Group, oversample: float) -> None:
+        """Launch a group: make it whole in requests and let them be dispatched."""
+        group.active = True
+        self.progress.active += 1
+        self.sample_buffer.hold(group)
+        missing = ceil(group.samples * oversample - 1e-9) - len(group.requests)
+        if missing > 0:
+            used = {request.index for request in group.requests}
+            unused = (index for index in count() if index not in used)
+            for index in islice(unused, missing):
+                self._create(group, index)
+        for request in self.replay_buffer.of(group):
+            self._return(request)
+
+    def _create(self, group: Group, index: int) -> None:
+        name = f"{group.id}/{index}"
+        request = Request(name, group, index, self._next_serial(), group.prompt_tokens)
+        self.requests[name] = request
+        group.requests.append(request)
+        self.replay_buffer.add(request)
+
+    def _complete(self, group: Group) -> None:
+        if group.active:
+            group.active = False
+            self.progress.active -= 1
+        else:
+            del self.progress.deferred_groups[group.id]
+        for request in group.requests:
+            if request.state is not RequestState.FINISHED:
+                self._end(request, "surplus")
+        group.requests = list(group.finished)
+        self.sample_buffer.completed(group)
+
+    def _set_back(self, group: Group) -> None:
+        """The round is over without this group: keep its partial requests, or start it over."""
+        if not self.roles.interruption.keeps_partial:
+            self._start_over(group, "deferred")
+            return
+        self._defer(group)
+        for request in group.requests:
+            if request.state is RequestState.WAITING:
+                self._park(request)
+            elif request.state is RequestState.RUNNING:
+                attempt = request.attempt
+                assert attempt is not None
+                move(request, Move.INTERRUPT)
+                self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
+
+    def _start_over(self, group: Group, reason: str = "stale") -> None:
+        """Throw away every token of a group and queue it for a later launch."""
+        if group.id not in self.progress.deferred_groups:
+            self._defer(group)
+        for request in group.requests[group.samples :]:
+            self._end(request, reason)
+        del group.requests[group.samples :]
+        for request in group.requests:
+            self._disown(request, reason)
+            if request.response_tokens:
+                self._out.append(Discard(request.id, request.response_tokens, reason))
+            request.context_tokens = group.prompt_tokens
+            request.response_tokens = request.computed_tokens = request.turn = 0
+            request.salt = request.home = None
+            request.finish = ""
+            request.segments.clear()
+            if request.state is not RequestState.PARKED:
+                self._park(request)
+        group.finished.clear()
+        group.lengths.clear()
+        self.sample_buffer.release(group)
+
+    def _defer(self, group: Group) -> None:
+        if group.active:
+            group.active = False
+            self.progress.active -= 1
+        group.deferrals += 1
+        self.progress.deferred_groups[group.id] = group
+
+    def _fail(self, group: Group) -> None:
+        """One request cannot be made, so the group can never be whole."""
+        if group.active:
+            group.active = False
+            self.progress.active -= 1
+        self.progress.deferred_groups.pop(group.id, None)
+        for request in group.requests:
+            self._end(request, "failed")
+        self.sample_buffer.release(group)
+        del self.groups[group.id]
+
+    def _forget(self, group: Group) -> None:
+        """The group was delivered."""
+        for request in group.finished:
+            move(request, Move.END)
+            del self.requests[request.id]
+        self.sample_buffer.release(group)
+        del self.groups[group.id]
+
+    def _sample(self, request: Request) -> Sample:
+        versions = (segment.version for segment in request.segments)
+        oldest = min(versions, default=self.progress.version)
+        return Sample(
+            request.id,
+            request.group.id,
+            request.index,
+            request.group.prompt_tokens,
+            request.response_tokens,
+            tuple(request.segments),
+            self.progress.version - oldest,
+            request.finish,
+        )
+
+    # -- instances -------------------------------------------------------------------------
+
+    def _instance(self, name: str) -> Instance | None:
+        instance = self.fleet.instances.get(name)
+        if instance is None:
+            self.anomalies["unknown_instance"] += 1
+        return instance
+
+    def _lose(self, instance: Instance) -> None:
+        self.updater.lost(instance)
+        for attempt in self.fleet.lose(instance):
+            self._abandon(attempt)
+            if not attempt.disowned:
+                self._go_on(attempt.request)
+
+    def _rest(self, instance: Instance, now: float) -> None:
+        """Give an instance that failed time to recover before it gets more work."""
+        at = now + self.backoff_s * 2 ** min(instance.failures, 6)
+        instance.failures += 1
+        if at > instance.held_until:
+            instance.held_until = at
+            self.fleet.touch(instance)
+            self._out.append(Wake(at))
+
+    def _check_fits(self, group: str, tokens: int, kv_tokens: int | None) -> None:
+        if kv_tokens is not None and tokens > kv_tokens:
+            raise CallerError(
+                f"group {group!r}: prompt_tokens + max_tokens is {tokens}, but an instance holds "
+                f"only {kv_tokens} KV tokens, so it could never run there; lower max_tokens or "
+                f"give the instances more KV memory"
+            )
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial

@@ -1,0 +1,128 @@
+"""Weight updates, instance by instance, in the order that neither hangs nor kills work.
+
+The gate closes first (an instance that is not SERVING takes nothing), then running work drains,
+freezes or comes back, then the weights are loaded, then the gate opens:
+
+    SERVING -> DRAINING ----------> UPDATING -> GATED -> SERVING      at_update = "drain"
+    SERVING -> PAUSING -> (paused)  UPDATING -> GATED -> SERVING      "in_place", "resubmit"
+    SERVING ----------------------> UPDATING -> GATED -> SERVING      nothing in flight
+
+Instances whose updates began together form a *cohort* and open together: were each opened as it is
+ready, the first would be sent everything that waits. Frozen requests go on without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import Instance, InstanceStatus
+from rollout_sched.core.roles import Interruption, Progress, Weights
+
+
+class WeightUpdater:
+    """Brings every instance to the newest published version."""
+
+    def __init__(
+        self, fleet: Fleet, weights: Weights, interruption: Interruption, version: int
+    ) -> None:
+        self.version = version
+        self.outdated: dict[str, Instance] = {}
+        self._paused: dict[str, Instance] = {}
+        self._cohorts: dict[str, dict[str, Instance]] = {}
+        self._fleet = fleet
+        self._weights = weights
+        self._interruption = interruption
+
+    def publish(self, version: int) -> None:
+        self.version = version
+        for instance in self._fleet.instances.values():
+            if instance.status in (InstanceStatus.SERVING, InstanceStatus.GATED):
+                self.outdated[instance.id] = instance
+
+    def joined(self, instance: Instance, out: list[Action]) -> None:
+        """A newcomer with old weights must not serve them."""
+        if instance.version < self.version:
+            self._gather([instance])
+            self._load(instance, out)
+
+    def lost(self, instance: Instance) -> None:
+        self.outdated.pop(instance.id, None)
+        self._paused.pop(instance.id, None)
+        self._ready(instance)
+
+    def start(self, progress: Progress, out: list[Action]) -> list[Instance]:
+        """Begin the updates the weights role asks for; returns the instances told to abort."""
+        chosen = self._weights.choose(tuple(self.outdated.values()), progress)
+        if chosen:
+            self._gather(chosen)
+        return [instance for instance in chosen if self._begin(instance, out)]
+
+    def paused(self, instance: Instance, out: list[Action]) -> bool:
+        """False if no pause of this instance was asked for."""
+        if instance.status is not InstanceStatus.PAUSING:
+            return False
+        self._paused[instance.id] = instance
+        self._load(instance, out)
+        return True
+
+    def emptied(self, instance: Instance, out: list[Action]) -> None:
+        """The last attempt in flight has answered."""
+        if instance.status is InstanceStatus.DRAINING:
+            self._load(instance, out)
+
+    def updated(self, instance: Instance, version: int, out: list[Action]) -> bool:
+        """False if no update of this instance was under way."""
+        if instance.status is not InstanceStatus.UPDATING:
+            return False
+        self._fleet.set_version(instance, version)
+        if self._paused.pop(instance.id, None) is not None:
+            out.append(Resume(instance.id))
+        self._set_status(instance, InstanceStatus.GATED)
+        if version < self.version:
+            self.outdated[instance.id] = instance
+        self._ready(instance)
+        return True
+
+    def _gather(self, instances: Sequence[Instance]) -> None:
+        cohort = {instance.id: instance for instance in instances}
+        for instance in instances:
+            self._ready(instance)
+            self._cohorts[instance.id] = cohort
+
+    def _ready(self, instance: Instance) -> None:
+        """Leave its cohort; the last to leave opens the gate for all."""
+        cohort = self._cohorts.pop(instance.id, None)
+        if cohort is None:
+            return
+        waiting = [name for name in cohort if name in self._cohorts]
+        if any(self._cohorts[name] is cohort for name in waiting):
+            return
+        for member in cohort.values():
+            if member.status is InstanceStatus.GATED:
+                self._set_status(member, InstanceStatus.SERVING)
+
+    def _begin(self, instance: Instance, out: list[Action]) -> bool:
+        del self.outdated[instance.id]
+        how = self._interruption.at_update
+        if not instance.attempts:
+            self._load(instance, out)
+        elif how == "drain":
+            self._set_status(instance, InstanceStatus.DRAINING)
+        else:
+            self._set_status(instance, InstanceStatus.PAUSING)
+            clear = not self._interruption.keeps_kv
+            out.append(Pause(instance.id, "keep" if how == "in_place" else "abort", clear))
+        return instance.status is InstanceStatus.PAUSING and how == "resubmit"
+
+    def _load(self, instance: Instance, out: list[Action]) -> None:
+        self._set_status(instance, InstanceStatus.UPDATING)
+        if not instance.attempts:
+            # It holds no work, so it will never again generate with what it has.
+            self._fleet.set_version(instance, self.version)
+        out.append(UpdateWeights(instance.id, self.version))
+
+    def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
+        instance.status = status
+        self._fleet.touch(instance)
