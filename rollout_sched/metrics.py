@@ -40,6 +40,18 @@ from rollout_sched.core.events import (
 
 CAUSES = ("weight_update", "barrier", "tool_wait", "kv_stall", "queue_empty")
 
+#: What an instance may add per second; "other" is barrier or queue_empty, as the fleet decides.
+SHARES = (
+    ("idle", "weight_update"),
+    ("idle", "tool_wait"),
+    ("idle", "other"),
+    ("vacant", "weight_update"),
+    ("vacant", "tool_wait"),
+    ("vacant", "kv_stall"),
+    ("vacant", "other"),
+)
+_IDLE_OTHER, _VACANT_OTHER = 2, 6
+
 
 class LengthBias(msgspec.Struct, frozen=True):
     """Trained against offered response lengths: does the policy prefer short answers?
@@ -123,17 +135,21 @@ class Summary(msgspec.Struct, frozen=True):
     steps: int
 
 
-class _Gauge(msgspec.Struct):
-    """What the fold knows of one instance."""
+class _Gauge:
+    """What the fold knows of one instance.
 
-    name: str
-    in_flight: int = 0
-    acting: int = 0
-    queued: int = 0
-    updating: bool = False
-    idle: tuple[int, int, int] = (0, 0, 1)
-    vacant: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    report: InstanceReported | None = None
+    `shares` is what it adds to the bubbles per second, in the order of SHARES; an instance that
+    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them.
+    """
+
+    __slots__ = ("acting", "in_flight", "plain", "queued", "report", "shares", "updating")
+
+    def __init__(self) -> None:
+        self.in_flight = self.acting = self.queued = 0
+        self.updating = False
+        self.plain = True
+        self.shares = [0.0] * len(SHARES)
+        self.report: InstanceReported | None = None
 
 
 class Metrics:
@@ -159,8 +175,10 @@ class Metrics:
         self._step = Step(0, 0.0)
         self._gauges: dict[str, _Gauge] = {}
         self._in_flight = self._acting = 0
-        self._idle = [0, 0, 0]
-        self._vacant = [0.0, 0.0, 0.0, 0.0]
+        self._shares = [0.0] * len(SHARES)
+        self._spent = [0.0] * len(SHARES)
+        self._spent_at_barrier = [0.0] * len(SHARES)
+        self._barrier_s = 0.0
         self._attempts: dict[int, _Gauge] = {}
         self._homes: dict[str, _Gauge] = {}
         self._finished_at: dict[str, float] = {}
@@ -253,71 +271,90 @@ class Metrics:
     # -- time passes -----------------------------------------------------------------------
 
     def _integrate(self, now: float) -> None:
-        step, seconds = self._step, now - self._now
-        instances = len(self._gauges)
-        step.capacity_s += seconds * instances
-        if self._training and self._colocated:
-            _add(step.idle_s, "barrier", seconds * instances)
-            _add(step.vacant_s, "barrier", seconds * instances)
-        else:
-            updating, tools, rest = self._idle
-            other = "queue_empty" if self._in_flight or self._acting else "barrier"
-            _add(step.idle_s, "weight_update", seconds * updating)
-            _add(step.idle_s, "tool_wait", seconds * tools)
-            _add(step.idle_s, other, seconds * rest)
-            updating_, tools_, stalled, rest_ = self._vacant
-            _add(step.vacant_s, "weight_update", seconds * updating_)
-            _add(step.vacant_s, "tool_wait", seconds * tools_)
-            _add(step.vacant_s, "kv_stall", seconds * stalled)
-            _add(step.vacant_s, other, seconds * rest_)
-            if self._in_flight:
-                step.rollout_s += seconds
+        seconds = now - self._now
         self._now = now
+        step = self._step
+        step.capacity_s += seconds * len(self._gauges)
+        if self._training and self._colocated:
+            self._barrier_s += seconds * len(self._gauges)
+            return
+        if self._in_flight:
+            step.rollout_s += seconds
+        spent = self._spent if self._in_flight or self._acting else self._spent_at_barrier
+        for place, share in enumerate(self._shares):
+            if share:
+                spent[place] += seconds * share
+
+    def _close_books(self) -> None:
+        """Turn the seconds gathered since the last step into the step's causes."""
+        step = self._step
+        for spent, other in ((self._spent, "queue_empty"), (self._spent_at_barrier, "barrier")):
+            for place, (bubble, cause) in enumerate(SHARES):
+                totals = step.idle_s if bubble == "idle" else step.vacant_s
+                _add(totals, other if cause == "other" else cause, max(0.0, spent[place]))
+                spent[place] = 0.0
+        for totals in (step.idle_s, step.vacant_s):
+            _add(totals, "barrier", self._barrier_s)
+        self._barrier_s = 0.0
+
+    def _load(self, gauge: _Gauge, by: int) -> None:
+        """So many more requests are in flight on the instance."""
+        gauge.in_flight += by
+        self._in_flight += by
+        if not gauge.plain:
+            self._change(gauge)
+            return
+        running, places = gauge.in_flight, self.reference_batch
+        shares, totals = gauge.shares, self._shares
+        idle = 0.0 if running else 1.0
+        if idle != shares[_IDLE_OTHER]:
+            totals[_IDLE_OTHER] += idle - shares[_IDLE_OTHER]
+            shares[_IDLE_OTHER] = idle
+        vacant = 1.0 - running / places if running < places else 0.0
+        totals[_VACANT_OTHER] += vacant - shares[_VACANT_OTHER]
+        shares[_VACANT_OTHER] = vacant
 
     def _change(self, gauge: _Gauge) -> None:
-        """Put what the instance contributes to the bubbles in step with its state."""
-        idle, vacant = self._contribution(gauge)
-        if idle != gauge.idle:
-            for place in range(3):
-                self._idle[place] += idle[place] - gauge.idle[place]
-            gauge.idle = idle
-        if vacant != gauge.vacant:
-            for place in range(4):
-                self._vacant[place] += vacant[place] - gauge.vacant[place]
-            gauge.vacant = vacant
+        """Put what the instance adds to the bubbles in step with its state."""
+        gauge.plain = not (gauge.updating or gauge.acting or gauge.queued)
+        after = self._shares_of(gauge)
+        for place, share in enumerate(after):
+            self._shares[place] += share - gauge.shares[place]
+        gauge.shares = after
 
-    def _contribution(
-        self, gauge: _Gauge
-    ) -> tuple[tuple[int, int, int], tuple[float, float, float, float]]:
-        """Idle and vacant shares of one instance: (updating, tools, [stalled,] rest)."""
+    def _shares_of(self, gauge: _Gauge) -> list[float]:
         if gauge.updating:
-            return (1, 0, 0), (1.0, 0.0, 0.0, 0.0)
+            return [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
         places = self.reference_batch
         stalled = min(gauge.queued, gauge.in_flight)
         empty = max(0.0, places - gauge.in_flight + stalled)
         stall = min(stalled, empty)
         tools = min(gauge.acting, empty - stall)
         rest = empty - stall - tools
-        idle = (0, 0, 0) if gauge.in_flight else (0, 1, 0) if gauge.acting else (0, 0, 1)
-        return idle, (0.0, tools / places, stall / places, rest / places)
+        idle, acting = not gauge.in_flight, gauge.acting > 0
+        return [
+            0.0,
+            float(idle and acting),
+            float(idle and not acting),
+            0.0,
+            tools / places,
+            stall / places,
+            rest / places,
+        ]
 
     # -- events ----------------------------------------------------------------------------
 
     def _joined(self, event: InstanceJoined) -> None:
         self._gone(event)
-        self._gauges[event.instance] = gauge = _Gauge(event.instance)
-        self._idle[2] += 1
-        gauge.vacant = (0.0, 0.0, 0.0, 1.0)
-        self._vacant[3] += 1.0
+        self._gauges[event.instance] = gauge = _Gauge()
+        self._change(gauge)
 
     def _gone(self, event: InstanceJoined | InstanceLost) -> None:
         gauge = self._gauges.pop(event.instance, None)
         if gauge is None:
             return
-        for place in range(3):
-            self._idle[place] -= gauge.idle[place]
-        for place in range(4):
-            self._vacant[place] -= gauge.vacant[place]
+        for place, share in enumerate(gauge.shares):
+            self._shares[place] -= share
         if gauge.report is not None:
             self._lost["preemptions"] += gauge.report.preemptions
             self._lost["reprefilled_tokens"] += gauge.report.reprefilled_tokens
@@ -364,9 +401,7 @@ class Metrics:
         gauge = self._attempts.pop(attempt, None)
         if gauge is None:
             return False
-        gauge.in_flight -= 1
-        self._in_flight -= 1
-        self._change(gauge)
+        self._load(gauge, -1)
         return True
 
     def _published(self, event: WeightsPublished) -> None:
@@ -384,9 +419,7 @@ class Metrics:
     def _dispatched(self, action: Dispatch) -> None:
         gauge = self._gauges[action.instance]
         self._attempts[action.attempt] = gauge
-        gauge.in_flight += 1
-        self._in_flight += 1
-        self._change(gauge)
+        self._load(gauge, +1)
         if self._began is None:
             self._began = self._now
         group = action.request.rpartition("/")[0]
@@ -430,6 +463,7 @@ class Metrics:
             self._staleness[sample.staleness] += 1
         step.max_staleness = max((s.staleness for s in action.samples), default=0)
         self._note_lengths(action)
+        self._close_books()
         self.steps.append(step)
         self._step = Step(action.version + 1, now)
         self._began = now if self._in_flight else None
@@ -455,6 +489,7 @@ class Metrics:
 
     def _bubbles(self, total_s: float) -> tuple[dict[str, float], dict[str, float], float]:
         """Instance-seconds idle and vacant by cause, and in all, to the end of training."""
+        self._close_books()
         steps = [*self.steps, self._step]
         idle = {cause: sum(step.idle_s.get(cause, 0.0) for step in steps) for cause in CAUSES}
         vacant = {cause: sum(step.vacant_s.get(cause, 0.0) for step in steps) for cause in CAUSES}

@@ -258,12 +258,13 @@ class ClosedLoop:
         sample = self.workload.sample(group, int(index))
         if not action.computed_tokens:
             self._streams[action.request] = action.attempt  # a new text from here on
-        before = sum(turn.output_tokens for turn in sample.turns[: action.turn])
-        turn = sample.turns[action.turn]
+        turns, made = sample.turns, action.response_tokens
+        if action.turn:
+            made -= sum(turn.output_tokens for turn in turns[: action.turn])
         work = Work(
             attempt=action.attempt,
             context_tokens=action.context_tokens,
-            new_tokens=before + turn.output_tokens - action.response_tokens,
+            new_tokens=turns[action.turn].output_tokens - made,
             max_new_tokens=action.max_new_tokens,
             prompt_stream=group,
             shared_tokens=self.workload.prompt_tokens(group),

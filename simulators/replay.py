@@ -181,7 +181,8 @@ def replay(
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
     """What the runs of one policy measured: every number as {mean, min, max} over the seeds."""
-    return _spread([_numbers(run) for run in runs])
+    spread: dict[str, Any] = _spread([_numbers(run) for run in runs])
+    return spread
 
 
 def _numbers(run: Run) -> dict[str, Any]:

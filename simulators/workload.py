@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-import msgspec
-
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.scenario import Job, Scenario
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn
+from rollout_sched.simulators.trace_model import Sample, Trace
 from rollout_sched.simulators.traces import draw_extra
 
 
@@ -30,6 +28,7 @@ class Workload:
         if seed and not any(sample.arrival_s for sample in trace.samples()):
             random.Random(seed).shuffle(prompts)
         self.prompts = prompts[: steps * self.prompts_per_step] if steps else prompts
+        self._uncut = self.max_tokens >= trace.cap
         self._extra: dict[tuple[str, int], Sample] = {}
         self._prompt_tokens = {
             prompt: max(sample.prompt_tokens for sample in trace.groups[prompt])
@@ -44,11 +43,13 @@ class Workload:
         """What the sample will do, cut at `max_tokens`."""
         recorded = self.trace.groups[group]
         if index < len(recorded):
-            return self._cut(recorded[index])
+            sample = recorded[index]
+            return sample if self._uncut else sample.cut_at(self.max_tokens)
         extra = self._extra.get((group, index))
         if extra is None:
-            extra = self._extra[group, index] = draw_extra(self.trace, group, index, self.seed)
-        return self._cut(extra)
+            drawn = draw_extra(self.trace, group, index, self.seed)
+            extra = self._extra[group, index] = drawn.cut_at(self.max_tokens)
+        return extra
 
     def length(self, group: str, index: int) -> int:
         """Response tokens the sample will have made in the end."""
@@ -69,19 +70,6 @@ class Workload:
         for prompt in self.prompts:
             for index in range(self.samples_per_prompt):
                 yield self.sample(prompt, index)
-
-    def _cut(self, sample: Sample) -> Sample:
-        """The sample as it comes out under the cap."""
-        left = self.max_tokens
-        if sample.response_tokens <= left:
-            return sample
-        turns = []
-        for turn in sample.turns:
-            turns.append(Turn(min(left, turn.output_tokens), turn.observation_tokens, turn.tool_s))
-            left -= turn.output_tokens
-            if left <= 0:
-                break
-        return msgspec.structs.replace(sample, turns=tuple(turns), finish="length")
 
     def check_fits(self, scenario: Scenario) -> None:
         """Raise CallerError, before any work, if some sample can never run on this fleet."""

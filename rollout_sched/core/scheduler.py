@@ -62,6 +62,20 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.waiting import WaitingQueue
 
+#: Events after which batching, freshness or weights may answer differently. Groups that complete,
+#: fail or start over are the other cause.
+STIRRING = frozenset(
+    (
+        InstanceJoined,
+        InstanceLost,
+        GroupSubmitted,
+        SubmissionsClosed,
+        WeightsPublished,
+        WeightsUpdated,
+        BatchRequested,
+    )
+)
+
 Answer = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
 
 
@@ -104,6 +118,8 @@ class Scheduler:
             roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
         )
         self._serial = 0
+        # Asking the group-level roles for nothing would cost more than most events do.
+        self._stirred = False
         self._out: list[Action] = []
         self._apply: dict[type[Any], Callable[[Any, float], None]] = {
             InstanceJoined: self._instance_joined,
@@ -131,7 +147,10 @@ class Scheduler:
         """
         out: list[Action] = []
         self._out = out
-        self._apply[type(event)](event, now)
+        kind = type(event)
+        self._apply[kind](event, now)
+        if kind in STIRRING:
+            self._stirred = True
         self._decide()
         return out
 
@@ -142,14 +161,17 @@ class Scheduler:
     # -- deciding --------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        if self.progress.trainer_waiting:
-            self._deliver()
-        if self.updater.outdated:
-            self._update_weights()
-        self._launch()
-        if self.replay_buffer and not self.fleet.attempts and not self.waiting:
+        if self._stirred:
+            self._stirred = False
+            if self.progress.trainer_waiting:
+                self._deliver()
+            if self.updater.outdated:
+                self._update_weights()
+            self._launch()
+        if not self.fleet.attempts and self.replay_buffer and not self.waiting:
             self._renew_budgets()
-        self._dispatch()
+        if self.fleet.open:
+            self._dispatch()
 
     def _deliver(self) -> None:
         progress = self.progress
@@ -218,7 +240,7 @@ class Scheduler:
                 return
             if instance.place < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
-            waiting.remove(request)
+            waiting.pop_first()
             self._send(request, instance)
 
     def _send(self, request: Request, instance: Instance) -> None:
@@ -458,6 +480,8 @@ class Scheduler:
         """The spans the instance reported, or the oldest version they can be if they lie."""
         if not spans:
             return ((attempt.version, attempt.tokens),)
+        if len(spans) == 1 and spans[0] == (attempt.version, attempt.tokens):
+            return spans
         versions = [version for version, _ in spans]
         if (
             sum(tokens for _, tokens in spans) != attempt.tokens
@@ -572,6 +596,7 @@ class Scheduler:
         self.replay_buffer.add(request)
 
     def _complete(self, group: Group) -> None:
+        self._stirred = True
         if group.active:
             group.active = False
             self.progress.active -= 1
@@ -600,6 +625,7 @@ class Scheduler:
 
     def _start_over(self, group: Group, reason: str = "stale") -> None:
         """Throw away every token of a group and queue it for a later launch."""
+        self._stirred = True
         if group.id not in self.progress.deferred_groups:
             self._defer(group)
         for request in group.requests[group.samples :]:
@@ -629,22 +655,28 @@ class Scheduler:
 
     def _fail(self, group: Group) -> None:
         """One request cannot be made, so the group can never be whole."""
+        self._stirred = True
         if group.active:
             group.active = False
             self.progress.active -= 1
         self.progress.deferred_groups.pop(group.id, None)
         for request in group.requests:
             self._end(request, "failed")
-        self.sample_buffer.release(group)
-        del self.groups[group.id]
+        self._drop(group)
 
     def _forget(self, group: Group) -> None:
         """The group was delivered."""
         for request in group.finished:
             move(request, Move.END)
             del self.requests[request.id]
+        self._drop(group)
+
+    def _drop(self, group: Group) -> None:
         self.sample_buffer.release(group)
         del self.groups[group.id]
+        # No cycle is left behind, so memory does not wait for the garbage collector.
+        group.requests.clear()
+        group.finished.clear()
 
     def _sample(self, request: Request) -> Sample:
         versions = (segment.version for segment in request.segments)

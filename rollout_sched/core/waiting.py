@@ -30,6 +30,9 @@ class WaitingQueue:
         request: Request = self._requests[0]
         return request
 
+    def pop_first(self) -> None:
+        self._requests.pop(0)
+
     def add(self, request: Request, key: Any) -> None:
         request.rank = (key, request.serial)
         self._requests.add(request)

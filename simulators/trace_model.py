@@ -1,0 +1,211 @@
+"""What a recorded workload is: turns, samples, groups; lengths and times, never text.
+
+A trace says how long every sample *was*, so that a replay can ask how long every schedule
+*would have taken*. The records are kept small (no garbage-collector header, shared strings
+and labels) because a replay of a long run holds a million of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "abort", "unknown"]
+
+# No context is this long: such a number is a time stamp or an id in the wrong column.
+MOST_TOKENS = 100_000_000
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+_NO_LABELS: dict[str, str] = {}
+
+
+def _no_labels() -> Mapping[str, str]:
+    """The one empty mapping every unlabelled sample shares."""
+    return _NO_LABELS
+
+
+def brief(text: str) -> str:
+    """The text, or its beginning: enough to find it again, short enough for a message."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used: where, what was found, and what to do about it.
+
+    The message reads `<where>, line <n>, field '<field>': <found>; <remedy>`.
+    """
+
+    def __init__(
+        self, where: str, found: str, remedy: str, *, line: int | None = None, field: str = ""
+    ) -> None:
+        place = where
+        if line is not None:
+            place += f", line {line}"
+        if field:
+            place += f", field '{field}'"
+        super().__init__(f"{place}: {found}; {remedy}")
+        self.where = where
+        self.line = line
+        self.field = field
+        self.found = found
+        self.remedy = remedy
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """One output of the model and what came back for it.
+
+    output_tokens: tokens generated, at least 1.
+    observation_tokens: tokens the tool or user added after the output.
+    tool_s: seconds between the output and the next turn.
+    The last two are 0 on a sample's last turn: nothing follows it.
+    """
+
+    output_tokens: Length
+    observation_tokens: Count = 0
+    tool_s: Seconds = 0.0
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One recorded sample of a group.
+
+    group: the group's name; sample: this sample's index in it, from 0.
+    prompt_tokens: length of the first prompt.
+    turns: one for a plain completion, several for a trajectory; never empty.
+    arrival_s: seconds after the start of the trace, where the source recorded arrivals.
+    finish: "length" means cut at a cap, so the true length is unknown (censored).
+    version: policy version that generated it, where recorded.
+    labels: the source's further columns (model, prompt id, score), shared between samples.
+    """
+
+    group: str
+    sample: Count
+    prompt_tokens: Length
+    turns: Annotated[tuple[Turn, ...], msgspec.Meta(min_length=1)]
+    arrival_s: Seconds = 0.0
+    finish: Finish = "stop"
+    version: Count | None = None
+    labels: Mapping[str, str] = msgspec.field(default_factory=_no_labels)
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens generated, over all turns."""
+        turns = self.turns
+        if len(turns) == 1:
+            return turns[0].output_tokens
+        return sum(turn.output_tokens for turn in turns)
+
+    @property
+    def tool_s(self) -> float:
+        """Seconds spent between turns."""
+        return sum(turn.tool_s for turn in self.turns)
+
+    @property
+    def final_context(self) -> int:
+        """Tokens in the context when the sample ends: prompt, outputs and observations."""
+        return self.prompt_tokens + sum(t.output_tokens + t.observation_tokens for t in self.turns)
+
+    def cut_at(self, response_tokens: int) -> "Sample":
+        """This sample as it would have been under a cap on its response, at least 1 token."""
+        if self.response_tokens <= response_tokens:
+            return self
+        kept: list[Turn] = []
+        left = response_tokens
+        for turn in self.turns:
+            if turn.output_tokens >= left:
+                break
+            kept.append(turn)
+            left -= turn.output_tokens
+        return msgspec.structs.replace(self, turns=(*kept, Turn(left)), finish="length")
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A named workload: samples by group, groups in order of first appearance.
+
+    groups: group name -> its samples ordered by index; never an empty list.
+    about, source, license: one line each, for the credits.
+    max_response_tokens: the cap the recording ran under, where declared.
+    """
+
+    name: str
+    groups: dict[str, list[Sample]]
+    about: str = ""
+    source: str = ""
+    license: str = ""
+    max_response_tokens: int | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Every sample, group by group."""
+        for members in self.groups.values():
+            yield from members
+
+    @property
+    def sample_count(self) -> int:
+        return sum(len(members) for members in self.groups.values())
+
+    @property
+    def group_size(self) -> int:
+        """The most common number of samples in a group; the larger one on a tie."""
+        sizes = Counter(len(members) for members in self.groups.values())
+        return max(sizes, key=lambda size: (sizes[size], size), default=0)
+
+    @property
+    def cap(self) -> int:
+        """The declared longest response, or the longest seen, in tokens."""
+        if self.max_response_tokens is not None:
+            return self.max_response_tokens
+        return max((sample.response_tokens for sample in self.samples()), default=0)
+
+    def head(self, groups: int) -> "Trace":
+        """The same trace with only its first `groups` groups."""
+        return msgspec.structs.replace(self, groups=dict(islice(self.groups.items(), groups)))
+
+
+class Gatherer:
+    """Puts samples, in whatever order a file has them, into the shape of a trace.
+
+    Equal group names and equal label mappings are stored once.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._members: dict[str, dict[int, Sample]] = {}
+        self._names: dict[str, str] = {}
+        self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {(): _NO_LABELS}
+
+    def add(self, sample: Sample, line: int | None = None) -> None:
+        """Take one sample; TraceError if its (group, index) is there already."""
+        share = msgspec.structs.force_setattr
+        name = self._names.setdefault(sample.group, sample.group)
+        share(sample, "group", name)
+        if sample.labels is not _NO_LABELS:
+            key = tuple(sample.labels.items())
+            share(sample, "labels", self._labels.setdefault(key, sample.labels))
+        members = self._members.setdefault(name, {})
+        if sample.sample in members:
+            raise TraceError(
+                self._where,
+                f"sample {sample.sample} of group {name!r} is here a second time",
+                "give every sample of a group its own index",
+                line=line,
+                field="sample",
+            )
+        members[sample.sample] = sample
+
+    def groups(self) -> dict[str, list[Sample]]:
+        """Samples by group, ordered by index; TraceError if there are none."""
+        if not self._members:
+            raise TraceError(self._where, "no samples in it", "record or convert the trace again")
+        return {name: [of[i] for i in sorted(of)] for name, of in self._members.items()}
+
+
+def gather(samples: Iterable[Sample], where: str = "samples") -> dict[str, list[Sample]]:
+    """Samples by group, as a Trace holds them. TraceError on a duplicate or on none."""
+    gatherer = Gatherer(where)
+    for sample in samples:
+        gatherer.add(sample)
+    return gatherer.groups()
