@@ -21,14 +21,23 @@ def _batch(progress: Progress) -> int:
     return size if progress.complete >= size else 0
 
 
-def _oldest_groups(progress: Progress, groups: int) -> Launch | None:
-    """Launch so many groups, deferred ones first; None while submissions are still missing."""
-    deferred = min(groups, progress.deferred)
-    fresh = min(groups - deferred, progress.fresh)
-    ready = progress.complete + progress.active + deferred + fresh
-    if ready < progress.prompts_per_step and not progress.closed:
+def _fill(progress: Progress, wanted: int) -> Launch | None:
+    """Launch what is missing to so many groups on the way, deferred ones first.
+
+    None while too few have been submitted for a batch. A group that failed is made up for.
+    """
+    under_way = progress.complete + progress.active
+    missing = max(0, wanted - under_way)
+    deferred = min(missing, progress.deferred)
+    fresh = min(missing - deferred, progress.fresh)
+    if under_way + deferred + fresh < progress.prompts_per_step and not progress.closed:
         return None
     return Launch(fresh=fresh, deferred=deferred)
+
+
+def _short(progress: Progress) -> bool:
+    """True if the groups on the way can no longer fill a batch."""
+    return progress.complete + progress.active < progress.prompts_per_step
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -42,10 +51,11 @@ class Sync(msgspec.Struct, frozen=True):
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
-        if progress.round is not None or not progress.trainer_waiting:
+        if not progress.trainer_waiting:
             return None
-        wanted = ceil(progress.prompts_per_step * self.over_prompts - 1e-9)
-        return _oldest_groups(progress, max(0, wanted - progress.complete))
+        if progress.round is None:
+            return _fill(progress, ceil(progress.prompts_per_step * self.over_prompts - 1e-9))
+        return _fill(progress, progress.prompts_per_step) if _short(progress) else None
 
     def batch(self, progress: Progress) -> int:
         return _batch(progress)
@@ -66,12 +76,14 @@ class TailBatching(msgspec.Struct, frozen=True):
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
-        if progress.round is not None or not progress.trainer_waiting:
-            return None
         size = progress.prompts_per_step
+        if not progress.trainer_waiting:
+            return None
+        if progress.round is not None:
+            return _fill(progress, size) if _short(progress) else None
         if progress.deferred >= size or progress.fresh < size:
-            return _oldest_groups(progress, max(0, size - progress.complete))
-        wanted = ceil(size * self.over_prompts - 1e-9) - progress.complete
+            return _fill(progress, size)
+        wanted = max(0, ceil(size * self.over_prompts - 1e-9) - progress.complete)
         return Launch(fresh=min(wanted, progress.fresh), oversample=self.over_samples)
 
     def batch(self, progress: Progress) -> int:
@@ -84,11 +96,12 @@ class OneStepOff(msgspec.Struct, frozen=True):
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
-        if progress.active or progress.complete or progress.update_pending:
-            return None
+        size = progress.prompts_per_step
         if not progress.fresh + progress.deferred:
             return None
-        return _oldest_groups(progress, progress.prompts_per_step)
+        if progress.round is not None:
+            return _fill(progress, size) if _short(progress) else None
+        return None if progress.update_pending else _fill(progress, size)
 
     def batch(self, progress: Progress) -> int:
         return _batch(progress)

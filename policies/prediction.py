@@ -48,7 +48,7 @@ class GroupHistory(msgspec.Struct, frozen=True):
         if not group.lengths:
             return group.max_tokens
         if self.method == "quantile":
-            length = group.lengths[ceil(self.quantile * len(group.lengths)) - 1]
+            length = group.lengths[ceil(self.quantile * len(group.lengths) - 1e-9) - 1]
         else:
             length = self._censored(group)
         return max(length, request.known_tokens)

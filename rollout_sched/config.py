@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import random
 import tomllib
 import typing
@@ -204,6 +205,12 @@ def unknown_key(name: str, path: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"{name}: {path}: unknown key{nearest(key, known)} (allowed: {allowed})")
 
 
+def check_finite(name: str, path: str, value: Any) -> None:
+    """TOML has inf and nan, but no setting means anything with them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: {path} = {value}: expected a finite number")
+
+
 def _parse_role(name: str, role: str, table: Any) -> tuple[Any, dict[str, Any]]:
     if not isinstance(table, dict):
         raise ConfigError(f'{name}: {role}: expected a table, as in [{role}] use = "..."')
@@ -236,15 +243,18 @@ def _find_class(name: str, role: str, use: Any) -> Any:
         )
     module, _, attribute = use.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(f"{name}: {role}.use: cannot import {use!r}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{name}: {role}.use: {use!r} is {found!r}, which is no class")
+    return found
 
 
 def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     if not isinstance(cls, type) or not issubclass(cls, msgspec.Struct):
-        hints = typing.get_type_hints(cls.__init__, include_extras=True) or hints
+        hints = _hints(cls.__init__) or hints
     return {
         key: parameter.replace(annotation=hints.get(key, Any))
         for key, parameter in inspect.signature(cls).parameters.items()
@@ -252,7 +262,16 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     }
 
 
+def _hints(of: Any) -> dict[str, Any]:
+    """Its annotations, or none if they name what exists for type checkers only."""
+    try:
+        return typing.get_type_hints(of, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
 def _convert(name: str, path: str, value: Any, wanted: Any) -> Any:
+    check_finite(name, path, value)
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:

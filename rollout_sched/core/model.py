@@ -31,6 +31,7 @@ class InstanceStatus(StrEnum):
     PAUSING = "pausing"  # told to pause, has not confirmed
     UPDATING = "updating"  # weights are on their way
     GATED = "gated"  # has its weights, waits for those updated together with it
+    LOST = "lost"  # gone; only old references still show it
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):

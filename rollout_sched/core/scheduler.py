@@ -509,7 +509,9 @@ class Scheduler:
 
     def _go_on(self, request: Request) -> None:
         """To the waiting queue if its group is on, to the replay buffer if it was set back."""
-        if request.group.active:
+        if request.response_tokens >= request.group.max_tokens:
+            self._finish(request, "length")
+        elif request.group.active:
             self._return(request)
         else:
             self._park(request)

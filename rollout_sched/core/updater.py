@@ -21,6 +21,14 @@ from rollout_sched.core.model import Instance, InstanceStatus
 from rollout_sched.core.roles import Interruption, Progress, Weights
 
 
+class _Cohort:
+    """Instances updated together, and how many of them are not ready yet."""
+
+    def __init__(self, members: Sequence[Instance]) -> None:
+        self.members = tuple(members)
+        self.waiting = len(self.members)
+
+
 class WeightUpdater:
     """Brings every instance to the newest published version."""
 
@@ -30,7 +38,7 @@ class WeightUpdater:
         self.version = version
         self.outdated: dict[str, Instance] = {}
         self._paused: dict[str, Instance] = {}
-        self._cohorts: dict[str, dict[str, Instance]] = {}
+        self._cohorts: dict[str, _Cohort] = {}
         self._fleet = fleet
         self._weights = weights
         self._interruption = interruption
@@ -50,6 +58,7 @@ class WeightUpdater:
     def lost(self, instance: Instance) -> None:
         self.outdated.pop(instance.id, None)
         self._paused.pop(instance.id, None)
+        instance.status = InstanceStatus.LOST
         self._ready(instance)
 
     def start(self, progress: Progress, out: list[Action]) -> list[Instance]:
@@ -86,7 +95,7 @@ class WeightUpdater:
         return True
 
     def _gather(self, instances: Sequence[Instance]) -> None:
-        cohort = {instance.id: instance for instance in instances}
+        cohort = _Cohort(instances)
         for instance in instances:
             self._ready(instance)
             self._cohorts[instance.id] = cohort
@@ -96,12 +105,11 @@ class WeightUpdater:
         cohort = self._cohorts.pop(instance.id, None)
         if cohort is None:
             return
-        waiting = [name for name in cohort if name in self._cohorts]
-        if any(self._cohorts[name] is cohort for name in waiting):
-            return
-        for member in cohort.values():
-            if member.status is InstanceStatus.GATED:
-                self._set_status(member, InstanceStatus.SERVING)
+        cohort.waiting -= 1
+        if not cohort.waiting:
+            for member in cohort.members:
+                if member.status is InstanceStatus.GATED:
+                    self._set_status(member, InstanceStatus.SERVING)
 
     def _begin(self, instance: Instance, out: list[Action]) -> bool:
         del self.outdated[instance.id]
