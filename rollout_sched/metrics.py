@@ -142,11 +142,11 @@ class _Gauge:
     neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them.
     """
 
-    __slots__ = ("acting", "in_flight", "plain", "queued", "report", "shares", "updating")
+    __slots__ = ("acting", "gone", "in_flight", "plain", "queued", "report", "shares", "updating")
 
     def __init__(self) -> None:
         self.in_flight = self.acting = self.queued = 0
-        self.updating = False
+        self.updating = self.gone = False
         self.plain = True
         self.shares = [0.0] * len(SHARES)
         self.report: InstanceReported | None = None
@@ -316,6 +316,8 @@ class Metrics:
 
     def _change(self, gauge: _Gauge) -> None:
         """Put what the instance adds to the bubbles in step with its state."""
+        if gauge.gone:
+            return  # a tool outlived the instance that it worked for
         gauge.plain = not (gauge.updating or gauge.acting or gauge.queued)
         after = self._shares_of(gauge)
         for place, share in enumerate(after):
@@ -353,6 +355,7 @@ class Metrics:
         gauge = self._gauges.pop(event.instance, None)
         if gauge is None:
             return
+        gauge.gone = True
         for place, share in enumerate(gauge.shares):
             self._shares[place] -= share
         if gauge.report is not None:

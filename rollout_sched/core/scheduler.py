@@ -184,6 +184,7 @@ class Scheduler:
         if self._carries_over:
             remaining = self.sample_buffer.remaining(groups, progress.fleet_version)
             if self.roles.freshness.must_wait(progress, remaining):
+                self._recall_oldest()
                 return
         samples = tuple(self._sample(request) for group in groups for request in group.finished)
         self._out.append(Deliver(progress.batches, progress.version, samples))
@@ -197,6 +198,16 @@ class Scheduler:
             for group in self.sample_buffer.groups():
                 if group.active:
                     self._set_back(group)
+
+    def _recall_oldest(self) -> None:
+        """The batch may be waiting for groups that were set back: the oldest of them go on."""
+        deferred = self.progress.deferred_groups
+        held = [group for group in deferred.values() if group in self.sample_buffer]
+        oldest = min((group.oldest_version or 0 for group in held), default=0)
+        for group in held:
+            if (group.oldest_version or 0) == oldest:
+                del deferred[group.id]
+                self._activate(group, 1.0)
 
     def _update_weights(self) -> None:
         for instance in self.updater.start(self.progress, self._out):
@@ -413,10 +424,11 @@ class Scheduler:
         instance = attempt.instance
         if event.retryable:
             self._rest(instance, now)
-        self._abandon(attempt)
+        self._free(attempt)
         request = attempt.request
         if attempt.disowned:
             return
+        self._keep(attempt, ())
         request.failures += 1
         if event.retryable and request.failures <= self.max_failures:
             self._go_on(request)
@@ -437,11 +449,8 @@ class Scheduler:
         attempt = self._attempt(event)
         if attempt is None:
             return None
-        instance = attempt.instance
-        instance.failures = 0
-        self.fleet.close(attempt)
-        if not instance.attempts:
-            self.updater.emptied(instance, self._out)
+        attempt.instance.failures = 0
+        self._free(attempt)
         tokens = event.tokens
         if not 0 <= tokens <= attempt.max_new_tokens:
             self.anomalies["tokens_out_of_range"] += 1
@@ -454,14 +463,12 @@ class Scheduler:
         self._keep(attempt, event.spans)
         return attempt
 
-    def _abandon(self, attempt: Attempt) -> None:
-        """No answer will come: keep what was streamed."""
-        if attempt.id in self.fleet.attempts:
-            self.fleet.close(attempt)
-            if not attempt.instance.attempts:
-                self.updater.emptied(attempt.instance, self._out)
-        if not attempt.disowned:
-            self._keep(attempt, ())
+    def _free(self, attempt: Attempt) -> None:
+        """The instance holds the attempt no longer."""
+        instance = attempt.instance
+        self.fleet.close(attempt)
+        if not instance.attempts:
+            self.updater.emptied(instance, self._out)
 
     def _keep(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""
@@ -704,9 +711,12 @@ class Scheduler:
 
     def _lose(self, instance: Instance) -> None:
         self.updater.lost(instance)
-        for attempt in self.fleet.lose(instance):
-            self._abandon(attempt)
-            if not attempt.disowned:
+        attempts = [attempt for attempt in self.fleet.lose(instance) if not attempt.disowned]
+        for attempt in attempts:
+            self._keep(attempt, ())
+        for attempt in attempts:
+            # The first to go on may complete its group and so end a sibling that was here too.
+            if attempt.request.state in (RequestState.RUNNING, RequestState.INTERRUPTING):
                 self._go_on(attempt.request)
 
     def _rest(self, instance: Instance, now: float) -> None:

@@ -1,0 +1,56 @@
+# Two commands matter: `make demo` runs the main job, `make test` the tests.
+# Both set up what they need, from nothing but Python >= 3.11 and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
+BIN = $(VENV)/bin
+
+.PHONY: demo test test-vllm check format bench clean
+
+demo: $(VENV)/.ready
+	$(BIN)/rollout-sched replay lrm_math_open \
+	  --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
+	  --policy one_step_off --policy async_recompute --policy async_retain
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -q
+
+# Real vLLM (CPU build, pinned) against the simulated instance; about 2 GB to install.
+test-vllm: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/check_wheel.py
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/replay_speed.py
+	$(BIN)/python benchmarks/decision_cost.py
+
+clean:
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+# uv is taken when it is there; venv and pip do as well.
+$(VENV)/.ready: pyproject.toml
+	if command -v uv >/dev/null; then \
+	  uv venv -q --allow-existing --python $(PYTHON) $(VENV) && \
+	  uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	else \
+	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q -e '.[dev]'; \
+	fi
+	touch $@
+
+$(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
+	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers msgspec numpy rich
+	touch $@

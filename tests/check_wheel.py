@@ -1,0 +1,50 @@
+"""The wheel holds the modules and data files of the tree, no more and no less."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = (".py", ".typed", ".toml", ".gz", ".md")
+
+
+def in_tree() -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "rollout_sched", "policies", "simulators", "integrations"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    return {
+        path if path.startswith("rollout_sched/") else f"rollout_sched/{path}"
+        for path in listed
+        if path.endswith(DATA)
+    }
+
+
+def in_wheel() -> set[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "build", "--outdir", folder, str(ROOT)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        wheel = next(Path(folder).glob("*.whl"))
+        names = zipfile.ZipFile(wheel).namelist()
+    return {name for name in names if ".dist-info/" not in name}
+
+
+def main() -> int:
+    tree, wheel = in_tree(), in_wheel()
+    for name in sorted(tree - wheel):
+        print(f"missing in the wheel: {name}")
+    for name in sorted(wheel - tree):
+        print(f"only in the wheel: {name}")
+    print(f"wheel: {len(wheel)} files, tree: {len(tree)} files")
+    return int(tree != wheel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The tree is what the packaging needs: three rooms at the top, linked into the package."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("policies", "simulators", "integrations")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_link_leads_to_its_room(room):
+    link = ROOT / "rollout_sched" / room
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == ROOT / room
+    assert not (ROOT / room).is_symlink()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_imports_from_the_package(room):
+    module = importlib.import_module(f"rollout_sched.{room}")
+    assert Path(module.__file__).resolve() == ROOT / room / "__init__.py"
+
+
+def test_every_module_has_a_mirrored_test():
+    sources = [
+        path.relative_to(ROOT)
+        for room in ("rollout_sched/core", "rollout_sched", *ROOMS)
+        for path in sorted((ROOT / room).glob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = [str(path) for path in sources if f"test_{path.name}" not in tests]
+    assert not missing
