@@ -24,7 +24,7 @@ class Slots(msgspec.Struct, frozen=True):
     factor: Positive = 1.0
 
     def admits(self, instance: Instance) -> bool:
-        return instance.in_flight < instance.slots * self.factor
+        return len(instance.attempts) < instance.slots * self.factor
 
 
 class KvTokens(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from rollout_sched.core.roles import Group, Request
 class Unknown(msgspec.Struct, frozen=True):
     """No prediction: only what is known to be there counts."""
 
-    learns = False
+    def lesson(self, group: Group) -> None:
+        return None
 
     def expect(self, request: Request) -> int:
         return request.known_tokens
@@ -24,7 +25,9 @@ class Oracle(msgspec.Struct, frozen=True):
     """The true length. Only a replay knows it: a reference, not a policy to run."""
 
     lengths: Callable[[str, int], int]
-    learns = False
+
+    def lesson(self, group: Group) -> None:
+        return None
 
     def expect(self, request: Request) -> int:
         return self.lengths(request.group.id, request.index)
@@ -41,16 +44,18 @@ class GroupHistory(msgspec.Struct, frozen=True):
 
     quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     method: Literal["quantile", "censored"] = "quantile"
-    learns = True
+
+    def lesson(self, group: Group) -> int | None:
+        lengths = group.lengths
+        if not lengths:
+            return None
+        if self.method == "censored":
+            return self._censored(group)
+        return lengths[ceil(self.quantile * len(lengths) - 1e-9) - 1]
 
     def expect(self, request: Request) -> int:
         group = request.group
-        if not group.lengths:
-            return group.max_tokens
-        if self.method == "quantile":
-            length = group.lengths[ceil(self.quantile * len(group.lengths) - 1e-9) - 1]
-        else:
-            length = self._censored(group)
+        length = group.max_tokens if group.lesson is None else group.lesson
         return max(length, request.known_tokens)
 
     def _censored(self, group: Group) -> int:

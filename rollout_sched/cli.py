@@ -21,6 +21,7 @@ from rollout_sched.simulators.replay import replay
 from rollout_sched.simulators.scenario import Scenario, load_scenario
 from rollout_sched.simulators.workload import Workload
 
+BASELINE = "round_robin_sync"
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 
 
@@ -99,7 +100,7 @@ def _positive(text: str) -> int:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    names = options.policy or config.shipped("policies/presets")
+    names = options.policy or _baseline_first(config.shipped("policies/presets"))
     policies = [config.load_policy(name) for name in names]
     scenario = _with_job(load_scenario(options.scenario), options)
     for path in (options.json, options.journal):
@@ -126,7 +127,15 @@ def _replay(options: argparse.Namespace) -> None:
     report = reports.document(trace, scenario, runs, steps=options.steps, seeds=options.seeds)
     if options.json is not None:
         reports.write_json(report, options.json)
-    Console().print(reports.table(report))
+    console = _console()
+    console.print(reports.heading(report), highlight=False)
+    for part in reports.tables(report):
+        console.print(part)
+    console.print(reports.footnote(report), highlight=False)
+
+
+def _baseline_first(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: name != BASELINE)
 
 
 def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
@@ -137,6 +146,12 @@ def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     }
     job = msgspec.structs.replace(scenario.job, **given)
     return msgspec.structs.replace(scenario, job=job)
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for the tables where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 120))
 
 
 def _progress() -> Progress:

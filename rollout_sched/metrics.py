@@ -155,7 +155,8 @@ class _Gauge:
 class Metrics:
     """Folds (now, event, actions), in order, into steps and a summary.
 
-    `reference_batch`: the places of an instance for the occupancy bubble. `offered(group)`: the
+    `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
+    a batch. `offered(group)`: the
     response lengths the trainer asked for (length bias). `colocated`: training takes the
     instances' GPUs, so the fleet counts as waiting at the barrier meanwhile.
     """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rollout_sched.simulators.replay import Run, figures, offered_bound
@@ -19,6 +20,7 @@ from rollout_sched.simulators.workload import Workload
 SCHEMA = "rollout-sched-replay/1"
 
 Format = Callable[[float], str]
+Columns = Sequence[tuple[str, str, Format]]
 
 
 def document(
@@ -68,29 +70,53 @@ def write_json(report: dict[str, Any], path: Path) -> None:
         raise
 
 
-def table(report: dict[str, Any]) -> Table:
-    """Policies as columns, figures as rows: mean over the seeds, half the spread behind it."""
+def tables(report: dict[str, Any]) -> list[Table]:
+    """One line a policy, three tables: speed, where the time and tokens went, what was trained.
+
+    Means over the seeds; half the range between seeds follows where it is 0.5 % or more.
+    """
     policies = report["policies"]
-    bound = report["lower_bound"]["total_s"]["mean"]
-    result = Table(
-        title=(
-            f"{report['trace']} on {report['scenario']}: {report['prompts']} prompts x "
-            f"{report['samples_per_prompt']}, {report['prompts_per_step']} prompts a step"
-        ),
-        caption=f"no policy can train this workload in less than {_seconds(bound)}",
-    )
-    result.add_column("")
-    for policy in policies:
-        result.add_column(policy["name"].replace("_", "_\u200b"), justify="right")
     first = policies[0]["total_s"]["mean"]
-    result.add_row("total", *(_cell(p["total_s"], _seconds) for p in policies))
-    result.add_row(
-        "speed-up over the first",
-        *(f"{first / p['total_s']['mean']:.2f}x" for p in policies),
-        end_section=True,
+    for policy in policies:
+        ratios = [first / policy["total_s"][key] for key in ("mean", "max", "min")]
+        policy["speed_up"] = dict(zip(("mean", "min", "max"), ratios, strict=True))
+    return [_table(title, columns, policies) for title, columns in TABLES.items()]
+
+
+def heading(report: dict[str, Any]) -> str:
+    """What was replayed, and what nobody can beat."""
+    bound = report["lower_bound"]["total_s"]["mean"]
+    return (
+        f"{report['trace']} on {report['scenario']}: {report['prompts']} prompts x "
+        f"{report['samples_per_prompt']} samples, {report['prompts_per_step']} prompts a step, "
+        f"{report['seeds']} seed(s)\n"
+        f"No policy can train this workload in less than {_seconds(bound)}."
     )
-    for label, path, form in ROWS:
-        result.add_row(label, *(_cell(_at(policy, path), form) for policy in policies))
+
+
+def footnote(report: dict[str, Any]) -> str:
+    """Which policies needed more samples than the trace holds; empty if none did."""
+    drawn = [
+        f"{policy['name']} {_count(policy['samples_drawn']['mean'])}"
+        for policy in report["policies"]
+        if policy["samples_drawn"]["max"]
+    ]
+    if not drawn:
+        return ""
+    return (
+        "Samples the trace does not hold were drawn from the other samples of their group: "
+        + ", ".join(drawn)
+    )
+
+
+def _table(title: str, columns: Columns, policies: Sequence[dict[str, Any]]) -> Table:
+    result = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    result.add_column("policy", no_wrap=True)
+    for label, _, _ in columns:
+        result.add_column(label, justify="right")
+    for policy in policies:
+        cells = (_cell(_at(policy, path), form) for _, path, form in columns)
+        result.add_row(policy["name"], *cells)
     return result
 
 
@@ -105,8 +131,8 @@ def _cell(figure: dict[str, float] | None, form: Format) -> str:
     if figure is None:
         return "-"
     half = (figure["max"] - figure["min"]) / 2
-    mean = form(figure["mean"])
-    return mean if half < 1e-9 * max(1.0, abs(figure["mean"])) else f"{mean} \u00b1 {form(half)}"
+    spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
+    return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if spread >= 0.005 else "")
 
 
 def _seconds(value: float) -> str:
@@ -127,29 +153,42 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-ROWS: tuple[tuple[str, str, Format], ...] = (
-    ("gap to the bound", "gap_to_bound", _percent),
-    ("gap, workload as offered", "gap_to_offered_bound", _percent),
-    ("rollout per step", "rollout_s", _seconds),
-    ("t90 per step", "t90_s", _seconds),
-    ("accepted tokens/s", "accepted_tokens_per_s", _count),
-    ("  of the current version", "fresh_tokens_per_s", _count),
-    ("idle bubble", "idle_bubble", _percent),
-    ("  at the barrier", "idle_bubble_by_cause.barrier", _percent),
-    ("  queue empty", "idle_bubble_by_cause.queue_empty", _percent),
-    ("  weight update", "idle_bubble_by_cause.weight_update", _percent),
-    ("occupancy bubble", "occupancy_bubble", _percent),
-    ("trainer waits", "trainer_wait_s", _seconds),
-    ("discarded tokens", "discarded_tokens", _count),
-    ("re-prefilled tokens", "reprefilled_tokens", _count),
-    ("preemptions", "preemptions", _count),
-    ("staleness mean", "staleness.mean", _number),
-    ("staleness max", "staleness.max", _count),
-    ("length bias, mean ratio", "length_bias.mean_ratio", _number),
-    ("length bias, KS", "length_bias.ks", _number),
-    ("length bias, KS per step", "length_bias.step_ks", _number),
-    ("oldest prompt, steps", "oldest_prompt_age_steps", _count),
-    ("samples delivered", "samples_delivered", _count),
-    ("samples lost", "samples_lost", _count),
-    ("samples drawn", "samples_drawn", _count),
-)
+def _ratio(value: float) -> str:
+    return f"{value:.2f}x"
+
+
+TABLES: dict[str, Columns] = {
+    "Speed": (
+        ("total", "total_s", _seconds),
+        ("speed-up", "speed_up", _ratio),
+        ("gap to bound", "gap_to_bound", _percent),
+        ("gap as offered", "gap_to_offered_bound", _percent),
+        ("rollout a step", "rollout_s", _seconds),
+        ("t90 a step", "t90_s", _seconds),
+        ("accepted tokens/s", "accepted_tokens_per_s", _count),
+        ("trainer waits", "trainer_wait_s", _seconds),
+    ),
+    "Where instance time and tokens went": (
+        ("idle bubble", "idle_bubble", _percent),
+        ("at the barrier", "idle_bubble_by_cause.barrier", _percent),
+        ("queue empty", "idle_bubble_by_cause.queue_empty", _percent),
+        ("weight update", "idle_bubble_by_cause.weight_update", _percent),
+        ("tool wait", "idle_bubble_by_cause.tool_wait", _percent),
+        ("occup. bubble", "occupancy_bubble", _percent),
+        ("discarded", "discarded_tokens", _count),
+        ("re-prefilled", "reprefilled_tokens", _count),
+        ("preempted", "preemptions", _count),
+    ),
+    "What the trainer got": (
+        ("stale mean", "staleness.mean", _number),
+        ("max", "staleness.max", _count),
+        ("newest tokens/s", "fresh_tokens_per_s", _count),
+        ("length ratio", "length_bias.mean_ratio", _number),
+        ("KS", "length_bias.ks", _number),
+        ("KS a step", "length_bias.step_ks", _number),
+        ("oldest prompt", "oldest_prompt_age_steps", _count),
+        ("samples", "samples_delivered", _count),
+        ("lost", "samples_lost", _count),
+        ("drawn", "samples_drawn", _count),
+    ),
+}

@@ -16,6 +16,9 @@ from typing import Any
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
 
+# Looking a member up in its enum costs as much as the rest of the test in `touch`.
+SERVING = InstanceStatus.SERVING
+
 Heap = list[tuple[Any, int, int, Instance]]
 
 
@@ -121,18 +124,15 @@ class Fleet:
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))
-        attempt.instance.tokens += expected - attempt.expected_tokens
+        instance = attempt.instance
+        instance.tokens += expected - attempt.expected_tokens
         attempt.expected_tokens = expected
-        self.touch(attempt.instance)
+        self.touch(instance)
 
     def touch(self, instance: Instance) -> None:
         """Something that openness or load depends on has changed."""
         instance.stamp += 1
-        if (
-            instance.status is InstanceStatus.SERVING
-            and not instance.held_until
-            and self._admits(instance)
-        ):
+        if instance.status is SERVING and not instance.held_until and self._admits(instance):
             if instance.place < 0:
                 instance.place = len(self.open)
                 self.open.append(instance)

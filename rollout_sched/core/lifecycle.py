@@ -28,26 +28,28 @@ class Move(StrEnum):
     END = "end"  # delivered or discarded
 
 
+DISPATCH, INTERRUPT, RETURN, PARK, ACT, FINISH, END = Move
+
 MOVES: dict[RequestState, dict[Move, RequestState]] = {
-    PARKED: {Move.RETURN: WAITING, Move.END: ENDED},
-    WAITING: {Move.DISPATCH: RUNNING, Move.PARK: PARKED, Move.END: ENDED},
+    PARKED: {RETURN: WAITING, END: ENDED},
+    WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
     RUNNING: {
-        Move.INTERRUPT: INTERRUPTING,
-        Move.RETURN: WAITING,
-        Move.PARK: PARKED,
-        Move.ACT: ACTING,
-        Move.FINISH: FINISHED,
-        Move.END: ENDED,
+        INTERRUPT: INTERRUPTING,
+        RETURN: WAITING,
+        PARK: PARKED,
+        ACT: ACTING,
+        FINISH: FINISHED,
+        END: ENDED,
     },
     INTERRUPTING: {
-        Move.RETURN: WAITING,
-        Move.PARK: PARKED,
-        Move.ACT: ACTING,
-        Move.FINISH: FINISHED,
-        Move.END: ENDED,
+        RETURN: WAITING,
+        PARK: PARKED,
+        ACT: ACTING,
+        FINISH: FINISHED,
+        END: ENDED,
     },
-    ACTING: {Move.RETURN: WAITING, Move.PARK: PARKED, Move.END: ENDED},
-    FINISHED: {Move.PARK: PARKED, Move.END: ENDED},
+    ACTING: {RETURN: WAITING, PARK: PARKED, END: ENDED},
+    FINISHED: {PARK: PARKED, END: ENDED},
     ENDED: {},
 }
 

@@ -76,7 +76,7 @@ class Group(msgspec.Struct, eq=False):
 
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
     that may have made any of its tokens (None: none were made). `lengths` holds the response
-    lengths of its finished requests, ascending.
+    lengths of its finished requests, ascending; `lesson` is what the prediction made of them.
     """
 
     id: str
@@ -87,6 +87,7 @@ class Group(msgspec.Struct, eq=False):
     requests: list[Request] = msgspec.field(default_factory=list)
     finished: list[Request] = msgspec.field(default_factory=list)
     lengths: list[int] = msgspec.field(default_factory=list)
+    lesson: int | None = None
     oldest_version: int | None = None
     active: bool = False
     deferrals: int = 0

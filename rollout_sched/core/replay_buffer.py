@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollout_sched.core.model import Group, Request
+from rollout_sched.core.model import Group, Request, RequestState
 
 
 class ReplayBuffer:
@@ -35,4 +35,4 @@ class ReplayBuffer:
 
     def of(self, group: Group) -> list[Request]:
         """The parked requests of one group, in index order."""
-        return [request for request in group.requests if request.id in self._parked]
+        return [r for r in group.requests if r.state is RequestState.PARKED]

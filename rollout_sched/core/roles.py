@@ -107,9 +107,12 @@ class Admission(Protocol):
 class Prediction(Protocol):
     """How many response tokens will this request have made in the end?"""
 
-    @property
-    def learns(self) -> bool:
-        """True if the answer changes while siblings run and finish."""
+    def lesson(self, group: Group) -> int | None:
+        """What the group's members have taught so far; asked whenever one of them makes progress.
+
+        The scheduler keeps the answer as `group.lesson` and asks `expect` anew, for every member
+        that is not finished, when it changes. None: nothing.
+        """
 
     def expect(self, request: Request) -> int: ...
 

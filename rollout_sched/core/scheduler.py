@@ -45,13 +45,27 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.lifecycle import Move, move
+from rollout_sched.core.lifecycle import (
+    ACT,
+    ACTING,
+    DISPATCH,
+    END,
+    FINISH,
+    FINISHED,
+    INTERRUPT,
+    INTERRUPTING,
+    PARK,
+    PARKED,
+    RETURN,
+    RUNNING,
+    WAITING,
+    move,
+)
 from rollout_sched.core.model import (
     Attempt,
     Group,
     Instance,
     Request,
-    RequestState,
     Sample,
     Segment,
 )
@@ -212,8 +226,8 @@ class Scheduler:
     def _update_weights(self) -> None:
         for instance in self.updater.start(self.progress, self._out):
             for attempt in instance.attempts.values():
-                if not attempt.disowned and attempt.request.state is RequestState.RUNNING:
-                    move(attempt.request, Move.INTERRUPT)
+                if not attempt.disowned and attempt.request.state is RUNNING:
+                    move(attempt.request, INTERRUPT)
 
     def _launch(self) -> None:
         progress, roles = self.progress, self.roles
@@ -260,7 +274,7 @@ class Scheduler:
         max_new_tokens = request.group.max_tokens - request.response_tokens
         if limit is not None and limit < max_new_tokens:
             max_new_tokens = limit
-        move(request, Move.DISPATCH)
+        move(request, DISPATCH)
         request.attempt = attempt = self.fleet.send(request, instance, max_new_tokens)
         request.last_attempt = attempt.id
         request.home = instance.id
@@ -373,8 +387,7 @@ class Scheduler:
             self.anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
-        if self.roles.prediction.learns:
-            self._predict(attempt.request.group)
+        self._learn(attempt.request.group)
 
     def _request_finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event)
@@ -395,16 +408,12 @@ class Scheduler:
         if request.response_tokens >= request.group.max_tokens:
             self._finish(request, "length")
         else:
-            move(request, Move.ACT)
+            move(request, ACT)
             request.turn += 1
 
     def _tool_returned(self, event: ToolReturned, now: float) -> None:
         request = self.requests.get(event.request)
-        if (
-            request is None
-            or request.state is not RequestState.ACTING
-            or request.last_attempt != event.attempt
-        ):
+        if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
             self.anomalies["unknown_turn"] += 1
             return
         if event.observation_tokens < 0:
@@ -509,7 +518,7 @@ class Scheduler:
             return
         attempt.disowned = reason
         request.attempt = None
-        if request.state is RequestState.RUNNING:
+        if request.state is RUNNING:
             self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     # -- requests: going on, finishing, ending ---------------------------------------------
@@ -533,50 +542,54 @@ class Scheduler:
     def _return(self, request: Request) -> None:
         if request in self.replay_buffer:
             self.replay_buffer.remove(request)
-        move(request, Move.RETURN)
+        move(request, RETURN)
         request.expected_tokens = self.roles.prediction.expect(request)
         self.waiting.add(request, self.roles.ordering.key(request))
 
     def _park(self, request: Request) -> None:
-        if request.state is RequestState.WAITING:
+        if request.state is WAITING:
             self.waiting.remove(request)
-        move(request, Move.PARK)
+        move(request, PARK)
         self.replay_buffer.add(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        move(request, Move.FINISH)
+        move(request, FINISH)
         request.finish = reason
         group = request.group
         group.finished.append(request)
         insort(group.lengths, request.response_tokens)
         if group.complete:
             self._complete(group)
-        elif self.roles.prediction.learns:
-            self._predict(group)
+        else:
+            self._learn(group)
 
     def _end(self, request: Request, reason: str) -> None:
         """The request is over without being delivered."""
         self._disown(request, reason)
-        if request.state is RequestState.WAITING:
+        if request.state is WAITING:
             self.waiting.remove(request)
-        elif request.state is RequestState.PARKED:
+        elif request.state is PARKED:
             self.replay_buffer.remove(request)
-        move(request, Move.END)
+        move(request, END)
         del self.requests[request.id]
         self._out.append(Discard(request.id, request.response_tokens, reason, ends=True))
 
-    def _predict(self, group: Group) -> None:
-        """A sibling taught us something: ask again for those that are not finished."""
+    def _learn(self, group: Group) -> None:
+        """A member made progress; if that changes what to expect, ask again for the others."""
+        lesson = self.roles.prediction.lesson(group)
+        if lesson == group.lesson:
+            return
+        group.lesson = lesson
         expect = self.roles.prediction.expect
         for request in group.requests:
             state = request.state
-            if state is RequestState.FINISHED or state is RequestState.ENDED:
+            if state is FINISHED:
                 continue
             expected = expect(request)
             if expected == request.expected_tokens:
                 continue
             request.expected_tokens = expected
-            if state is RequestState.WAITING:
+            if state is WAITING:
                 self.waiting.rerank(request, self.roles.ordering.key(request))
             elif request.attempt is not None:
                 self.fleet.expect(request.attempt, expected - request.response_tokens)
@@ -612,7 +625,7 @@ class Scheduler:
         else:
             del self.progress.deferred_groups[group.id]
         for request in group.requests:
-            if request.state is not RequestState.FINISHED:
+            if request.state is not FINISHED:
                 self._end(request, "surplus")
         group.requests = list(group.finished)
         self.sample_buffer.completed(group)
@@ -624,12 +637,12 @@ class Scheduler:
             return
         self._defer(group)
         for request in group.requests:
-            if request.state is RequestState.WAITING:
+            if request.state is WAITING:
                 self._park(request)
-            elif request.state is RequestState.RUNNING:
+            elif request.state is RUNNING:
                 attempt = request.attempt
                 assert attempt is not None
-                move(request, Move.INTERRUPT)
+                move(request, INTERRUPT)
                 self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     def _start_over(self, group: Group, reason: str = "stale") -> None:
@@ -649,10 +662,11 @@ class Scheduler:
             request.salt = request.home = None
             request.finish = ""
             request.segments.clear()
-            if request.state is not RequestState.PARKED:
+            if request.state is not PARKED:
                 self._park(request)
         group.finished.clear()
         group.lengths.clear()
+        group.lesson = None
         self.sample_buffer.release(group)
 
     def _defer(self, group: Group) -> None:
@@ -676,7 +690,7 @@ class Scheduler:
     def _forget(self, group: Group) -> None:
         """The group was delivered."""
         for request in group.finished:
-            move(request, Move.END)
+            move(request, END)
             del self.requests[request.id]
         self._drop(group)
 
@@ -716,7 +730,7 @@ class Scheduler:
             self._keep(attempt, ())
         for attempt in attempts:
             # The first to go on may complete its group and so end a sibling that was here too.
-            if attempt.request.state in (RequestState.RUNNING, RequestState.INTERRUPTING):
+            if attempt.request.state in (RUNNING, INTERRUPTING):
                 self._go_on(attempt.request)
 
     def _rest(self, instance: Instance, now: float) -> None:

@@ -1,0 +1,80 @@
+"""What one decision of the core costs: `python benchmarks/decision_cost.py`.
+
+1,024 instances hold 100,000 requests in flight and a queue waits behind them. Events come one at a
+time: an answer, for which the core books the tokens, completes a group now and then, predicts the
+siblings anew, and dispatches from the queue to the least loaded instance. Target: a median under
+20 us. The curves vary one size at a time; growth beyond log n would show there.
+
+Exit code 1 if the target is missed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+import time
+
+from rollout_sched.config import load_policy
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import (
+    BatchRequested,
+    GroupSubmitted,
+    InstanceJoined,
+    RequestFinished,
+)
+
+POLICY = "dplb"
+GROUP = 8
+
+
+def measure(instances: int, in_flight: int, waiting: int, events: int = 20_000) -> list[float]:
+    """Microseconds of each of so many answers."""
+    dice = random.Random(0)
+    groups = (in_flight + waiting) // GROUP
+    scheduler = load_policy(POLICY).scheduler(prompts_per_step=groups)
+    slots = -(-in_flight // instances)
+    running: list[Dispatch] = []
+    for number in range(instances):
+        scheduler.handle(InstanceJoined(f"instance-{number}", slots, 10**9), 0.0)
+    for number in range(groups):
+        scheduler.handle(GroupSubmitted(f"group-{number}", GROUP, 200, 32_768), 0.0)
+    running += scheduler.handle(BatchRequested(), 0.0)
+    costs = []
+    gc.collect()
+    gc.disable()
+    for _ in range(min(events, in_flight + waiting - GROUP)):
+        place = dice.randrange(len(running))
+        running[place], running[-1] = running[-1], running[place]
+        dispatch = running.pop()
+        event = RequestFinished(dispatch.request, dispatch.attempt, dice.randrange(1, 32_768))
+        start = time.perf_counter_ns()
+        actions = scheduler.handle(event, 1.0)
+        costs.append((time.perf_counter_ns() - start) / 1e3)
+        running += [action for action in actions if isinstance(action, Dispatch)]
+    gc.enable()
+    return costs
+
+
+def show(instances: int, in_flight: int, waiting: int) -> float:
+    costs = sorted(measure(instances, in_flight, waiting))
+    median = statistics.median(costs)
+    p99 = costs[int(0.99 * len(costs))]
+    print(f"{instances:9,d} {in_flight:9,d} {waiting:9,d}   {median:6.1f} {p99:6.1f}")
+    return median
+
+
+def main() -> int:
+    print(f"policy {POLICY}, microseconds per event\ninstances in flight   waiting   median    p99")
+    target = show(1_024, 100_000, 20_000)
+    for instances in (16, 64, 256, 1_024, 4_096):
+        show(instances, 32_768, 8_192)
+    for waiting in (8, 1_000, 10_000, 100_000):
+        show(256, 32_768, waiting)
+    print(f"median at 1,024 instances and 100,000 in flight: {target:.1f} us, target 20 us")
+    return int(target >= 20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
