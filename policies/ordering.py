@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from rollout_sched.core.roles import Request
@@ -15,10 +17,17 @@ class Fifo(msgspec.Struct, frozen=True):
 
 
 class LongestFirst(msgspec.Struct, frozen=True):
-    """The longest expected remainder first, so that the tail starts early (Seer, StreamRL)."""
+    """The longest expected remainder first, so that the tail starts early (StreamRL).
 
-    def key(self, request: Request) -> int:
-        return request.response_tokens - request.expected_tokens
+    Before them go the first `probes` samples of every group: once one of them has finished, the
+    group's other samples can be told long from short (Seer's probes, arXiv 2511.14617).
+    """
+
+    probes: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def key(self, request: Request) -> tuple[bool, int]:
+        remaining = request.expected_tokens - request.response_tokens
+        return request.index >= self.probes, -remaining
 
 
 class ShortestFirst(msgspec.Struct, frozen=True):

@@ -102,13 +102,18 @@ def _positive(text: str) -> int:
 def _replay(options: argparse.Namespace) -> None:
     names = options.policy or _baseline_first(config.shipped("policies/presets"))
     policies = [config.load_policy(name) for name in names]
+    _check_names([policy.name for policy in policies])
     scenario = _with_job(load_scenario(options.scenario), options)
     for path in (options.json, options.journal):
         if path is not None and not path.parent.is_dir():
             raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+        if path is not None and path.is_dir():
+            raise CallerError(f"{path} is a folder; name a file in it")
     trace = traces.read(options.trace)
     workload = Workload(trace, scenario.job, steps=options.steps)
     workload.check_fits(scenario)
+    for policy in policies:
+        policy.build(lengths=workload.length)  # an error comes now or never
     with _progress() as bar:
 
         def follow(policy: str, seed: int) -> Deliveries:
@@ -132,6 +137,13 @@ def _replay(options: argparse.Namespace) -> None:
     for part in reports.tables(report):
         console.print(part)
     console.print(reports.footnote(report), highlight=False)
+
+
+def _check_names(names: list[str]) -> None:
+    """Figures and journals are told apart by the policy's name, a file's stem."""
+    for name in names:
+        if names.count(name) > 1:
+            raise CallerError(f"--policy: {name} is there twice; give each policy its own name")
 
 
 def _baseline_first(names: list[str]) -> list[str]:
