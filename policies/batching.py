@@ -94,6 +94,7 @@ class OneStepOff(msgspec.Struct, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 
     stops_at_delivery = True
+    least_staleness = 1
 
     def launch(self, progress: Progress) -> Launch | None:
         size = progress.prompts_per_step

@@ -1,0 +1,19 @@
+"""Rollout scheduling for RL post-training on vLLM fleets: one core, live and in replay."""
+
+from rollout_sched.config import ConfigError, PolicyFile, load_policy, parse_policy
+from rollout_sched.core import actions, events
+from rollout_sched.core.errors import CallerError, PolicyError, RolloutError
+from rollout_sched.core.scheduler import Scheduler
+
+__all__ = [
+    "CallerError",
+    "ConfigError",
+    "PolicyError",
+    "PolicyFile",
+    "RolloutError",
+    "Scheduler",
+    "actions",
+    "events",
+    "load_policy",
+    "parse_policy",
+]

@@ -114,7 +114,15 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
         Raises ConfigError if the policy needs true lengths and none are given.
         """
-        return Roles(**{role: self._role(role, seed, lengths) for role in self.roles})
+        roles = Roles(**{role: self._role(role, seed, lengths) for role in self.roles})
+        made = getattr(roles.batching, "least_staleness", 0)
+        if roles.freshness.oldest_allowed(made) > 0:
+            batching = type(roles.batching).__name__
+            raise ConfigError(
+                f"{self.name}: freshness.max_staleness: {batching} makes every sample {made} "
+                f"version(s) old, so that none could be delivered; allow at least {made}"
+            )
+        return roles
 
     def scheduler(
         self,

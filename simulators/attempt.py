@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.simulators.kv_blocks import Table
+from rollout_sched.simulators.kv_blocks import Chain, Table
 
 Reason = Literal["stop", "length", "abort"]
 
@@ -61,8 +61,8 @@ class Ended(msgspec.Struct):
 ARRIVING, WAITING, PREFILLING, DECODING, OVER = range(5)
 
 
-class Attempt:
-    """State of one attempt on an instance.
+class Attempt(Table):
+    """State of one attempt on an instance, and the KV blocks it holds.
 
     `tokens` (context and new ones) is not updated while it decodes: it is shift + step then,
     with `step` the number of steps the instance has made.
@@ -82,11 +82,20 @@ class Attempt:
         "span_start",
         "spans",
         "state",
-        "table",
         "tokens",
     )
 
-    def __init__(self, work: Work, goal: int, reason: Reason, arrival: int, table: Table) -> None:
+    def __init__(
+        self,
+        work: Work,
+        goal: int,
+        reason: Reason,
+        arrival: int,
+        shared: Chain,
+        own: Chain,
+        blocks: int,
+    ) -> None:
+        super().__init__(shared, own, blocks)
         self.number = work.attempt
         self.priority = work.priority
         self.known = work.known_tokens
@@ -94,7 +103,6 @@ class Attempt:
         self.goal = goal  # tokens at its end, and why it ends there
         self.reason = reason
         self.arrival = arrival
-        self.table = table
         self.state = ARRIVING
         self.computed = 0  # while it prefills
         self.shift = 0  # while it decodes

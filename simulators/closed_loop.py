@@ -6,6 +6,7 @@ through it only what a fleet could tell: answers, polls, streams, confirmations.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,15 +50,19 @@ Observer = Callable[[float, Event, list[Action]], None]
 
 
 class Station:
-    """A simulated instance, its place in the schedule, and who wants it to stand still."""
+    """A simulated instance, its place in the schedule, and who wants it to stand still.
 
-    __slots__ = ("engine", "holders", "name", "stamp")
+    `pausing` lists whose pauses it has not confirmed yet, in order.
+    """
+
+    __slots__ = ("engine", "holders", "name", "pausing", "stamp")
 
     def __init__(self, name: str, engine: Instance) -> None:
         self.name = name
         self.engine = engine
         self.stamp = 0
         self.holders: set[str] = set()
+        self.pausing: deque[str] = deque()
 
 
 class ClosedLoop:
@@ -90,6 +95,8 @@ class ClosedLoop:
         self._streams: dict[str, int] = {}
         self._changed: dict[str, Station] = {}
         self._ticks = 0
+        self._batch: Deliver | None = None
+        self._to_stop = 0
         self._do: dict[type[Any], Callable[[Any], None]] = {
             Dispatch: self._dispatch,
             Interrupt: self._interrupt,
@@ -174,13 +181,12 @@ class ClosedLoop:
 
     def _report(self, _: Any) -> None:
         for station in self._stations.values():
+            self._catch_up(station)
             if not station.holders:  # a paused vLLM's gauges freeze
                 self._tell(self._gauges(station))
 
     def _gauges(self, station: Station) -> InstanceReported:
         engine = station.engine
-        if engine.next_at() > self.clock.now:
-            engine.advance(self.clock.now)  # says nothing, but its counters are up to date
         return InstanceReported(
             station.name,
             engine.running,
@@ -195,12 +201,17 @@ class ClosedLoop:
 
     def _stream(self, _: Any) -> None:
         for station in self._stations.values():
-            if station.engine.next_at() <= self.clock.now:
-                continue  # about to say more than a stream would
+            self._catch_up(station)
             for attempt, tokens in station.engine.progress(self.clock.now).items():
                 self._tell(TokensArrived(self._running[attempt][0].request, attempt, tokens))
 
     # -- instances -------------------------------------------------------------------------
+
+    def _catch_up(self, station: Station) -> None:
+        """Let it say what is due: then its counters are those of this very moment."""
+        while station.engine.next_at() <= self.clock.now:
+            self._listen((station, station.stamp))
+        station.engine.advance(self.clock.now)  # says nothing
 
     def _plan(self, station: Station) -> None:
         """Put the next thing the instance has to say on the clock; older plans are void."""
@@ -218,8 +229,10 @@ class ClosedLoop:
         for word in said:
             if isinstance(word, Ended):
                 self._answer(word)
-            elif "scheduler" in station.holders:
+            elif station.pausing.popleft() == "scheduler":
                 self._tell(InstancePaused(station.name))
+            else:
+                self._stopped()
 
     def _answer(self, ended: Ended) -> None:
         dispatch, sample = self._running.pop(ended.attempt)
@@ -242,6 +255,7 @@ class ClosedLoop:
 
     def _hold(self, station: Station, holder: str, mode: Any, clear_cache: bool) -> None:
         station.holders.add(holder)
+        station.pausing.append(holder)
         station.engine.pause(self.clock.now, mode, clear_cache)
         self._changed[station.name] = station
 
@@ -298,11 +312,22 @@ class ClosedLoop:
 
     def _deliver(self, action: Deliver) -> None:
         trainer = self.scenario.trainer
-        if trainer.colocated:
-            for station in self._stations.values():
-                self._hold(station, "trainer", "keep", not trainer.keeps_kv)
+        if not trainer.colocated:
+            self._begin_training(action)
+            return
+        self._batch, self._to_stop = action, len(self._stations)
+        for station in self._stations.values():
+            self._hold(station, "trainer", "keep", not trainer.keeps_kv)
+
+    def _stopped(self) -> None:
+        """An instance made way for the colocated trainer, which waits for the last to do so."""
+        self._to_stop -= 1
+        if not self._to_stop and self._batch is not None:
+            self._begin_training(self._batch)
+
+    def _begin_training(self, action: Deliver) -> None:
         tokens = sum(s.prompt_tokens + s.response_tokens for s in action.samples)
-        self.clock.after(trainer.step_s(tokens), self._train, action)
+        self.clock.after(self.scenario.trainer.step_s(tokens), self._train, action)
 
     def _train(self, action: Deliver) -> None:
         """The training step is over."""

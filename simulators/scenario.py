@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.config import ConfigError, read_toml, unknown_key
+from rollout_sched.config import ConfigError, check_finite, read_toml, unknown_key
 from rollout_sched.simulators.cost_model import CostModel
 from rollout_sched.simulators.instance import InstanceSpec
 from rollout_sched.simulators.trainer import TrainerModel, WeightTransfer
@@ -96,6 +96,10 @@ def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
         raise ConfigError(f"{name}: {error}".replace(" - at `$.", ": at `")) from error
     if scenario.fleet.kv_tokens < scenario.fleet.block_size:
         raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; give it more")
+    try:
+        _ = scenario.instance
+    except ValueError as error:
+        raise ConfigError(f"{name}: fleet: {error}") from error
     return scenario
 
 
@@ -107,5 +111,6 @@ def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
     for key, value in table.items():
         if key not in fields:
             raise unknown_key(name, f"{path}{key}", fields)
+        check_finite(name, f"{path}{key}", value)
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
             _check_keys(name, f"{path}{key}.", value, fields[key])

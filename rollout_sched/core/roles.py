@@ -118,7 +118,11 @@ class Prediction(Protocol):
 
 
 class Batching(Protocol):
-    """When do groups start, and when is a batch ready?"""
+    """When do groups start, and when is a batch ready?
+
+    One that makes every sample some versions old says so in a class attribute `least_staleness`, so
+    that a tighter bound is refused before a run.
+    """
 
     @property
     def stops_at_delivery(self) -> bool:

@@ -388,6 +388,7 @@ class Scheduler:
             return
         attempt.tokens = event.tokens
         self._learn(attempt.request.group)
+        self._expect(attempt.request)
 
     def _request_finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event)
@@ -577,22 +578,21 @@ class Scheduler:
     def _learn(self, group: Group) -> None:
         """A member made progress; if that changes what to expect, ask again for the others."""
         lesson = self.roles.prediction.lesson(group)
-        if lesson == group.lesson:
+        if lesson != group.lesson:
+            group.lesson = lesson
+            for request in group.requests:
+                if request.state is not FINISHED:
+                    self._expect(request)
+
+    def _expect(self, request: Request) -> None:
+        expected = self.roles.prediction.expect(request)
+        if expected == request.expected_tokens:
             return
-        group.lesson = lesson
-        expect = self.roles.prediction.expect
-        for request in group.requests:
-            state = request.state
-            if state is FINISHED:
-                continue
-            expected = expect(request)
-            if expected == request.expected_tokens:
-                continue
-            request.expected_tokens = expected
-            if state is WAITING:
-                self.waiting.rerank(request, self.roles.ordering.key(request))
-            elif request.attempt is not None:
-                self.fleet.expect(request.attempt, expected - request.response_tokens)
+        request.expected_tokens = expected
+        if request.state is WAITING:
+            self.waiting.rerank(request, self.roles.ordering.key(request))
+        elif request.attempt is not None:
+            self.fleet.expect(request.attempt, expected - request.response_tokens)
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import os
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -84,6 +84,8 @@ class World(RuleBasedStateMachine):
 
     @initialize(policy=POLICIES, prompts_per_step=st.integers(1, 3), instances=st.integers(1, 3))
     def start(self, policy, prompts_per_step, instances):
+        if policy["batching"]["use"] == "one_step_off":
+            assume(policy["freshness"].get("max_staleness", 1) > 0)
         self.policy = parse_policy("machine", policy)
         self.bound = policy["freshness"].get("max_staleness")
         self.prompts_per_step = prompts_per_step

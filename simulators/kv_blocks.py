@@ -1,0 +1,345 @@
+"""Paged KV blocks with a prefix cache, kept as runs of blocks instead of single ones.
+
+What is reproduced (vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py):
+
+* A block is *cached* once all its tokens are scheduled; it stays cached after its holder has let
+  it go, until it is handed out again. Only whole blocks are ever found.
+* The free list has two parts. Free blocks without content (*blank*) are handed out first; then
+  cached ones, least recently freed first. A holder's blocks are freed tail first, so a chain is
+  eaten from its end and what is left of it is always a prefix.
+* Equal content may exist twice: a prompt that is a multiple of the block size has its last block
+  computed by every sibling, since at least one token must be computed. The oldest copy is found.
+
+Which blank block is handed out changes nothing, so blank blocks are only counted. Cached blocks
+with one history lie in one `Run`: neighbours in one chain, freed together. A request of 30,000
+tokens is one run, and taking or evicting any number of its blocks is one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
+
+ChainKey = tuple[Hashable, ...]
+
+
+class Chain:
+    """One line of text: block i of it always has the same content.
+
+    runs   its cached blocks; several runs may hold the same block numbers
+    users  live tables that refer to it
+    owner  who is writing it now, for those that only one may write; else None
+    """
+
+    __slots__ = ("key", "owner", "runs", "users")
+
+    def __init__(self, key: ChainKey) -> None:
+        self.key = key
+        self.runs: list[Run] = []
+        self.users = 0
+        self.owner: int | None = None
+
+
+class Run:
+    """Blocks lo <= i < hi of one chain, cached, with the same holders.
+
+    Without holders it is a link of the free list. When a held run must be split, the right part
+    is hung behind the left one (`rest`), so that holders of the whole still reach it.
+    """
+
+    __slots__ = ("birth", "chain", "hi", "holders", "lo", "newer", "older", "rest")
+
+    older: Run
+    newer: Run
+
+    def __init__(self, chain: Chain, lo: int, hi: int, birth: int, holders: int) -> None:
+        self.chain = chain
+        self.lo = lo
+        self.hi = hi
+        self.birth = birth
+        self.holders = holders
+        self.rest: Run | None = None
+
+
+class Table:
+    """The blocks that one attempt holds: shared runs in front, its own growing run behind.
+
+    Blocks below `shared_blocks` belong to the prompt's chain, the others to the attempt's own.
+    The own run is not an object before it is freed: it starts at `own_lo` and its end follows
+    from the number of tokens.
+    """
+
+    __slots__ = ("own", "own_lo", "runs", "shared", "shared_blocks")
+
+    def __init__(self, shared: Chain, own: Chain, shared_blocks: int) -> None:
+        shared.users += 1
+        own.users += 1
+        self.shared = shared
+        self.own = own
+        self.shared_blocks = self.own_lo = shared_blocks
+        self.runs: list[tuple[Run, int]] = []
+        """(first run, end of what is held): runs behind the first are reached by `rest`"""
+
+
+class Hit(NamedTuple):
+    """Cached blocks found for a context, from its start."""
+
+    blocks: int
+    idle: int
+    """how many of them are free now, that is, would leave the free list when taken"""
+    pieces: list[tuple[Run, int, int]]
+
+
+NO_HIT = Hit(0, 0, [])
+
+
+class KvBlocks:
+    """A pool of `blocks` KV blocks. `free` counts those that can be handed out."""
+
+    __slots__ = ("_births", "_chains", "_ring", "blank", "blocks", "caching", "free")
+
+    def __init__(self, blocks: int, caching: bool) -> None:
+        self.blocks = blocks
+        self.caching = caching
+        self.free = blocks
+        self.blank = blocks
+        self._births = 0
+        self._chains: dict[ChainKey, Chain] = {}
+        # Free cached runs in a ring: ring.newer is the next to be evicted.
+        self._ring = Run(Chain(()), 0, 0, 0, 0)
+        self._ring.older = self._ring.newer = self._ring
+
+    # Chains
+
+    def chain(self, key: ChainKey) -> Chain:
+        """The chain of that name. It is kept while it has cached blocks or users."""
+        chain = self._chains.get(key)
+        if chain is None:
+            chain = self._chains[key] = Chain(key)
+        return chain
+
+    def retire(self, table: Table) -> None:
+        """A table, with nothing held any more, goes out of use."""
+        shared, own = table.shared, table.own
+        shared.users -= 1
+        if not shared.users and not shared.runs:
+            del self._chains[shared.key]
+        own.users -= 1
+        if not own.users and not own.runs:
+            del self._chains[own.key]
+
+    # Finding and holding
+
+    def lookup(self, table: Table, limit: int) -> Hit:
+        """The longest cached prefix of at most `limit` whole blocks. Changes nothing."""
+        shared = table.shared_blocks
+        found = 0
+        pieces: list[tuple[Run, int, int]] = []
+        if shared and table.shared.runs:
+            found = _follow(table.shared, 0, min(shared, limit), pieces)
+        if found == shared and table.own.runs:
+            found = _follow(table.own, shared, limit, pieces)
+        if not pieces:
+            return NO_HIT
+        idle = 0
+        for run, lo, hi in pieces:
+            if not run.holders:
+                idle += hi - lo
+        return Hit(found, idle, pieces)
+
+    def take(self, table: Table, hit: Hit) -> None:
+        """Hold the blocks of a hit that `lookup` has just returned."""
+        # Backwards, because cutting a run leaves its left part under the old name.
+        for run, lo, hi in reversed(hit.pieces):
+            held = self._carve(run, lo, hi)
+            if not held.holders:
+                _unlink(held)
+                self.free -= hi - lo
+            held.holders += 1
+            table.runs.append((held, hi))
+        table.runs.reverse()
+        table.own_lo = max(hit.blocks, table.shared_blocks)
+
+    def _carve(self, run: Run, lo: int, hi: int) -> Run:
+        """Cut lo <= i < hi out of a run, leaving the free list and the holders as they are."""
+        if hi < run.hi:
+            self._split(run, hi)
+        return self._split(run, lo) if lo > run.lo else run
+
+    def _split(self, run: Run, at: int) -> Run:
+        right = Run(run.chain, at, run.hi, run.birth, run.holders)
+        right.rest = run.rest
+        run.hi = at
+        run.rest = right
+        run.chain.runs.append(right)
+        if not run.holders:  # the tail goes first
+            _link(right, run)
+        return right
+
+    # Handing out and giving back
+
+    def allocate(self, count: int) -> None:
+        """Hand out `count` <= free blocks, evicting cached ones when no blank one is left."""
+        self.free -= count
+        self.blank -= count
+        if self.blank < 0:
+            self._evict(-self.blank)
+            self.blank = 0
+
+    def _evict(self, count: int) -> None:
+        while count:
+            run = self._ring.newer
+            size = run.hi - run.lo
+            if size > count:
+                run.hi -= count
+                return
+            count -= size
+            _unlink(run)
+            chain = run.chain
+            chain.runs.remove(run)
+            if not chain.users and not chain.runs:
+                del self._chains[chain.key]
+
+    def seal(self, table: Table, start: int, end: int) -> None:
+        """Blocks start <= i < end are scheduled to the last token: the prompt's become findable.
+
+        The attempt's own ones need no entry before they are freed: nobody else looks for them
+        while it lives.
+        """
+        if end > table.shared_blocks:
+            end = table.shared_blocks
+        if start < end and self.caching:
+            table.runs.append((self._cache(table.shared, start, end, 1), end))
+
+    def _cache(self, chain: Chain, lo: int, hi: int, holders: int) -> Run:
+        self._births += 1
+        run = Run(chain, lo, hi, self._births, holders)
+        chain.runs.append(run)
+        return run
+
+    def release(self, table: Table, full: int, held: int) -> None:
+        """Give back all `held` blocks of a table, of which the first `full` are cached."""
+        if not self.caching:
+            self.free += held
+            self.blank += held
+            return
+        self.free += held - full
+        self.blank += held - full
+        if full > table.own_lo and not self._regrow(table, full):
+            self.free += full - table.own_lo
+            _link(self._cache(table.own, table.own_lo, full, 0), self._ring)
+        runs = table.runs
+        while runs:
+            run, end = runs.pop()
+            if run.hi < end:
+                self._let_go_of_parts(run, end)
+                continue
+            run.holders -= 1
+            if not run.holders:
+                self.free += run.hi - run.lo
+                _link(run, self._ring)
+        table.own_lo = table.shared_blocks
+
+    def _let_go_of_parts(self, run: Run, end: int) -> None:
+        parts = [run]
+        while run.hi < end:
+            assert run.rest is not None
+            run = run.rest
+            parts.append(run)
+        for part in reversed(parts):
+            part.holders -= 1
+            if not part.holders:
+                self.free += part.hi - part.lo
+                _link(part, self._ring)
+
+    def _regrow(self, table: Table, full: int) -> bool:
+        """If the own run goes on where the chain's only run ends, lengthen that one: freed
+        together, tail first, the two are one run."""
+        if len(table.own.runs) != 1 or not table.runs:
+            return False
+        run, hi = table.runs[-1]
+        if run is not table.own.runs[0] or run.hi != hi or run.holders != 1:
+            return False
+        run.hi = full
+        table.runs[-1] = (run, full)
+        return True
+
+    def clear(self) -> bool:
+        """Forget all cached content, which is possible only while nothing is held."""
+        if self.free != self.blocks:
+            return False
+        self.blank = self.blocks
+        for chain in list(self._chains.values()):
+            chain.runs.clear()
+            if not chain.users:
+                del self._chains[chain.key]
+        self._ring.older = self._ring.newer = self._ring
+        return True
+
+    # For tests
+
+    def eviction_order(self) -> Iterator[tuple[ChainKey, int]]:
+        """(chain, block number) of the cached free blocks, next to be evicted first."""
+        run = self._ring.newer
+        while run is not self._ring:
+            for number in reversed(range(run.lo, run.hi)):
+                yield run.chain.key, number
+            run = run.newer
+
+    def check_invariants(self, tables: Iterable[tuple[Table, int, int]]) -> None:
+        """Compare with all holding tables, each with its (full, held) block counts.
+
+        Raises AssertionError naming the first broken promise.
+        """
+        holders: dict[Run, int] = {}
+        private = 0
+        for table, full, held in tables:
+            private += held - full + max(0, full - table.own_lo) if self.caching else held
+            for run, end in table.runs:
+                holders[run] = holders.get(run, 0) + 1
+                while run.hi < end:
+                    assert run.rest is not None, "a held run ends early"
+                    run = run.rest
+                    holders[run] = holders.get(run, 0) + 1
+                assert run.hi == end, "a held run was cut in the middle"
+        assert all(run.holders == count for run, count in holders.items()), "wrong holders"
+        held_blocks = private + sum(run.hi - run.lo for run in holders)
+        assert self.free == self.blocks - held_blocks, f"free {self.free}, held {held_blocks}"
+        cached = sum(1 for _ in self.eviction_order())
+        assert self.free == self.blank + cached, f"free {self.free} = {self.blank} + {cached}?"
+        for key, chain in self._chains.items():
+            assert key == chain.key, "a chain is filed under another name"
+            assert chain.users or chain.runs, "a dead chain is kept"
+            assert all(run.lo < run.hi for run in chain.runs), "an empty run is kept"
+
+
+def _follow(chain: Chain, at: int, limit: int, pieces: list[tuple[Run, int, int]]) -> int:
+    """Add the cached blocks at <= i < limit of a chain up to the first gap; returns its place."""
+    runs = chain.runs
+    while at < limit:
+        oldest = None
+        for run in runs:
+            if run.lo <= at < run.hi and (oldest is None or run.birth < oldest.birth):
+                oldest = run
+        if oldest is None:
+            break
+        # No older copy begins further on: whoever lets go of a block has held all before it, so
+        # these outlive it in the free list.
+        end = min(oldest.hi, limit)
+        pieces.append((oldest, at, end))
+        at = end
+    return at
+
+
+def _link(run: Run, place: Run) -> None:
+    """Into the free list, to be evicted just before `place`."""
+    older = place.older
+    run.newer = place
+    run.older = older
+    older.newer = run
+    place.older = run
+
+
+def _unlink(run: Run) -> None:
+    run.older.newer = run.newer
+    run.newer.older = run.older

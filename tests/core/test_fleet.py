@@ -1,0 +1,276 @@
+"""The fleet: `least()` against brute force, and the facts that follow from the instances."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import Attempt, Instance, InstanceStatus
+from tests.core.told import make_request
+
+
+def by_tokens(instance: Instance) -> int:
+    return instance.tokens
+
+
+def has_slots(instance: Instance) -> bool:
+    return instance.in_flight < instance.slots
+
+
+def make_fleet(instances: int = 0, *, slots: int = 4, load: Any = by_tokens) -> Fleet:
+    fleet = Fleet(load, has_slots)
+    for number in range(instances):
+        fleet.join(f"i{number}", slots, 1000, 0)
+    return fleet
+
+
+def send(fleet: Fleet, name: str, *, context: int = 10, expected: int = 0) -> Attempt:
+    request = make_request(context_tokens=context)
+    request.expected_tokens = expected
+    return fleet.send(request, fleet.instances[name], 100)
+
+
+def least(fleet: Fleet) -> str | None:
+    instance = fleet.least()
+    return None if instance is None else instance.id
+
+
+class TestLeast:
+    def test_nobody_is_least_of_none(self) -> None:
+        assert least(make_fleet()) is None
+
+    def test_the_first_to_join_wins_a_tie(self) -> None:
+        fleet = make_fleet(3)
+        assert least(fleet) == "i0"
+        send(fleet, "i0")
+        assert least(fleet) == "i1"
+        send(fleet, "i1")
+        send(fleet, "i2")
+        assert least(fleet) == "i0"
+
+    def test_work_raises_and_an_answer_lowers_the_load(self) -> None:
+        fleet = make_fleet(2)
+        attempt = send(fleet, "i0")
+        send(fleet, "i1", context=5)
+        assert least(fleet) == "i1"
+        fleet.close(attempt)
+        assert least(fleet) == "i0"
+
+    def test_a_new_prediction_counts(self) -> None:
+        fleet = make_fleet(2)
+        one, _ = send(fleet, "i0"), send(fleet, "i1")
+        fleet.expect(one, 50)
+        assert least(fleet) == "i1"
+
+    def test_asking_changes_nothing(self) -> None:
+        fleet = make_fleet(2)
+        assert least(fleet) == least(fleet) == "i0"
+        assert len(fleet.open) == 2
+
+    def test_one_that_is_closed_is_passed_over(self) -> None:
+        fleet = make_fleet(2)
+        closed = fleet.instances["i0"]
+        closed.status = InstanceStatus.PAUSING
+        fleet.touch(closed)
+        assert least(fleet) == "i1"
+        closed.status = InstanceStatus.SERVING
+        fleet.touch(closed)
+        assert least(fleet) == "i0"
+
+    def test_one_that_rests_is_passed_over(self) -> None:
+        fleet = make_fleet(1)
+        fleet.instances["i0"].held_until = 3.0
+        fleet.touch(fleet.instances["i0"])
+        assert least(fleet) is None
+
+    def test_one_that_is_full_is_passed_over(self) -> None:
+        fleet = make_fleet(1, slots=1)
+        attempt = send(fleet, "i0")
+        assert least(fleet) is None
+        fleet.close(attempt)
+        assert least(fleet) == "i0"
+
+    def test_a_rejoined_name_is_a_new_instance(self) -> None:
+        fleet = make_fleet(2)
+        before = fleet.instances["i0"]
+        fleet.lose(before)
+        fleet.join("i0", 4, 1000, 0)
+        assert least(fleet) == "i1", "it joined before the new i0"
+        assert fleet.open_instance("i0") is not before
+
+    @pytest.mark.parametrize("instances", [1, 10])
+    def test_the_heap_does_not_grow_without_bound(self, instances: int) -> None:
+        fleet = make_fleet(instances)
+        for _ in range(5000):
+            fleet.close(send(fleet, "i0"))
+        assert len(fleet._heap) <= 64 + 4 * instances
+        assert least(fleet) == "i0"
+
+
+class TestJoining:
+    @pytest.mark.parametrize(("slots", "kv_tokens"), [(0, 10), (1, 0), (-1, 10)])
+    def test_an_instance_that_can_hold_nothing_is_refused(self, slots: int, kv_tokens: int) -> None:
+        fleet = make_fleet()
+        with pytest.raises(CallerError, match="at least 1"):
+            fleet.join("i0", slots, kv_tokens, 0)
+        assert not fleet.instances
+        assert fleet.version is None
+
+    def test_kv_tokens_are_those_of_the_smallest(self) -> None:
+        fleet = make_fleet()
+        assert fleet.kv_tokens is None
+        for name, kv_tokens, smallest in [("i0", 50, 50), ("i1", 30, 30), ("i2", 40, 30)]:
+            fleet.join(name, 1, kv_tokens, 0)
+            assert fleet.kv_tokens == smallest
+        for name, smallest in [("i1", 40), ("i0", 40), ("i2", None)]:
+            fleet.lose(fleet.instances[name])
+            assert fleet.kv_tokens == smallest
+
+    def test_the_version_is_the_oldest_that_may_generate(self) -> None:
+        fleet = make_fleet()
+        assert fleet.version is None
+        one, other = fleet.join("i0", 1, 10, 3), fleet.join("i1", 1, 10, 5)
+        assert fleet.version == 3
+        fleet.set_version(one, 6)
+        assert fleet.version == 5
+        fleet.lose(other)
+        assert fleet.version == 6
+
+
+class TestAttempts:
+    def test_ids_are_never_used_twice(self) -> None:
+        fleet = make_fleet(1)
+        first = send(fleet, "i0")
+        fleet.close(first)
+        assert send(fleet, "i0").id == first.id + 1
+
+    def test_an_attempt_remembers_the_version_it_began_with(self) -> None:
+        fleet = make_fleet(1)
+        attempt = send(fleet, "i0")
+        fleet.set_version(fleet.instances["i0"], 4)
+        assert attempt.version == 0
+        assert send(fleet, "i0").version == 4
+
+    @pytest.mark.parametrize(
+        ("expected", "made", "counted"), [(0, 0, 10), (30, 0, 40), (30, 20, 20), (999, 0, 110)]
+    )
+    def test_the_load_is_context_and_what_is_still_expected(
+        self, expected: int, made: int, counted: int
+    ) -> None:
+        fleet = make_fleet(1)
+        request = make_request()
+        request.expected_tokens, request.response_tokens = expected, made
+        attempt = fleet.send(request, fleet.instances["i0"], 100)
+        assert fleet.instances["i0"].tokens == counted
+        fleet.close(attempt)
+        assert fleet.instances["i0"].tokens == 0
+
+    @pytest.mark.parametrize(("expected", "counted"), [(-5, 10), (20, 30), (999, 110)])
+    def test_a_prediction_is_bounded_by_what_may_be_made(self, expected: int, counted: int) -> None:
+        fleet = make_fleet(1)
+        fleet.expect(send(fleet, "i0", expected=50), expected)
+        assert fleet.instances["i0"].tokens == counted
+
+    def test_a_lost_instance_gives_up_all_it_held(self) -> None:
+        fleet = make_fleet(2)
+        held = [send(fleet, "i0"), send(fleet, "i0")]
+        other = send(fleet, "i1")
+        assert fleet.lose(fleet.instances["i0"]) == held
+        assert fleet.attempts == {other.id: other}
+        assert list(fleet.instances) == ["i1"]
+        assert fleet.open == [fleet.instances["i1"]]
+
+
+def test_the_open_list_knows_every_place() -> None:
+    fleet = make_fleet(4)
+    for name in ("i1", "i3", "i0"):
+        instance = fleet.instances[name]
+        instance.status = InstanceStatus.UPDATING
+        fleet.touch(instance)
+        assert fleet.open_instance(name) is None
+        assert [i.place for i in fleet.open] == list(range(len(fleet.open)))
+    assert fleet.open == [fleet.instances["i2"]]
+    assert fleet.open_instance("i2") is fleet.instances["i2"]
+    assert fleet.open_instance("nobody") is None
+
+
+class BruteForce(RuleBasedStateMachine):
+    """Everything a fleet can go through, and every answer computed from its instances anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = make_fleet()
+        self.names = count()
+
+    def pick(self, data: st.DataObject) -> Instance:
+        return self.fleet.instances[data.draw(st.sampled_from(sorted(self.fleet.instances)))]
+
+    @rule(slots=st.integers(1, 3), kv_tokens=st.integers(1, 5), version=st.integers(0, 3))
+    def join(self, slots: int, kv_tokens: int, version: int) -> None:
+        self.fleet.join(f"i{next(self.names)}", slots, kv_tokens, version)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.fleet.lose(self.pick(data))
+
+    @precondition(lambda self: self.fleet.open)
+    @rule(data=st.data(), context=st.integers(1, 3), expected=st.integers(0, 3))
+    def send(self, data: st.DataObject, context: int, expected: int) -> None:
+        places = st.integers(0, len(self.fleet.open) - 1)
+        name = self.fleet.open[data.draw(places)].id
+        send(self.fleet, name, context=context, expected=expected)
+
+    @precondition(lambda self: self.fleet.attempts)
+    @rule(data=st.data(), expected=st.none() | st.integers(0, 4))
+    def answer_or_expect(self, data: st.DataObject, expected: int | None) -> None:
+        attempt = self.fleet.attempts[data.draw(st.sampled_from(sorted(self.fleet.attempts)))]
+        if expected is None:
+            self.fleet.close(attempt)
+        else:
+            self.fleet.expect(attempt, expected)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), status=st.sampled_from(InstanceStatus), rest=st.sampled_from([0.0, 9.0]))
+    def change(self, data: st.DataObject, status: InstanceStatus, rest: float) -> None:
+        instance = self.pick(data)
+        instance.status, instance.held_until = status, rest
+        self.fleet.touch(instance)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), version=st.integers(0, 3))
+    def update(self, data: st.DataObject, version: int) -> None:
+        self.fleet.set_version(self.pick(data), version)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), times=st.integers(1, 99))
+    def touch(self, data: st.DataObject, times: int) -> None:
+        instance = self.pick(data)
+        for _ in range(times):
+            self.fleet.touch(instance)
+
+    @invariant()
+    def agrees(self) -> None:
+        fleet = self.fleet
+        everyone = list(fleet.instances.values())
+        may = [
+            i
+            for i in everyone
+            if i.status is InstanceStatus.SERVING and not i.held_until and has_slots(i)
+        ]
+        assert sorted(fleet.open, key=lambda i: i.serial) == may
+        assert [i.place for i in fleet.open] == list(range(len(may)))
+        assert fleet.least() is min(may, key=lambda i: (i.tokens, i.serial), default=None)
+        assert all((fleet.open_instance(i.id) is i) == (i in may) for i in everyone)
+        assert fleet.version == min((i.version for i in everyone), default=None)
+        assert fleet.kv_tokens == min((i.kv_tokens for i in everyone), default=None)
+        assert len(fleet._heap) <= 65 + 4 * len(everyone)
+
+
+TestBruteForce = BruteForce.TestCase

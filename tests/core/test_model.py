@@ -1,0 +1,88 @@
+"""The nouns: what they derive, and that they can be told apart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.core.model import Attempt, Instance, RequestState, Sample, Segment
+from tests.core.told import make_group, make_request
+
+
+def make_attempt() -> Attempt:
+    return Attempt(1, make_request(), Instance("i0", 0, 2, 100, 0), 0, 10, 50, 0)
+
+
+def test_an_instance_counts_what_it_holds() -> None:
+    instance = Instance("i0", 0, 2, 100, 0)
+    assert instance.in_flight == 0
+    instance.attempts[1] = make_attempt()
+    assert instance.in_flight == 1
+
+
+@pytest.mark.parametrize(("finished", "complete"), [(0, False), (1, False), (2, True)])
+def test_a_group_is_complete_with_its_samples(finished: int, complete: bool) -> None:
+    group = make_group(requests=3, samples=2)
+    group.finished = group.requests[:finished]
+    assert group.complete is complete
+
+
+def test_a_request_is_resumed_once_an_attempt_left_tokens() -> None:
+    request = make_request()
+    assert not request.resumed
+    request.attempt = make_attempt()
+    request.attempt.tokens = 5  # still in flight
+    assert not request.resumed
+    request.response_tokens = 5
+    assert request.resumed
+
+
+def test_known_tokens_include_those_of_the_running_attempt() -> None:
+    request = make_request()
+    request.response_tokens = 7
+    assert request.known_tokens == 7
+    request.attempt = make_attempt()
+    request.attempt.tokens = 5
+    assert request.known_tokens == 12
+
+
+def test_a_request_begins_parked() -> None:
+    assert make_request().state is RequestState.PARKED
+
+
+def test_books_of_two_objects_are_not_shared() -> None:
+    one, other = make_group(requests=1), make_group(requests=1)
+    one.requests[0].segments.append(Segment(0, 1, "i0"))
+    one.finished.append(one.requests[0])
+    one.lengths.append(1)
+    assert not other.requests[0].segments
+    assert not other.finished
+    assert not other.lengths
+
+
+def test_what_changes_is_compared_by_identity() -> None:
+    assert make_request() != make_request()
+    assert make_group() != make_group()
+    assert Instance("i0", 0, 2, 100, 0) != Instance("i0", 0, 2, 100, 0)
+
+
+def test_what_is_handed_out_is_frozen_and_compared_by_value() -> None:
+    segment = Segment(3, 7, "i0")
+    sample = Sample("a/0", "a", 0, 10, 7, (segment,), 1, "stop")
+    assert segment == Segment(3, 7, "i0")
+    assert sample == Sample("a/0", "a", 0, 10, 7, (Segment(3, 7, "i0"),), 1, "stop")
+    for thing, field in [(segment, "tokens"), (sample, "staleness")]:
+        with pytest.raises(AttributeError):
+            setattr(thing, field, 99)
+
+
+def test_a_sample_survives_json() -> None:
+    sample = Sample("a/0", "a", 0, 10, 7, (Segment(3, 4, "i0"), Segment(4, 3, "i1")), 1, "stop")
+    assert msgspec.json.decode(msgspec.json.encode(sample), type=Sample) == sample
+
+
+def test_names_in_error_messages_are_short() -> None:
+    group = make_group(requests=1, samples=2)
+    assert repr(group) == "<Group a 0/2 vNone>"
+    assert repr(group.requests[0]) == "<Request a/0 parked 0 tokens>"
+    assert repr(Instance("i0", 0, 2, 100, 5)) == "<Instance i0 v5 serving 0/2>"

@@ -1,0 +1,68 @@
+"""Progress: facts are read where they live, and without instances nothing is out of date."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.sample_buffer import SampleBuffer
+from tests.core.told import make_group
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(lambda instance: instance.in_flight, lambda instance: True)
+
+
+@pytest.fixture
+def samples() -> SampleBuffer:
+    return SampleBuffer()
+
+
+@pytest.fixture
+def progress(fleet: Fleet, samples: SampleBuffer) -> RunProgress:
+    return RunProgress(4, 3, fleet, samples)
+
+
+def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
+    assert (progress.prompts_per_step, progress.version) == (4, 3)
+    facts = ["trainer_waiting", "closed", "round", "update_pending"]
+    counts = ["fresh", "deferred", "active", "complete", "delivered", "held", "batches"]
+    assert not any(getattr(progress, name) for name in facts + counts)
+
+
+def test_queues_are_counted(progress: RunProgress) -> None:
+    progress.fresh_groups.extend([make_group("a"), make_group("b")])
+    progress.deferred_groups["c"] = make_group("c")
+    assert (progress.fresh, progress.deferred) == (2, 1)
+
+
+def test_held_and_complete_are_the_sample_buffers(
+    progress: RunProgress, samples: SampleBuffer
+) -> None:
+    for name in ("a", "b"):
+        samples.hold(group := make_group(name))
+        samples.stamp(group, 0)
+    samples.completed(group)
+    assert (progress.held, progress.complete) == (2, 1)
+
+
+def test_without_instances_the_fleet_has_the_trainers_version(progress: RunProgress) -> None:
+    assert progress.fleet_version == 3
+    progress.version = 5
+    assert progress.fleet_version == 5
+    assert not progress.update_pending
+
+
+def test_an_update_is_pending_until_the_last_instance_has_it(
+    progress: RunProgress, fleet: Fleet
+) -> None:
+    one, other = fleet.join("i0", 1, 10, 2), fleet.join("i1", 1, 10, 2)
+    assert progress.fleet_version == 2
+    assert progress.update_pending
+    fleet.set_version(one, 3)
+    assert progress.update_pending
+    fleet.set_version(other, 3)
+    assert progress.fleet_version == 3
+    assert not progress.update_pending

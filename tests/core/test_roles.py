@@ -1,0 +1,122 @@
+"""Roles: every policy we ship answers every question of its role, in the words of the role."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_sched.config import REGISTRY, parse_policy
+from rollout_sched.core import roles
+from rollout_sched.core.events import BatchRequested, RequestFinished
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import Instance
+from rollout_sched.core.progress import RunProgress
+from tests.core.told import FULLY_ASYNC, Told
+
+PROTOCOLS: dict[str, Any] = typing.get_type_hints(roles.Roles)
+
+every_policy = pytest.mark.parametrize(
+    ("role", "use"), [(role, use) for role, uses in REGISTRY.items() for use in uses]
+)
+
+
+def make_policy(role: str, use: str) -> Any:
+    policy = parse_policy("test", {role: {"use": use}})
+    return getattr(policy.build(lengths=lambda group, index: 7), role)
+
+
+def questions(protocol: Any) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
+
+
+def parameters(method: Any) -> list[str]:
+    return [name for name in inspect.signature(method).parameters if name != "self"]
+
+
+@every_policy
+def test_a_policy_has_what_its_role_asks_for(role: str, use: str) -> None:
+    policy = make_policy(role, use)
+    for name in questions(PROTOCOLS[role]):
+        asked = vars(PROTOCOLS[role])[name]
+        answer = getattr(policy, name)
+        if isinstance(asked, property):
+            assert not callable(answer), f"{name} is a fact, not a question"
+        else:
+            assert parameters(answer) == parameters(asked)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "cls"), [(roles.Progress, RunProgress), (roles.FleetView, Fleet)]
+)
+def test_views_have_what_policies_may_read(protocol: Any, cls: Any) -> None:
+    told = Told()
+    view = told.scheduler.progress if cls is RunProgress else told.scheduler.fleet
+    assert isinstance(view, cls)
+    for name in questions(protocol):
+        assert hasattr(view, name)
+
+
+@pytest.fixture
+def told() -> Told:
+    """a/0 has finished, a/1 and b/0 run, c/0 waits."""
+    told = Told(2, instances=2, slots=1, **FULLY_ASYNC)
+    told(BatchRequested())
+    told.submit("a", samples=2)
+    told.submit("b", "c")
+    told(RequestFinished("a/0", 1, 5))
+    return told
+
+
+Check = Callable[[Any, Told], bool]
+CHECKS: dict[str, Check] = {
+    "routing": lambda p, t: (
+        p.load(t.instance("i0")) <= p.load(t.instance("i0"))
+        and isinstance(p.choose(t.request("c/0"), t.scheduler.fleet), Instance | None)
+    ),
+    "ordering": lambda p, t: p.key(t.request("b/0")) <= p.key(t.request("b/0")),
+    "admission": lambda p, t: isinstance(p.admits(t.instance("i0")), bool),
+    "prediction": lambda p, t: (
+        isinstance(p.expect(t.request("a/1")), int)
+        and isinstance(p.lesson(t.scheduler.groups["a"]), int | None)
+    ),
+    "batching": lambda p, t: (
+        isinstance(p.launch(t.scheduler.progress), roles.Launch | None)
+        and isinstance(p.batch(t.scheduler.progress), int)
+        and isinstance(p.stops_at_delivery, bool)
+    ),
+    "freshness": lambda p, t: (
+        isinstance(p.room(t.scheduler.progress), int)
+        and isinstance(p.oldest_allowed(3), int)
+        and isinstance(p.must_wait(t.scheduler.progress, {0: 2}), bool)
+    ),
+    "interruption": lambda p, t: (
+        isinstance(p.keeps_partial, bool)
+        and isinstance(p.keeps_kv, bool)
+        and p.at_update in ("drain", "in_place", "resubmit")
+        and isinstance(p.limit(t.request("a/1")), int | None)
+    ),
+    "weights": lambda p, t: (
+        set(p.choose((t.instance("i0"),), t.scheduler.progress)) <= {t.instance("i0")}
+    ),
+}
+
+
+def test_every_role_is_checked() -> None:
+    assert set(CHECKS) == set(PROTOCOLS) == set(REGISTRY)
+
+
+@every_policy
+def test_a_policy_answers_with_data(role: str, use: str, told: Told) -> None:
+    assert CHECKS[role](make_policy(role, use), told)
+
+
+@every_policy
+def test_a_policy_can_serve(role: str, use: str) -> None:
+    told = Told(**{role: use})
+    told.submit("a")
+    told(BatchRequested())
+    assert told.running[0] == "a/0"

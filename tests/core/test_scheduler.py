@@ -1,0 +1,1245 @@
+"""The scheduler, event by event: what it is told, and exactly what it orders."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pytest
+from sortedcontainers import SortedKeyList
+
+from rollout_sched.core.actions import (
+    Action,
+    Deliver,
+    Discard,
+    Dispatch,
+    Interrupt,
+    Pause,
+    Resume,
+    UpdateWeights,
+    Wake,
+)
+from rollout_sched.core.errors import CallerError, PolicyError
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLost,
+    InstancePaused,
+    InstanceReported,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    SubmissionsClosed,
+    TokensArrived,
+    ToolReturned,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+    Woke,
+)
+from rollout_sched.core.model import InstanceStatus, RequestState, Sample, Segment
+from rollout_sched.core.roles import Launch, Progress
+from rollout_sched.core.scheduler import Scheduler
+from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent
+
+PARTIAL = {"use": "partial", "at_update": "in_place"}
+BUDGET = {"use": "partial", "segment_tokens": 30}
+TWICE = {"use": "sync", "over_prompts": 2.0}  # twice the prompts of a batch under way
+
+
+def tail(over_prompts: float, over_samples: float) -> dict[str, Any]:
+    return {"use": "tail_batching", "over_prompts": over_prompts, "over_samples": over_samples}
+
+
+def sample(
+    request: str,
+    *segments: tuple[int, int, str],
+    staleness: int = 0,
+    finish: str = "stop",
+) -> Sample:
+    """A sample from (version, tokens, instance) of each segment."""
+    group, _, index = request.partition("/")
+    made = tuple(Segment(*segment) for segment in segments)
+    tokens = sum(segment.tokens for segment in made)
+    return Sample(request, group, int(index), PROMPT, tokens, made, staleness, finish)
+
+
+def delivered(actions: Iterable[Action]) -> list[str]:
+    """The requests in a batch, if there is one."""
+    batches = [action for action in actions if isinstance(action, Deliver)]
+    return [sample.request for batch in batches for sample in batch.samples]
+
+
+def dispatched(actions: Iterable[Action]) -> list[str]:
+    return [action.request for action in actions if isinstance(action, Dispatch)]
+
+
+def discarded(actions: Iterable[Action]) -> list[Discard]:
+    return [action for action in actions if isinstance(action, Discard)]
+
+
+class TestSyncStep:
+    def test_two_groups_on_two_instances(self) -> None:
+        told = Told(2, instances=2)
+        assert told.submit("a", samples=2) == []
+        assert told.submit("b", samples=2) == []
+        assert told(BatchRequested()) == [
+            sent("a/0", 1, "i0"),
+            sent("a/1", 2, "i1"),
+            sent("b/0", 3, "i0"),
+            sent("b/1", 4, "i1"),
+        ]
+        assert told(RequestFinished("b/1", 4, 8)) == []
+        assert told(RequestFinished("a/0", 1, 5)) == []
+        assert told(RequestFinished("b/0", 3, 7)) == [], "b is whole, but a batch is two groups"
+        assert told(RequestFinished("a/1", 2, 6)) == [
+            Deliver(
+                batch=0,
+                version=0,
+                samples=(
+                    sample("a/0", (0, 5, "i0")),
+                    sample("a/1", (0, 6, "i1")),
+                    sample("b/1", (0, 8, "i1")),
+                    sample("b/0", (0, 7, "i0")),
+                ),
+            )
+        ]
+        assert not told.scheduler.requests
+        assert not told.scheduler.groups
+
+    def test_nothing_starts_before_the_trainer_asks(self) -> None:
+        told = Told()
+        assert told.submit("a", "b") == []
+        assert dispatched(told(BatchRequested())) == ["a/0"]
+        assert dispatched(told(RequestFinished("a/0", 1, 5))) == [], "the trainer trains"
+        assert dispatched(told(BatchRequested())) == ["b/0"]
+
+    def test_the_next_step_has_new_weights(self) -> None:
+        told = Told()
+        told.submit("a", "b")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        assert told(WeightsPublished(1)) == [UpdateWeights("i0", 1)]
+        assert told(BatchRequested()) == [], "nothing may run under old weights"
+        assert told(WeightsUpdated("i0", 1)) == [sent("b/0", 2, salt=1)]
+        assert told(RequestFinished("b/0", 2, 5)) == [
+            Deliver(batch=1, version=1, samples=(sample("b/0", (1, 5, "i0")),))
+        ]
+
+    def test_what_finds_no_slot_waits_for_one(self) -> None:
+        told = Told(slots=1)
+        told.submit("a", samples=2)
+        assert told(BatchRequested()) == [sent("a/0", 1)]
+        assert told(RequestFinished("a/0", 1, 5)) == [sent("a/1", 2)]
+
+    def test_a_newcomer_takes_what_waits(self) -> None:
+        told = Told(slots=1)
+        told.submit("a", samples=2)
+        told(BatchRequested())
+        assert told(InstanceJoined("new", 1, BIG)) == [sent("a/1", 2, "new")]
+
+    def test_prompts_per_step_is_at_least_one(self) -> None:
+        with pytest.raises(CallerError, match="at least 1"):
+            make_scheduler(0)
+
+
+class TestSurplus:
+    """One sample more than the group needs is asked for; the first two make it whole."""
+
+    def told(self) -> Told:
+        told = Told(2, slots=5, batching=tail(1.0, 1.5))
+        told.submit("a", "b", samples=2)
+        assert dispatched(told(BatchRequested())) == ["a/0", "a/1", "a/2", "b/0", "b/1"]
+        told(RequestFinished("a/2", 3, 5))
+        return told
+
+    def test_a_whole_group_ends_the_rest(self) -> None:
+        told = self.told()
+        assert told(RequestFinished("a/0", 1, 5)) == [
+            Interrupt("a/1", 2, "i0"),
+            Discard("a/1", 0, "surplus", ends=True),
+        ]
+        assert "a/1" not in told.scheduler.requests
+
+    def test_the_slot_is_free_only_when_it_has_answered(self) -> None:
+        told = self.told()
+        told.submit("c")
+        told(RequestFinished("a/0", 1, 5))
+        assert told.instance("i0").in_flight == 4
+        assert told.running == ["b/0", "b/1", "b/2"]
+        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "surplus")]
+        assert told.instance("i0").in_flight == 3
+
+    @pytest.mark.parametrize(
+        ("answer", "wasted"),
+        [
+            (RequestFinished("a/1", 2, 9), 9),
+            (TurnFinished("a/1", 2, 9), 9),
+            (RequestInterrupted("a/1", 2, 0), 0),
+            (RequestFailed("a/1", 2, "500"), 0),
+        ],
+    )
+    def test_whatever_it_answers_nobody_wants_it(self, answer: Event, wasted: int) -> None:
+        told = self.told()
+        told(RequestFinished("a/0", 1, 5))
+        expected = [Discard("a/1", wasted, "surplus")] if wasted else []
+        assert discarded(told(answer)) == expected
+        assert told.instance("i0").in_flight == 3
+        assert not told.anomalies
+
+    def test_one_that_waits_is_ended_without_an_interrupt(self) -> None:
+        told = Told(2, slots=2, batching=tail(1.0, 1.5))
+        told.submit("a", "b", samples=2)
+        told(BatchRequested(), RequestFinished("a/0", 1, 5))  # a/2 took the slot
+        assert told.running == ["a/1", "a/2"]
+        told(RequestFailed("a/1", 2, "500"))  # and now a/1 waits, while the instance rests
+        assert told(RequestFinished("a/2", 3, 5)) == [
+            Discard("a/1", 0, "surplus", ends=True),
+        ]
+
+
+class TestFailure:
+    def told(self) -> Told:
+        told = Told(instances=2)
+        told.submit("a")
+        assert told(BatchRequested()) == [sent("a/0", 1, "i0")]
+        return told
+
+    def test_it_goes_on_elsewhere_with_what_was_streamed(self) -> None:
+        told = self.told()
+        told(TokensArrived("a/0", 1, 7))
+        told.seconds = 100.0
+        assert told(RequestFailed("a/0", 1, "reset by peer")) == [
+            Wake(at=101.0),
+            sent(
+                "a/0",
+                2,
+                "i1",
+                context_tokens=PROMPT + 7,
+                max_new_tokens=LIMIT - 7,
+                response_tokens=7,
+                computed_tokens=PROMPT + 7,
+            ),
+        ]
+        assert told(RequestFinished("a/0", 2, 3)) == [
+            Deliver(0, 0, (sample("a/0", (0, 7, "i0"), (0, 3, "i1")),))
+        ]
+
+    def test_alone_it_waits_until_the_instance_has_rested(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestFailed("a/0", 1)) == [Wake(at=1.0)]
+        told.seconds = 0.5
+        assert told(Woke()) == [], "woken for something else"
+        told.seconds = 1.0
+        assert told(Woke()) == [sent("a/0", 2)]
+
+    def test_failures_in_a_row_double_the_rest_up_to_64_times(self) -> None:
+        told = Told()
+        told.scheduler.max_failures = 99
+        told.submit("a")
+        told(BatchRequested())
+        rests = []
+        for attempt in range(1, 10):
+            (wake,) = told(RequestFailed("a/0", attempt))
+            assert isinstance(wake, Wake)
+            rests.append(wake.at - told.seconds)
+            told.seconds = wake.at
+            told(Woke())
+        assert rests == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+
+    def test_an_answer_ends_the_row(self) -> None:
+        told = Told()
+        told.submit("a", samples=2)
+        told(BatchRequested())
+        assert told(RequestFailed("a/0", 1)) == [Wake(1.0)]
+        told(RequestFinished("a/1", 2, 5))
+        told.seconds = 1.0
+        told(Woke())
+        assert told(RequestFailed("a/0", 3)) == [Wake(2.0)]
+
+    def test_one_that_is_not_retryable_takes_its_group_down(self) -> None:
+        told = Told(slots=2)
+        told.submit("a", samples=3)
+        told(BatchRequested())
+        told(RequestFinished("a/0", 1, 5))  # a/1 and a/2 run
+        told(TokensArrived("a/1", 2, 4))
+        assert told(RequestFailed("a/1", 2, "too long", retryable=False)) == [
+            Discard("a/0", 5, "failed", ends=True),
+            Discard("a/1", 4, "failed", ends=True),
+            Interrupt("a/2", 3, "i0"),
+            Discard("a/2", 0, "failed", ends=True),
+        ]
+        assert not told.scheduler.groups
+        assert not told.scheduler.requests
+        assert told(RequestInterrupted("a/2", 3, 6)) == [Discard("a/2", 6, "failed")]
+
+    def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
+        told = Told(slots=1)
+        told.submit("a", "b")
+        told(BatchRequested())
+        actions = told(RequestFailed("a/0", 1, "too long", retryable=False))
+        assert actions == [Discard("a/0", 0, "failed", ends=True), sent("b/0", 2)]
+
+    def test_too_many_failures_take_the_group_down(self) -> None:
+        told = Told()
+        told.scheduler.max_failures = 0
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestFailed("a/0", 1)) == [
+            Wake(1.0),
+            Discard("a/0", 0, "failed", ends=True),
+        ]
+
+
+class TestLostInstance:
+    def told(self) -> Told:
+        told = Told(instances=2)
+        told.submit("a", samples=2)
+        told(BatchRequested())
+        assert told.running == ["a/0", "a/1"]
+        return told
+
+    def test_what_was_not_streamed_is_made_again(self) -> None:
+        told = self.told()
+        assert told(InstanceLost("i0")) == [sent("a/0", 3, "i1")]
+
+    def test_what_was_streamed_is_kept(self) -> None:
+        told = self.told()
+        told(TokensArrived("a/0", 1, 7))
+        assert told(InstanceLost("i0")) == [
+            sent(
+                "a/0",
+                3,
+                "i1",
+                context_tokens=PROMPT + 7,
+                max_new_tokens=LIMIT - 7,
+                response_tokens=7,
+                computed_tokens=PROMPT + 7,
+            )
+        ]
+        assert told.request("a/0").segments == [Segment(0, 7, "i0")]
+
+    def test_a_response_streamed_to_its_limit_is_finished(self) -> None:
+        told = self.told()
+        told(TokensArrived("a/0", 1, LIMIT))
+        assert told(InstanceLost("i0")) == []
+        assert told(RequestFinished("a/1", 2, 5)) == [
+            Deliver(
+                0,
+                0,
+                (sample("a/0", (0, LIMIT, "i0"), finish="length"), sample("a/1", (0, 5, "i1"))),
+            )
+        ]
+
+    def test_one_streamed_to_its_limit_may_make_its_sibling_surplus(self) -> None:
+        """Both were on the lost instance: the second must not go on after its group is whole."""
+        told = Told(2, batching=tail(1.0, 2.0))
+        told.submit("a", "b")
+        told(BatchRequested(), TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
+        assert told(InstanceLost("i0")) == [Discard("a/1", 7, "surplus", ends=True)]
+
+    def test_its_late_answers_are_counted_and_dropped(self) -> None:
+        told = self.told()
+        told(InstanceLost("i0"))
+        assert told(RequestFinished("a/0", 1, 50)) == []
+        assert told.anomalies == {"unknown_attempt": 1}
+        assert told.request("a/0").response_tokens == 0
+
+    def test_without_instances_everything_waits(self) -> None:
+        told = self.told()
+        told(InstanceLost("i0"))
+        assert told(InstanceLost("i1")) == []
+        assert dispatched(told(InstanceJoined("new", 8, BIG))) == ["a/0", "a/1"]
+
+    def test_one_that_rejoins_has_lost_what_it_held(self) -> None:
+        told = self.told()
+        told(TokensArrived("a/0", 1, 7))
+        assert told(InstanceJoined("i0", 8, BIG)) == [
+            sent(
+                "a/0",
+                3,
+                "i0",
+                context_tokens=PROMPT + 7,
+                max_new_tokens=LIMIT - 7,
+                response_tokens=7,
+                computed_tokens=PROMPT + 7,
+            )
+        ]
+        assert told(RequestFinished("a/0", 1, 9)) == [], "an answer from its former life"
+        assert told.anomalies == {"unknown_attempt": 1}
+        assert list(told.scheduler.fleet.attempts) == [2, 3]
+
+    def test_one_that_rejoins_has_had_its_rest(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested(), RequestFailed("a/0", 1))
+        assert told(InstanceJoined("i0", 8, BIG)) == [sent("a/0", 2)]
+
+
+class TestTurns:
+    def told(self) -> Told:
+        told = Told(slots=1)
+        told.submit("a")
+        told(BatchRequested())
+        assert told(TurnFinished("a/0", 1, 20)) == []
+        return told
+
+    def test_the_next_turn_has_the_observation_in_its_context(self) -> None:
+        told = self.told()
+        assert told.request("a/0").state is RequestState.ACTING
+        assert told(ToolReturned("a/0", 1, 30)) == [
+            sent(
+                "a/0",
+                2,
+                context_tokens=PROMPT + 20 + 30,
+                max_new_tokens=LIMIT - 20,
+                response_tokens=20,
+                computed_tokens=PROMPT + 20,
+                turn=1,
+            )
+        ]
+        assert told(RequestFinished("a/0", 2, 5)) == [
+            Deliver(0, 0, (sample("a/0", (0, 20, "i0"), (0, 5, "i0")),))
+        ]
+
+    def test_a_tool_holds_no_slot(self) -> None:
+        told = self.told()
+        assert told.instance("i0").in_flight == 0
+
+    @pytest.mark.parametrize(
+        "again", [ToolReturned("a/0", 1, 30), ToolReturned("a/0", 2, 30), ToolReturned("b/0", 1, 3)]
+    )
+    def test_one_that_nobody_waits_for_is_dropped(self, again: Event) -> None:
+        told = self.told()
+        told(ToolReturned("a/0", 1, 30))
+        assert told(again) == []
+        assert told.anomalies == {"unknown_turn": 1}
+        assert told.request("a/0").context_tokens == PROMPT + 20 + 30
+
+    def test_the_tool_of_an_earlier_turn_is_late(self) -> None:
+        told = self.told()
+        told(ToolReturned("a/0", 1, 30), TurnFinished("a/0", 2, 5))
+        assert told(ToolReturned("a/0", 1, 30)) == []
+        assert told.anomalies == {"unknown_turn": 1}
+        assert dispatched(told(ToolReturned("a/0", 2, 1))) == ["a/0"]
+
+    def test_a_tool_that_returns_less_than_nothing(self) -> None:
+        told = self.told()
+        (dispatch,) = told(ToolReturned("a/0", 1, -30))
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.context_tokens == PROMPT + 20
+        assert told.anomalies == {"tokens_out_of_range": 1}
+
+    def test_a_turn_that_used_up_the_response_is_the_last(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        assert told(TurnFinished("a/0", 1, LIMIT)) == [
+            Deliver(0, 0, (sample("a/0", (0, LIMIT, "i0"), finish="length"),))
+        ]
+
+    def test_a_tool_that_returns_to_a_group_set_back_lets_it_wait(self) -> None:
+        told = Told(batching=TWICE, freshness="unbounded", interruption=PARTIAL)
+        told.submit("a", "b")
+        told(BatchRequested(), TurnFinished("a/0", 1, 20))
+        assert delivered(told(RequestFinished("b/0", 2, 5))) == ["b/0"]
+        assert told(ToolReturned("a/0", 1, 30)) == []
+        assert told.request("a/0").state is RequestState.PARKED
+        (dispatch,) = told(BatchRequested())
+        assert isinstance(dispatch, Dispatch)
+        assert (dispatch.context_tokens, dispatch.turn) == (PROMPT + 20 + 30, 1)
+
+
+class TestSegmentBudget:
+    def test_parks_until_the_next_round(self) -> None:
+        told = Told(batching=TWICE, freshness="unbounded", interruption=BUDGET)
+        told.submit("a", "b")
+        assert told(BatchRequested()) == [
+            sent("a/0", 1, max_new_tokens=30),
+            sent("b/0", 2, max_new_tokens=30),
+        ]
+        assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
+        assert told.request("a/0").state is RequestState.PARKED
+        assert delivered(told(RequestFinished("b/0", 2, 5))) == ["b/0"]
+        assert told(BatchRequested()) == [
+            sent(
+                "a/0",
+                3,
+                context_tokens=PROMPT + 30,
+                max_new_tokens=30,
+                response_tokens=30,
+                computed_tokens=PROMPT + 30,
+            )
+        ]
+
+    def test_is_renewed_when_nothing_else_can_run(self) -> None:
+        told = Told(2, interruption=BUDGET)
+        told.submit("a", "b")
+        told(BatchRequested())
+        assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
+        assert dispatched(told(RequestFinished("b/0", 2, 5))) == ["a/0"]
+
+    def test_the_last_one_is_what_is_left(self) -> None:
+        told = Told(interruption=BUDGET)
+        told.submit("a")
+        told(BatchRequested())
+        limits = []
+        for attempt in range(1, 4):
+            (dispatch,) = told(RequestFinished("a/0", attempt, 30, reason="length"))
+            assert isinstance(dispatch, Dispatch)
+            limits.append(dispatch.max_new_tokens)
+        assert limits == [30, 30, LIMIT - 90]
+        assert told(RequestFinished("a/0", 4, 10, reason="length")) == [
+            Deliver(
+                0,
+                0,
+                (sample("a/0", *[(0, 30, "i0")] * 3, (0, 10, "i0"), finish="length"),),
+            )
+        ]
+
+    def test_without_rounds_it_goes_on_at_once(self) -> None:
+        told = Told(interruption=BUDGET, **FULLY_ASYNC)
+        told.submit("a", "b")
+        assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["a/0"]
+
+
+class TestEndOfResponse:
+    @pytest.mark.parametrize(
+        ("tokens", "reason", "finish"),
+        [(5, "stop", "stop"), (LIMIT, "stop", "stop"), (LIMIT, "length", "length")],
+    )
+    def test_stop_or_length(self, tokens: int, reason: Any, finish: str) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestFinished("a/0", 1, tokens, reason=reason)) == [
+            Deliver(0, 0, (sample("a/0", (0, tokens, "i0"), finish=finish),))
+        ]
+
+    def test_length_short_of_the_limit_is_the_end_too(self) -> None:
+        """The instance ran out of context: asking again would not help."""
+        told = Told(interruption={"use": "partial", "segment_tokens": 30})
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestFinished("a/0", 1, 20, reason="length")) == [
+            Deliver(0, 0, (sample("a/0", (0, 20, "i0"), finish="length"),))
+        ]
+
+    def test_an_empty_response_is_a_sample(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestFinished("a/0", 1, 0)) == [Deliver(0, 0, (sample("a/0"),))]
+
+    def test_an_interrupted_one_that_was_at_its_limit_is_finished(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        assert told(RequestInterrupted("a/0", 1, LIMIT)) == [
+            Deliver(0, 0, (sample("a/0", (0, LIMIT, "i0"), finish="length"),))
+        ]
+
+    @pytest.mark.parametrize(("said", "counted"), [(-5, 0), (LIMIT + 1, LIMIT), (10**9, LIMIT)])
+    def test_tokens_out_of_range_are_clamped(self, said: int, counted: int) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        (batch,) = told(RequestFinished("a/0", 1, said))
+        assert isinstance(batch, Deliver)
+        assert batch.samples[0].response_tokens == counted
+        assert told.anomalies == {"tokens_out_of_range": 1}
+
+    @pytest.mark.parametrize("tokens", [-1, 4, LIMIT + 1])
+    def test_a_stream_cannot_run_backwards_or_over(self, tokens: int) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested(), TokensArrived("a/0", 1, 5))
+        assert told(TokensArrived("a/0", 1, tokens)) == []
+        assert told.anomalies == {"tokens_out_of_range": 1}
+        assert told.request("a/0").known_tokens == 5
+
+    def test_the_answer_counts_not_the_stream(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested(), TokensArrived("a/0", 1, 5))
+        assert told(RequestFinished("a/0", 1, 3)) == [Deliver(0, 0, (sample("a/0", (0, 3, "i0")),))]
+
+
+class TestTailBatching:
+    def test_a_short_round_sets_the_tail_back_to_start_over(self) -> None:
+        told = Told(2, batching=tail(1.5, 1.5))
+        told.submit("a", "b", "c", "d", samples=2)
+        assert dispatched(told(BatchRequested())) == [
+            *("a/0", "a/1", "a/2"),
+            *("b/0", "b/1", "b/2"),
+            *("c/0", "c/1"),
+        ]
+        told(RequestFinished("a/0", 1, 5), RequestFinished("a/1", 2, 5))  # c/2 follows
+        told(RequestFinished("c/0", 7, 5), RequestFinished("b/0", 4, 5))
+        assert told(RequestFinished("b/1", 5, 6)) == [
+            Interrupt("b/2", 6, "i0"),
+            Discard("b/2", 0, "surplus", ends=True),
+            Deliver(
+                0,
+                0,
+                (
+                    sample("a/0", (0, 5, "i0")),
+                    sample("a/1", (0, 5, "i0")),
+                    sample("b/0", (0, 5, "i0")),
+                    sample("b/1", (0, 6, "i0")),
+                ),
+            ),
+            Interrupt("c/2", 9, "i0"),
+            Discard("c/2", 0, "deferred", ends=True),
+            Discard("c/0", 5, "deferred"),
+            Interrupt("c/1", 8, "i0"),
+        ]
+        group = told.scheduler.groups["c"]
+        assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
+        assert (group.deferrals, group.oldest_version, group.lengths) == (1, None, [])
+        assert told(RequestInterrupted("c/1", 8, 40)) == [Discard("c/1", 40, "deferred")]
+
+    def test_a_long_round_collects_the_tail_without_more_samples(self) -> None:
+        told = Told(1, slots=20, batching=tail(1.5, 1.5))
+        told.submit("a", "b", "c", samples=2)
+        assert dispatched(told(BatchRequested()))[3:] == ["b/0", "b/1", "b/2"]
+        told(RequestFinished("a/0", 1, 5), RequestFinished("a/1", 2, 5))
+        assert told(BatchRequested()) == [sent("b/0", 7), sent("b/1", 8)]
+
+    def test_a_tail_too_small_for_a_batch_lies_by(self) -> None:
+        told = Told(2, slots=20, batching=tail(1.5, 1.0))
+        told.submit("a", "b", "c", "d", "e", "f")
+        assert dispatched(told(BatchRequested())) == ["a/0", "b/0", "c/0"]
+        told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
+        assert dispatched(told(BatchRequested())) == ["d/0", "e/0", "f/0"]
+
+
+class TestPartialRollout:
+    def told(self, **roles: Any) -> Told:
+        """One prompt a step, three under way, two at a time: a is made, b runs, c waits."""
+        batching = {"use": "sync", "over_prompts": 3.0}
+        told = Told(slots=2, batching=batching, interruption=PARTIAL, **roles)
+        told.submit("a", "b", "c", "d", "e")
+        told(BatchRequested())
+        assert told.running == ["a/0", "b/0"]
+        return told
+
+    def test_what_is_set_back_keeps_its_tokens(self) -> None:
+        told = self.told(freshness="unbounded")
+        assert told(RequestFinished("a/0", 1, 5)) == [
+            Deliver(0, 0, (sample("a/0", (0, 5, "i0")),)),
+            Interrupt("b/0", 2, "i0"),
+        ]
+        assert told(RequestInterrupted("b/0", 2, 40)) == []
+        states = {name: request.state for name, request in told.scheduler.requests.items()}
+        assert states == {"b/0": RequestState.PARKED, "c/0": RequestState.PARKED}
+        assert told.scheduler.replay_buffer.tokens == 40
+
+    def test_and_goes_on_first(self) -> None:
+        told = self.told(freshness="unbounded", ordering="resumed_first")
+        told(RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
+        assert told(BatchRequested()) == [
+            sent(
+                "b/0",
+                3,
+                context_tokens=PROMPT + 40,
+                max_new_tokens=LIMIT - 40,
+                response_tokens=40,
+                computed_tokens=PROMPT + 40,
+            ),
+            sent("c/0", 4),
+        ]
+        assert told(RequestFinished("b/0", 3, 2))[0] == Deliver(
+            1, 0, (sample("b/0", (0, 40, "i0"), (0, 2, "i0")),)
+        )
+
+    def test_an_answer_that_outruns_the_interrupt_is_kept(self) -> None:
+        told = self.told(freshness="unbounded")
+        told(RequestFinished("a/0", 1, 5))
+        assert told(RequestFinished("b/0", 2, 60)) == []
+        assert delivered(told(BatchRequested())) == ["b/0"]
+
+    def test_a_round_that_begins_before_the_interrupt_is_answered(self) -> None:
+        told = self.told(freshness="unbounded")
+        told(RequestFinished("a/0", 1, 5))
+        assert dispatched(told(BatchRequested())) == ["c/0"], "b/0 has not come back"
+        assert dispatched(told(RequestInterrupted("b/0", 2, 40))) == ["b/0"]
+
+
+class TestFullyAsync:
+    def test_pacing_never_exceeds_room(self) -> None:
+        """Two groups a batch and one version of slack: (version + 2) * 2 groups ever."""
+        bounded = {"use": "bounded", "max_staleness": 1}
+        told = Told(2, slots=99, batching="fully_async", freshness=bounded, interruption=PARTIAL)
+        told.submit(*(f"g{number}" for number in range(20)))
+        for version in range(1, 6):
+            ever = 2 * (version + 1)
+            assert told.running == [f"g{number}/0" for number in range(ever - 4, ever)]
+            told(BatchRequested())
+            for attempt in (ever - 3, ever - 2):
+                told(RequestFinished(f"g{attempt - 1}/0", attempt, 5))
+            assert told.scheduler.progress.delivered == 2 * version
+            told(WeightsPublished(version), InstancePaused("i0"))
+            assert told.scheduler.progress.fresh == 20 - ever
+            told(WeightsUpdated("i0", version))
+
+    def test_the_oldest_version_in_the_fleet_sets_the_pace(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 0}
+        told = Told(1, batching="fully_async", freshness=bounded, interruption=PARTIAL)
+        told.submit("a", "b")
+        told(BatchRequested())
+        assert delivered(told(RequestFinished("a/0", 1, 5))) == ["a/0"]
+        assert told.running == []
+        told(BatchRequested(), WeightsPublished(1))
+        assert dispatched(told(WeightsUpdated("i0", 1))) == ["b/0"]
+
+    def test_max_groups_bounds_what_is_under_way(self) -> None:
+        batching = {"use": "fully_async", "max_groups": 2}
+        told = Told(4, batching=batching, freshness="unbounded")
+        told.submit("a", "b", "c")
+        assert told.running == ["a/0", "b/0"]
+        assert dispatched(told(RequestFinished("b/0", 2, 5))) == ["c/0"]
+
+    def test_a_batch_is_made_of_the_oldest(self) -> None:
+        told = Told(1, slots=2, interruption=PARTIAL, **FULLY_ASYNC)
+        told.submit("a", "b")
+        told(WeightsPublished(1), InstancePaused("i0"), WeightsUpdated("i0", 1))
+        told(RequestInterrupted("b/0", 2, 0))  # both keep the stamp of version 0
+        told.submit("c")
+        told(RequestFinished("a/0", 1, 5))
+        told(RequestFinished("c/0", 4, 5), RequestFinished("b/0", 3, 5))
+        order = []
+        for _ in range(3):
+            order += delivered(told(BatchRequested()))
+        assert order == ["a/0", "b/0", "c/0"]
+
+
+class TestStaleness:
+    def test_too_old_is_dropped_and_starts_over(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        told = Told(2, slots=2, batching="fully_async", freshness=bounded)
+        told.submit("a", samples=2)
+        told.submit("b")
+        told(RequestFinished("a/0", 1, 5))
+        assert told.running == ["a/1", "b/0"]
+        assert told(WeightsPublished(1)) == [
+            Discard("a/0", 5, "stale"),
+            Interrupt("a/1", 2, "i0"),
+            Interrupt("b/0", 3, "i0"),
+        ]
+        for group in told.scheduler.groups.values():
+            assert (group.deferrals, group.oldest_version) == (1, None)
+        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "stale")]
+        assert told(RequestInterrupted("b/0", 3, 0)) == [UpdateWeights("i0", 1)]
+        assert told(WeightsUpdated("i0", 1)) == [
+            sent("a/0", 4, salt=1),
+            sent("a/1", 5, salt=1),
+        ]
+
+    def test_a_finished_group_grows_stale_too(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        told = Told(2, batching="fully_async", freshness=bounded)
+        told.submit("a")
+        told(RequestFinished("a/0", 1, 5))
+        assert told.scheduler.progress.complete == 1
+        assert told(WeightsPublished(1)) == [
+            Discard("a/0", 5, "stale"),
+            UpdateWeights("i0", 1),
+        ]
+        assert told.scheduler.progress.complete == 0
+
+    def test_young_enough_is_delivered_with_its_age(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 1, "on_excess": "drop"}
+        told = Told(batching="fully_async", freshness=bounded)
+        told.submit("a")
+        told(RequestFinished("a/0", 1, 5), WeightsPublished(1))
+        assert told(BatchRequested()) == [
+            Deliver(0, 1, (sample("a/0", (0, 5, "i0"), staleness=1),))
+        ]
+
+
+class TestWaiting:
+    """on_excess = "wait": no batch goes that would leave a group behind that cannot go in time."""
+
+    def test_no_delivery_until_the_due_group_is_complete(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 1}
+        told = Told(1, batching="fully_async", freshness=bounded, interruption=PARTIAL)
+        told.submit("a", "b", "c")
+        told(BatchRequested())
+        assert delivered(told(RequestFinished("b/0", 2, 5))) == ["b/0"], "a has another batch"
+        told(WeightsPublished(1), InstancePaused("i0"), WeightsUpdated("i0", 1))
+        assert told.running == ["a/0", "c/0"]
+        told(BatchRequested())
+        assert told(RequestFinished("c/0", 3, 5)) == [], "a is due now"
+        assert told(RequestFinished("a/0", 1, 50, ((0, 30), (1, 20)))) == [
+            Deliver(1, 1, (sample("a/0", (0, 30, "i0"), (1, 20, "i0"), staleness=1),))
+        ]
+
+    def test_a_batch_recalls_the_groups_set_back_that_it_waits_for(self) -> None:
+        """Short rounds leave the tail alone until a batch of it is there, or until it is due."""
+        bounded = {"use": "bounded", "max_staleness": 1}
+        told = Told(2, batching=tail(1.5, 1.0), freshness=bounded, interruption=PARTIAL)
+        told.submit(*"abcdef")
+        told(BatchRequested())
+        assert told.running == ["a/0", "b/0", "c/0"]
+        told(RequestFinished("a/0", 1, 5))
+        assert Interrupt("c/0", 3, "i0") in told(RequestFinished("b/0", 2, 5))
+        told(RequestInterrupted("c/0", 3, 40))
+        told(WeightsPublished(1), WeightsUpdated("i0", 1))
+        assert dispatched(told(BatchRequested())) == ["d/0", "e/0", "f/0"]
+        told(RequestFinished("d/0", 4, 5))
+        assert told(RequestFinished("e/0", 5, 5)) == [
+            sent(
+                "c/0",
+                7,
+                context_tokens=PROMPT + 40,
+                max_new_tokens=LIMIT - 40,
+                salt=1,
+                response_tokens=40,
+                computed_tokens=PROMPT + 40,
+            )
+        ]
+        assert delivered(told(RequestFinished("c/0", 7, 5))) == ["c/0", "d/0"]
+
+
+class TestWeightUpdate:
+    @pytest.mark.parametrize(("kv", "salt"), [("retain", 0), ("recompute", 1)])
+    def test_kv_goes_on_under_the_salt_it_was_made_with(self, kv: str, salt: int) -> None:
+        partial = {"use": "partial", "kv": kv, "at_update": "resubmit"}
+        told = Told(interruption=partial, **FULLY_ASYNC)
+        told.submit("a")
+        assert told(WeightsPublished(1)) == [Pause("i0", "abort", clear_cache=kv == "recompute")]
+        assert told.request("a/0").state is RequestState.INTERRUPTING
+        assert told(RequestInterrupted("a/0", 1, 40)) == []
+        assert told(InstancePaused("i0")) == [UpdateWeights("i0", 1)]
+        assert told(WeightsUpdated("i0", 1)) == [
+            Resume("i0"),
+            sent(
+                "a/0",
+                2,
+                context_tokens=PROMPT + 40,
+                max_new_tokens=LIMIT - 40,
+                salt=salt,
+                response_tokens=40,
+                computed_tokens=PROMPT + 40,
+            ),
+        ]
+
+    @pytest.mark.parametrize("kv", ["retain", "recompute"])
+    def test_a_fresh_request_takes_the_newest_salt(self, kv: str) -> None:
+        told = Told(interruption={"use": "partial", "kv": kv}, **FULLY_ASYNC)
+        told(WeightsPublished(1), WeightsUpdated("i0", 1))
+        told.submit("a")
+        (attempt,) = told.scheduler.fleet.attempts.values()
+        assert (attempt.version, told.request("a/0").salt) == (1, 1)
+
+    def test_frozen_requests_go_on_in_place(self) -> None:
+        told = Told(interruption=PARTIAL, **FULLY_ASYNC)
+        told.submit("a")
+        assert told(WeightsPublished(1)) == [Pause("i0", "keep", clear_cache=True)]
+        assert told(InstancePaused("i0")) == [UpdateWeights("i0", 1)]
+        assert told.submit("b") == [], "the gate is closed"
+        assert told(WeightsUpdated("i0", 1)) == [Resume("i0"), sent("b/0", 2, salt=1)]
+        assert told.running == ["a/0", "b/0"]
+
+    def test_a_drain_lets_them_finish(self) -> None:
+        told = Told(**FULLY_ASYNC)
+        told.submit("a", "b")
+        assert told(WeightsPublished(1)) == []
+        assert told(RequestFinished("a/0", 1, 5)) == []
+        assert told(RequestFinished("b/0", 2, 5)) == [UpdateWeights("i0", 1)]
+
+    def test_confirmations_not_asked_for_are_counted(self) -> None:
+        told = Told()
+        assert told(InstancePaused("i0")) == []
+        assert told(WeightsUpdated("i0", 0)) == []
+        assert told(WeightsUpdated("i0", 7)) == []
+        assert told.anomalies == {
+            "pause_not_asked_for": 1,
+            "update_not_asked_for": 1,
+            "version_never_published": 1,
+        }
+        assert told.instance("i0").status is InstanceStatus.SERVING
+
+
+class TestSpans:
+    def told(self) -> Told:
+        """a/0 was sent under version 3 and lived through the update to 4."""
+        told = Told(version=3, interruption=PARTIAL, **FULLY_ASYNC)
+        told.submit("a")
+        told(WeightsPublished(4), InstancePaused("i0"), WeightsUpdated("i0", 4))
+        told(BatchRequested())
+        return told
+
+    @pytest.mark.parametrize(
+        ("spans", "segments"),
+        [
+            (((3, 30), (4, 10)), [(3, 30, "i0"), (4, 10, "i0")]),
+            (((3, 40),), [(3, 40, "i0")]),
+            (((4, 40),), [(4, 40, "i0")]),
+            (((3, 0), (4, 40)), [(4, 40, "i0")]),
+            ((), [(3, 40, "i0")]),
+        ],
+    )
+    def test_as_reported_or_the_oldest_they_can_be(
+        self, spans: Any, segments: list[tuple[int, int, str]]
+    ) -> None:
+        told = self.told()
+        oldest = min(version for version, _, _ in segments)
+        assert told(RequestFinished("a/0", 1, 40, spans)) == [
+            Deliver(0, 4, (sample("a/0", *segments, staleness=4 - oldest),))
+        ]
+        assert not told.anomalies
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            ((3, 30), (4, 11)),
+            ((3, 30), (4, 9)),
+            ((3, 41), (4, -1)),
+            ((4, 30), (3, 10)),
+            ((3, 30), (5, 10)),
+        ],
+    )
+    def test_spans_that_lie_count_as_the_oldest_they_can_be(self, lie: Any) -> None:
+        told = self.told()
+        assert told(RequestFinished("a/0", 1, 40, lie)) == [
+            Deliver(0, 4, (sample("a/0", (3, 40, "i0"), staleness=1),))
+        ]
+        assert told.anomalies == {"spans_do_not_fit": 1}
+
+    def test_older_than_dispatched_is_believed_and_counted(self) -> None:
+        told = self.told()
+        assert told(RequestFinished("a/0", 1, 40, ((2, 40),))) == [
+            Deliver(0, 4, (sample("a/0", (2, 40, "i0"), staleness=2),))
+        ]
+        assert told.anomalies == {"version_older_than_dispatched": 1}
+
+
+class TestAnswersToNobody:
+    @pytest.mark.parametrize(
+        "event",
+        [
+            RequestFinished("a/0", 9, 5),
+            RequestFinished("b/0", 1, 5),
+            RequestInterrupted("a/0", 9, 5),
+            TurnFinished("a/0", 9, 5),
+            RequestFailed("a/0", 9),
+            TokensArrived("a/0", 9, 5),
+        ],
+    )
+    def test_they_are_counted_and_change_nothing(self, event: Event) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested())
+        before = facts(told.scheduler)
+        assert told(event) == []
+        assert told.anomalies == {"unknown_attempt": 1}
+        told.scheduler.anomalies.clear()
+        assert facts(told.scheduler) == before
+
+    def test_the_same_answer_twice(self) -> None:
+        told = Told(slots=1)
+        told.submit("a", samples=2)
+        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        assert told(RequestFinished("a/0", 1, 5)) == []
+        assert told.anomalies == {"unknown_attempt": 1}
+        assert told.instance("i0").in_flight == 1
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            InstanceLost("nobody"),
+            InstanceReported("nobody", 0, 0, 0.0),
+            InstancePaused("nobody"),
+            WeightsUpdated("nobody", 0),
+        ],
+    )
+    def test_an_instance_nobody_knows(self, event: Event) -> None:
+        told = Told()
+        assert told(event) == []
+        assert told.anomalies == {"unknown_instance": 1}
+
+    def test_a_report_is_only_heard(self) -> None:
+        told = Told()
+        assert told(InstanceReported("i0", 1, 2, 0.5)) == []
+        assert not told.anomalies
+
+
+def facts(scheduler: Scheduler) -> Any:
+    """Everything the scheduler knows, as plain data; shared objects are shown by number."""
+    seen: dict[int, tuple[int, Any]] = {}
+
+    def plain(thing: Any) -> Any:
+        if thing is None or isinstance(thing, str | int | float | Enum | type):
+            return thing
+        if isinstance(thing, tuple):
+            return tuple(plain(part) for part in thing)
+        if id(thing) in seen:
+            return f"#{seen[id(thing)][0]}"
+        seen[id(thing)] = len(seen), thing
+        if isinstance(thing, dict):
+            return [(plain(key), plain(value)) for key, value in thing.items()]
+        if isinstance(thing, list | deque | SortedKeyList):
+            return [plain(part) for part in thing]
+        if isinstance(thing, msgspec.Struct):
+            return [type(thing)] + [plain(getattr(thing, f)) for f in thing.__struct_fields__]
+        if callable(thing):
+            return getattr(thing, "__qualname__", repr(thing))
+        return [type(thing), plain({k: v for k, v in vars(thing).items() if k != "_out"})]
+
+    return plain(scheduler)
+
+
+class TestCallerErrors:
+    def told(self) -> Told:
+        told = Told(2, slots=2, batching=TWICE, freshness="unbounded", interruption=PARTIAL)
+        told.submit("a", "b", "c", samples=2)
+        told(BatchRequested(), TokensArrived("a/0", 1, 5), RequestFinished("a/1", 2, 5))
+        told(WeightsPublished(3))
+        return told
+
+    @pytest.mark.parametrize(
+        ("event", "text"),
+        [
+            (GroupSubmitted("a", 1, 1, 1), "group 'a' is already here"),
+            (GroupSubmitted("x", 0, 1, 1), "must be at least 1, not 0, 1 and 1"),
+            (GroupSubmitted("x", 1, 0, 1), "must be at least 1, not 1, 0 and 1"),
+            (GroupSubmitted("x", 1, 1, 0), "must be at least 1, not 1, 1 and 0"),
+            (GroupSubmitted("x", 1, 1, BIG), f"is {BIG + 1}, but an instance holds only {BIG}"),
+            (WeightsPublished(3), "version 3 was published after 3; versions grow"),
+            (WeightsPublished(2), "version 2 was published after 3; versions grow"),
+            (InstanceJoined("new", 0, BIG), "slots and kv_tokens must be at least 1"),
+            (InstanceJoined("new", 8, 0), "holds only 0 KV tokens"),
+            (InstanceJoined("new", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
+            (InstanceJoined("i0", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
+        ],
+    )
+    def test_they_say_why_and_leave_all_as_it_was(self, event: Event, text: str) -> None:
+        told = self.told()
+        before = facts(told.scheduler)
+        with pytest.raises(CallerError, match=text):
+            told(event)
+        assert facts(told.scheduler) == before
+
+    def test_nothing_comes_after_the_end(self) -> None:
+        told = self.told()
+        told(SubmissionsClosed())
+        before = facts(told.scheduler)
+        with pytest.raises(CallerError, match="after submissions were closed"):
+            told.submit("x")
+        assert facts(told.scheduler) == before
+
+    def test_facts_tell_two_states_apart(self) -> None:
+        """Or the tests above would say nothing."""
+        one, other = self.told(), self.told()
+        assert facts(one.scheduler) == facts(other.scheduler)
+        other(TokensArrived("a/0", 1, 6))
+        assert facts(one.scheduler) != facts(other.scheduler)
+
+    def test_a_group_may_fill_the_smallest_instance(self) -> None:
+        told = Told()
+        told(InstanceJoined("small", 8, 50))
+        with pytest.raises(CallerError, match="lower max_tokens"):
+            told(GroupSubmitted("a", 1, 20, 31))
+        told(GroupSubmitted("a", 1, 20, 30))
+
+    def test_before_any_instance_joined_nothing_is_too_large(self) -> None:
+        told = Told(instances=0)
+        told(GroupSubmitted("a", 1, 10**9, 1))
+        with pytest.raises(CallerError, match="group 'a'"):
+            told(InstanceJoined("i0", 8, BIG))
+
+    def test_an_id_may_be_used_again_once_its_group_is_gone(self) -> None:
+        told = Told()
+        told.submit("a")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        assert told.submit("a") == []
+
+
+class TestLastBatch:
+    def told(self) -> Told:
+        told = Told(2)
+        told.submit("a", "b", "c")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
+        told(BatchRequested())
+        return told
+
+    def test_is_not_short_before_submissions_close(self) -> None:
+        told = self.told()
+        assert told.running == [], "one prompt is no batch, and another may come"
+        assert dispatched(told(SubmissionsClosed())) == ["c/0"]
+        assert delivered(told(RequestFinished("c/0", 3, 5))) == ["c/0"]
+
+    def test_goes_when_submissions_close(self) -> None:
+        told = Told(2, **FULLY_ASYNC)
+        told(BatchRequested())
+        told.submit("a")
+        assert told(RequestFinished("a/0", 1, 5)) == []
+        assert delivered(told(SubmissionsClosed())) == ["a/0"]
+
+    def test_a_full_one_is_made_of_another_prompt(self) -> None:
+        told = self.told()
+        assert dispatched(told.submit("d")) == ["c/0", "d/0"]
+
+    def test_a_failed_group_makes_it_short(self) -> None:
+        told = Told(2)
+        told.submit("a", "b")
+        told(SubmissionsClosed(), BatchRequested(), RequestFinished("a/0", 1, 5))
+        actions = told(RequestFailed("b/0", 2, retryable=False))
+        assert delivered(actions) == ["a/0"]
+
+    def test_when_all_is_delivered_there_is_none(self) -> None:
+        told = Told()
+        told(SubmissionsClosed())
+        assert told(BatchRequested()) == []
+        assert told.scheduler.progress.trainer_waiting
+
+
+class Counting:
+    """A batching that keeps count of how often it is asked; one group is a batch."""
+
+    stops_at_delivery = False
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def launch(self, progress: Progress) -> Launch | None:
+        self.asked["launch"] += 1
+        return Launch(fresh=progress.fresh)
+
+    def batch(self, progress: Progress) -> int:
+        self.asked["batch"] += 1
+        return min(progress.complete, 1)
+
+
+def with_roles(told: Told, **roles: Any) -> Told:
+    """The same, but asking these policies."""
+    told.scheduler = Scheduler(msgspec.structs.replace(told.scheduler.roles, **roles), 1)
+    return told
+
+
+class TestWhoIsAsked:
+    """Most events are answers, so they must not ask the group-level roles for nothing."""
+
+    @pytest.fixture
+    def batching(self) -> Counting:
+        return Counting()
+
+    @pytest.fixture
+    def told(self, batching: Counting) -> Told:
+        told = with_roles(Told(instances=0, freshness="unbounded"), batching=batching)
+        told(BatchRequested(), InstanceJoined("i0", 16, BIG))
+        told.submit("a", samples=3)
+        batching.asked.clear()
+        return told
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            RequestFinished("a/0", 1, 5),
+            RequestInterrupted("a/0", 1, 5),
+            RequestFailed("a/0", 1),
+            TurnFinished("a/0", 1, 5),
+            TokensArrived("a/0", 1, 5),
+            InstanceReported("i0", 3, 0, 0.5),
+            Woke(),
+        ],
+    )
+    def test_nobody_when_no_group_completed(
+        self, told: Told, batching: Counting, answer: Event
+    ) -> None:
+        told(answer)
+        assert not batching.asked
+
+    def test_once_when_a_group_completed(self, told: Told, batching: Counting) -> None:
+        told(RequestFinished("a/0", 1, 5), RequestFinished("a/1", 2, 5))
+        assert not batching.asked
+        assert delivered(told(RequestFinished("a/2", 3, 5))) == ["a/0", "a/1", "a/2"]
+        assert batching.asked == {"batch": 1, "launch": 1}
+
+    def test_a_batch_is_asked_for_only_while_the_trainer_waits(
+        self, told: Told, batching: Counting
+    ) -> None:
+        told(*(RequestFinished(f"a/{index}", index + 1, 5) for index in range(3)))
+        batching.asked.clear()
+        told.submit("b")
+        assert batching.asked == {"launch": 1}
+
+
+class TestPolicyErrors:
+    def test_routing_to_a_closed_instance(self) -> None:
+        told = Told(instances=2, slots=1, **FULLY_ASYNC)
+        told.submit("a")
+        full = told.instance("i0")
+
+        class Stubborn:
+            def load(self, instance: Any) -> int:
+                return 0
+
+            def choose(self, request: Any, fleet: Any) -> Any:
+                return full
+
+        told.scheduler.roles = msgspec.structs.replace(told.scheduler.roles, routing=Stubborn())
+        with pytest.raises(PolicyError, match="which is not open"):
+            told.submit("b")
+
+    def test_a_batch_of_more_than_there_is(self) -> None:
+        class Greedy(Counting):
+            def batch(self, progress: Progress) -> int:
+                return 3
+
+        told = with_roles(Told(instances=0), batching=Greedy())
+        with pytest.raises(PolicyError, match="asked for 3 of 0 complete groups"):
+            told(BatchRequested())
+
+    def test_routing_may_let_a_request_wait(self) -> None:
+        class Patient:
+            def load(self, instance: Any) -> int:
+                return 0
+
+            def choose(self, request: Any, fleet: Any) -> Any:
+                return None
+
+        told = with_roles(Told(instances=0), routing=Patient())
+        told.submit("a")
+        told(InstanceJoined("i0", 8, BIG))
+        assert told(BatchRequested()) == []
+        assert told.request("a/0").state is RequestState.WAITING
+
+
+def test_predictions_move_what_waits_and_what_runs() -> None:
+    told = Told(
+        2, slots=2, prediction="group_history", ordering="longest_first", routing="least_tokens"
+    )
+    told.submit("a", samples=2)
+    told.submit("b", samples=2)
+    told(BatchRequested())
+    assert told.running == ["a/0", "a/1"]
+    assert told.instance("i0").tokens == 2 * (PROMPT + LIMIT)
+    assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
+    assert told.instance("i0").tokens == (PROMPT + 20) + (PROMPT + LIMIT)
+
+
+def test_nothing_is_left_behind_after_a_run() -> None:
+    told = Told(2, instances=2, slots=2)
+    for step in range(3):
+        told.submit(f"a{step}", f"b{step}", samples=3)
+        told(BatchRequested())
+        while told.running:
+            attempt = next(iter(told.scheduler.fleet.attempts.values()))
+            told(RequestFinished(attempt.request.id, attempt.id, 5))
+    scheduler = told.scheduler
+    assert scheduler.progress.delivered == 6
+    assert not scheduler.requests
+    assert not scheduler.groups
+    assert not scheduler.fleet.attempts
+    assert not scheduler.waiting
+    assert not scheduler.replay_buffer
+    assert scheduler.sample_buffer.held == 0

@@ -1,0 +1,374 @@
+"""Weight updates: each path from the gate that closes to the gate that opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.policies.interruption import Never, Partial
+from rollout_sched.policies.weights import AllAtOnce
+from tests.core.told import make_request
+
+SERVING, DRAINING, PAUSING, UPDATING, GATED, LOST = InstanceStatus
+
+
+class OneByOne:
+    """The next only when the one before serves again."""
+
+    def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:
+        return outdated[:1]
+
+
+class Bench:
+    """An updater with instances i0, i1, ...; the numbers in `busy` hold one attempt."""
+
+    def __init__(
+        self,
+        instances: int,
+        busy: Sequence[int] = (),
+        interruption: Any = None,
+        weights: Any = None,
+    ) -> None:
+        self.fleet = Fleet(lambda i: i.in_flight, lambda i: True)
+        self.instances = [self.fleet.join(f"i{n}", 4, 100, 0) for n in range(instances)]
+        self.attempts = {n: self.send(n) for n in busy}
+        self.progress = RunProgress(1, 0, self.fleet, SampleBuffer())
+        self.updater = WeightUpdater(
+            self.fleet, weights or AllAtOnce(), interruption or Never(), version=0
+        )
+        self.aborted: list[Instance] = []
+
+    def send(self, number: int) -> Attempt:
+        return self.fleet.send(make_request(), self.instances[number], 10)
+
+    def publish(self, version: int) -> list[Action]:
+        self.updater.publish(version)
+        return self.start()
+
+    def start(self) -> list[Action]:
+        out: list[Action] = []
+        self.aborted = self.updater.start(self.progress, out)
+        return out
+
+    def answer(self, number: int) -> list[Action]:
+        """The attempt of this instance ends, as the scheduler would have it."""
+        out: list[Action] = []
+        self.fleet.close(self.attempts.pop(number))
+        if not self.instances[number].attempts:
+            self.updater.emptied(self.instances[number], out)
+        return out
+
+    def paused(self, number: int) -> list[Action]:
+        out: list[Action] = []
+        assert self.updater.paused(self.instances[number], out)
+        return out
+
+    def updated(self, number: int, version: int) -> list[Action]:
+        out: list[Action] = []
+        assert self.updater.updated(self.instances[number], version, out)
+        return out
+
+    @property
+    def statuses(self) -> list[InstanceStatus]:
+        return [instance.status for instance in self.instances]
+
+    @property
+    def open(self) -> set[str]:
+        return {instance.id for instance in self.fleet.open}
+
+
+class TestIdle:
+    def test_gets_its_weights_at_once(self) -> None:
+        bench = Bench(1)
+        assert bench.publish(1) == [UpdateWeights("i0", 1)]
+        assert bench.statuses == [UPDATING]
+        assert not bench.open
+        assert bench.updated(0, 1) == []
+        assert bench.statuses == [SERVING]
+        assert bench.open == {"i0"}
+
+    @pytest.mark.parametrize("how", ["drain", "in_place", "resubmit"])
+    def test_needs_no_pause(self, how: Any) -> None:
+        bench = Bench(1, interruption=Partial(at_update=how))
+        assert bench.publish(1) == [UpdateWeights("i0", 1)]
+        assert not bench.aborted
+
+    def test_will_never_again_generate_with_what_it_has(self) -> None:
+        bench = Bench(1)
+        bench.publish(1)
+        assert bench.fleet.version == 1
+
+
+class TestDrain:
+    def test_finishes_first_and_takes_nothing_new(self) -> None:
+        bench = Bench(1, busy=[0])
+        assert bench.publish(1) == []
+        assert bench.statuses == [DRAINING]
+        assert not bench.open
+        assert bench.fleet.version == 0
+        assert bench.answer(0) == [UpdateWeights("i0", 1)]
+        assert bench.statuses == [UPDATING]
+        assert bench.fleet.version == 1
+        assert bench.updated(0, 1) == []
+        assert bench.open == {"i0"}
+
+    def test_waits_for_the_last_attempt(self) -> None:
+        bench = Bench(1, busy=[0])
+        bench.send(0)
+        bench.publish(1)
+        assert bench.answer(0) == []
+        assert bench.statuses == [DRAINING]
+
+    def test_one_that_serves_may_run_empty(self) -> None:
+        bench = Bench(1, busy=[0])
+        assert bench.answer(0) == []
+        assert bench.statuses == [SERVING]
+
+
+class TestInPlace:
+    @pytest.mark.parametrize(("kv", "clear"), [("retain", False), ("recompute", True)])
+    def test_requests_freeze_and_go_on(self, kv: Any, clear: bool) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial(kv=kv, at_update="in_place"))
+        assert bench.publish(1) == [Pause("i0", "keep", clear)]
+        assert bench.statuses == [PAUSING]
+        assert not bench.aborted
+        assert bench.paused(0) == [UpdateWeights("i0", 1)]
+        assert bench.statuses == [UPDATING]
+        assert bench.fleet.version == 0, "what is frozen may still be of the old version"
+        assert bench.updated(0, 1) == [Resume("i0")]
+        assert bench.statuses == [SERVING]
+        assert bench.fleet.version == 1
+
+    def test_an_answer_that_outruns_the_pause_changes_nothing(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial(at_update="in_place"))
+        bench.publish(1)
+        assert bench.answer(0) == []
+        assert bench.statuses == [PAUSING]
+        assert bench.paused(0) == [UpdateWeights("i0", 1)]
+        assert bench.updated(0, 1) == [Resume("i0")]
+
+    def test_a_resume_is_sent_once(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial(at_update="in_place"))
+        bench.publish(1)
+        bench.paused(0)
+        bench.updated(0, 1)
+        bench.answer(0)
+        assert bench.publish(2) == [UpdateWeights("i0", 2)]
+        assert bench.updated(0, 2) == []
+
+
+class TestResubmit:
+    @pytest.mark.parametrize(("kv", "clear"), [("retain", False), ("recompute", True)])
+    def test_requests_come_back(self, kv: Any, clear: bool) -> None:
+        bench = Bench(2, busy=[0], interruption=Partial(kv=kv, at_update="resubmit"))
+        assert bench.publish(1) == [Pause("i0", "abort", clear), UpdateWeights("i1", 1)]
+        assert bench.aborted == [bench.instances[0]]
+        assert bench.answer(0) == []
+        assert bench.paused(0) == [UpdateWeights("i0", 1)]
+        assert bench.fleet.version == 1
+        assert bench.updated(0, 1) == [Resume("i0")]
+
+
+class TestCohort:
+    def test_opens_together(self) -> None:
+        bench = Bench(3)
+        bench.publish(1)
+        bench.updated(1, 1)
+        assert bench.statuses == [UPDATING, GATED, UPDATING]
+        bench.updated(0, 1)
+        assert not bench.open
+        bench.updated(2, 1)
+        assert bench.open == {"i0", "i1", "i2"}
+
+    def test_frozen_requests_do_not_wait_for_it(self) -> None:
+        bench = Bench(2, busy=[0], interruption=Partial(at_update="in_place"))
+        bench.publish(1)
+        bench.paused(0)
+        assert bench.updated(0, 1) == [Resume("i0")]
+        assert bench.statuses == [GATED, UPDATING]
+
+    def test_instances_updated_apart_open_apart(self) -> None:
+        bench = Bench(2, weights=OneByOne())
+        assert bench.publish(1) == [UpdateWeights("i0", 1)]
+        assert bench.statuses == [UPDATING, SERVING]
+        bench.updated(0, 1)
+        assert bench.open == {"i0", "i1"}
+        assert bench.start() == [UpdateWeights("i1", 1)]
+        assert bench.open == {"i0"}
+
+    def test_those_not_chosen_stay_outdated(self) -> None:
+        bench = Bench(2, weights=OneByOne())
+        bench.publish(1)
+        assert list(bench.updater.outdated) == ["i1"]
+        assert bench.instances[1].version == 0
+
+    def test_between_batches_waits_for_what_is_launched(self) -> None:
+        bench = Bench(1, weights=AllAtOnce(when="between_batches"))
+        bench.progress.active = 1
+        assert bench.publish(1) == []
+        assert bench.statuses == [SERVING]
+        bench.progress.active = 0
+        assert bench.start() == [UpdateWeights("i0", 1)]
+
+
+class TestNewcomer:
+    def join(self, bench: Bench, version: int) -> list[Action]:
+        out: list[Action] = []
+        bench.instances.append(bench.fleet.join("new", 4, 100, version))
+        bench.updater.joined(bench.instances[-1], out)
+        return out
+
+    def test_with_old_weights_gets_new_ones_first(self) -> None:
+        bench = Bench(0)
+        bench.publish(2)
+        assert self.join(bench, 0) == [UpdateWeights("new", 2)]
+        assert not bench.open
+        bench.updated(0, 2)
+        assert bench.open == {"new"}
+
+    def test_with_the_newest_weights_serves(self) -> None:
+        bench = Bench(0)
+        bench.publish(2)
+        assert self.join(bench, 2) == []
+        assert bench.open == {"new"}
+
+    def test_waits_for_no_cohort_and_no_cohort_for_it(self) -> None:
+        bench = Bench(2)
+        bench.publish(1)
+        self.join(bench, 0)
+        bench.updated(2, 1)
+        assert bench.open == {"new"}
+        self.join(bench, 0)
+        bench.updated(0, 1)
+        bench.updated(1, 1)
+        assert {"i0", "i1"} <= bench.open
+
+
+class TestNewerVersionInTheMiddle:
+    def test_one_that_drains_gets_the_newest(self) -> None:
+        bench = Bench(1, busy=[0])
+        bench.publish(1)
+        assert bench.publish(2) == []
+        assert bench.answer(0) == [UpdateWeights("i0", 2)]
+
+    def test_one_that_pauses_gets_the_newest(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial())
+        bench.publish(1)
+        assert bench.publish(2) == []
+        assert bench.paused(0) == [UpdateWeights("i0", 2)]
+
+    def test_one_that_updates_is_updated_again(self) -> None:
+        bench = Bench(1)
+        bench.publish(1)
+        assert bench.publish(2) == []
+        assert bench.updated(0, 1) == []
+        assert bench.fleet.version == 1
+        assert bench.start() == [UpdateWeights("i0", 2)]
+        assert not bench.open
+        bench.updated(0, 2)
+        assert bench.open == {"i0"}
+
+    def test_one_behind_the_gate_is_updated_again(self) -> None:
+        bench = Bench(2)
+        bench.publish(1)
+        bench.updated(0, 1)
+        assert bench.publish(2) == [UpdateWeights("i0", 2)]
+        bench.updated(0, 2)
+        assert bench.open == {"i0"}, "it began apart from i1"
+        bench.updated(1, 1)
+        assert bench.start() == [UpdateWeights("i1", 2)]
+
+    def test_frozen_requests_freeze_again(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial())
+        bench.publish(1)
+        bench.paused(0)
+        bench.publish(2)
+        assert bench.updated(0, 1) == [Resume("i0")]
+        assert bench.start() == [Pause("i0", "keep", clear_cache=True)]
+
+
+class TestLostInTheMiddle:
+    def lose(self, bench: Bench, number: int) -> None:
+        bench.updater.lost(bench.instances[number])
+        bench.fleet.lose(bench.instances[number])
+
+    def test_the_others_do_not_wait_for_it(self) -> None:
+        bench = Bench(3)
+        bench.publish(1)
+        bench.updated(0, 1)
+        bench.updated(1, 1)
+        assert not bench.open
+        self.lose(bench, 2)
+        assert bench.statuses == [SERVING, SERVING, LOST]
+        assert bench.open == {"i0", "i1"}
+
+    def test_one_behind_the_gate_does_not_count_twice(self) -> None:
+        bench = Bench(3)
+        bench.publish(1)
+        bench.updated(0, 1)
+        self.lose(bench, 0)
+        bench.updated(1, 1)
+        assert not bench.open, "i2 is not ready"
+        bench.updated(2, 1)
+        assert bench.open == {"i1", "i2"}
+
+    def test_it_needs_no_weights_any_more(self) -> None:
+        bench = Bench(2, weights=OneByOne())
+        bench.publish(1)
+        self.lose(bench, 1)
+        assert not bench.updater.outdated
+        bench.updated(0, 1)
+        assert bench.start() == []
+
+    def test_a_new_one_of_its_name_owes_no_resume(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial())
+        bench.publish(1)
+        bench.paused(0)
+        self.lose(bench, 0)
+        bench.instances = [bench.fleet.join("i0", 4, 100, 0)]
+        bench.updater.joined(bench.instances[0], [])
+        assert bench.updated(0, 1) == []
+
+
+class TestNotAskedFor:
+    def check(self, bench: Bench, *, paused: bool = False, updated: bool = False) -> None:
+        out: list[Action] = []
+        before = bench.statuses, bench.instances[0].version, bench.open
+        assert bench.updater.paused(bench.instances[0], out) is paused
+        assert bench.updater.updated(bench.instances[0], 1, out) is updated
+        assert not out
+        assert (bench.statuses, bench.instances[0].version, bench.open) == before
+
+    def test_while_serving(self) -> None:
+        self.check(Bench(1))
+
+    def test_while_draining(self) -> None:
+        bench = Bench(1, busy=[0])
+        bench.publish(1)
+        self.check(bench)
+
+    def test_behind_the_gate(self) -> None:
+        bench = Bench(2)
+        bench.publish(1)
+        bench.updated(0, 1)
+        self.check(bench)
+
+    def test_a_pause_while_updating(self) -> None:
+        bench = Bench(1)
+        bench.publish(1)
+        assert not bench.updater.paused(bench.instances[0], [])
+        assert bench.statuses == [UPDATING]
+
+    def test_an_update_while_pausing(self) -> None:
+        bench = Bench(1, busy=[0], interruption=Partial())
+        bench.publish(1)
+        assert not bench.updater.updated(bench.instances[0], 1, [])
+        assert bench.statuses == [PAUSING]

@@ -1,0 +1,88 @@
+"""A scheduler that is told events one by one, with its books checked after each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_sched.config import parse_policy
+from rollout_sched.core.actions import Action, Dispatch
+from rollout_sched.core.events import Event, GroupSubmitted, InstanceJoined
+from rollout_sched.core.model import Group, Instance, Request
+from rollout_sched.core.scheduler import Scheduler
+
+PROMPT = 10
+LIMIT = 100
+BIG = 10_000
+
+FULLY_ASYNC = {"batching": "fully_async", "freshness": "unbounded"}
+
+
+def make_scheduler(prompts_per_step: int = 1, *, version: int = 0, **roles: Any) -> Scheduler:
+    """A scheduler from role tables; a bare string stands for its `use`."""
+    tables = {role: {"use": of} if isinstance(of, str) else of for role, of in roles.items()}
+    policy = parse_policy("test", tables)
+    return policy.scheduler(prompts_per_step, version=version, lengths=lambda group, index: 7)
+
+
+class Told:
+    """`told(event)` answers with the actions; `told.seconds` is the time of the next event."""
+
+    def __init__(
+        self,
+        prompts_per_step: int = 1,
+        *,
+        instances: int = 1,
+        slots: int = 8,
+        version: int = 0,
+        **roles: Any,
+    ) -> None:
+        self.scheduler = make_scheduler(prompts_per_step, version=version, **roles)
+        self.seconds = 0.0
+        for number in range(instances):
+            self(InstanceJoined(f"i{number}", slots, BIG, version))
+
+    def __call__(self, *events: Event) -> list[Action]:
+        """The actions that answer the last of `events`."""
+        actions: list[Action] = []
+        for event in events:
+            actions = self.scheduler.handle(event, self.seconds)
+            self.scheduler.check_invariants()
+        return actions
+
+    def submit(self, *groups: str, samples: int = 1) -> list[Action]:
+        return self(*(GroupSubmitted(group, samples, PROMPT, LIMIT) for group in groups))
+
+    def request(self, name: str) -> Request:
+        return self.scheduler.requests[name]
+
+    def instance(self, name: str) -> Instance:
+        return self.scheduler.fleet.instances[name]
+
+    @property
+    def anomalies(self) -> dict[str, int]:
+        return dict(self.scheduler.anomalies)
+
+    @property
+    def running(self) -> list[str]:
+        """Requests with an attempt in flight that is still wanted, by attempt."""
+        attempts = self.scheduler.fleet.attempts.values()
+        return [attempt.request.id for attempt in attempts if not attempt.disowned]
+
+
+def sent(request: str, attempt: int, instance: str = "i0", **other: Any) -> Dispatch:
+    """A first Dispatch under version 0, but for what `other` says."""
+    usual = {"context_tokens": PROMPT, "max_new_tokens": LIMIT, "salt": 0}
+    return Dispatch(request, attempt, instance, **(usual | other))
+
+
+def make_group(name: str = "a", *, requests: int = 1, samples: int = 1, serial: int = 0) -> Group:
+    """A group with parked requests, known to nobody."""
+    group = Group(name, serial, samples, PROMPT, LIMIT)
+    for index in range(requests):
+        group.requests.append(Request(f"{name}/{index}", group, index, index, PROMPT))
+    return group
+
+
+def make_request(name: str = "a/0", *, serial: int = 0, context_tokens: int = PROMPT) -> Request:
+    group, _, index = name.partition("/")
+    return Request(name, make_group(group, requests=0), int(index), serial, context_tokens)

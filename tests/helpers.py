@@ -1,0 +1,196 @@
+"""What several test modules share: small views for policies, tiny worlds, and watched runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_sched.config import PolicyFile, load_policy, parse_policy
+from rollout_sched.core.actions import Action, Deliver, Dispatch
+from rollout_sched.core.events import Event
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import Group, Instance, Request, RequestState, Sample
+from rollout_sched.core.roles import Launch
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.closed_loop import ClosedLoop
+from rollout_sched.simulators.cost_model import CostModel
+from rollout_sched.simulators.scenario import FleetModel, Job, Scenario, Visibility
+from rollout_sched.simulators.trace_model import Trace, Turn, gather
+from rollout_sched.simulators.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.workload import Workload
+
+# -- views for policies ------------------------------------------------------------------------
+
+
+@dataclass
+class ProgressView:
+    """The attributes of the Progress protocol, to be set at will."""
+
+    prompts_per_step: int = 4
+    version: int = 0
+    fleet_version: int = 0
+    trainer_waiting: bool = True
+    closed: bool = False
+    fresh: int = 0
+    deferred: int = 0
+    active: int = 0
+    complete: int = 0
+    delivered: int = 0
+    held: int = 0
+    round: Launch | None = None
+    update_pending: bool = False
+
+
+def make_group(
+    finished: Sequence[int] = (), running: Sequence[int] = (), *, max_tokens: int = 1000
+) -> Group:
+    """A group whose members have finished with, or made so far, these response tokens."""
+    group = Group("g", 0, len(finished) + len(running), 10, max_tokens)
+    for index, tokens in enumerate([*finished, *running]):
+        request = Request(f"g/{index}", group, index, index, 10 + tokens)
+        request.response_tokens = tokens
+        if index < len(finished):
+            request.state, request.finish = RequestState.FINISHED, "stop"
+            group.finished.append(request)
+        group.requests.append(request)
+    group.lengths = sorted(finished)
+    return group
+
+
+def make_request(*, context: int = 100, home: str | None = None, made: int = 0) -> Request:
+    request = Request("g/0", Group("g", 0, 1, context, 1000), 0, 0, context)
+    request.home = home
+    request.response_tokens = made
+    return request
+
+
+class Loads:
+    """A fleet of open instances that routing may look at; `send` puts work on one."""
+
+    def __init__(self, routing: Any, instances: int, *, slots: int = 100) -> None:
+        self.fleet = Fleet(routing.load, lambda instance: instance.in_flight < instance.slots)
+        self._names = [f"i{number}" for number in range(instances)]
+        for name in self._names:
+            self.fleet.join(name, slots, 10**6, 0)
+
+    def __getitem__(self, number: int) -> Instance:
+        return self.fleet.instances[self._names[number]]
+
+    def send(self, number: int, requests: int = 1, *, context: int = 100) -> None:
+        for _ in range(requests):
+            self.fleet.send(make_request(context=context), self[number], 1000)
+
+
+# -- tiny worlds -------------------------------------------------------------------------------
+
+
+def make_trace(lengths: Mapping[str, Sequence[int]], *, prompt: int = 4, name: str = "t") -> Trace:
+    """A single-turn trace: group -> response lengths."""
+    samples = [
+        traces.Sample(group, index, prompt, (Turn(length),))
+        for group, members in lengths.items()
+        for index, length in enumerate(members)
+    ]
+    return Trace(name, gather(samples))
+
+
+def make_scenario(
+    *,
+    instances: int = 1,
+    slots: int = 8,
+    kv_tokens: int = 10_000,
+    train_s: float = 10.0,
+    update_s: float = 2.0,
+    colocated: bool = False,
+    keeps_kv: bool = False,
+    poll_s: float = 0.0,
+    stream_s: float = 0.0,
+    prompts_per_step: int = 1,
+    samples: int = 0,
+    max_tokens: int = 0,
+) -> Scenario:
+    """Every engine step takes one second, every training step and update a constant time."""
+    return Scenario(
+        name="tiny",
+        fleet=FleetModel(instances, kv_tokens, block_size=1, max_num_seqs=slots),
+        cost=CostModel(step_s=1.0, weights_s=0.0, token_s=0.0),
+        trainer=TrainerModel(
+            placement="colocated" if colocated else "disaggregated",
+            fixed_s=train_s,
+            seconds_per_token=0.0,
+            keeps_kv=keeps_kv,
+        ),
+        weights=WeightTransfer(fixed_s=update_s),
+        visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
+        job=Job(prompts_per_step, samples, max_tokens),
+    )
+
+
+def make_policy(name: str = "made", **roles: Any) -> PolicyFile:
+    """A policy from role tables; a bare string stands for its `use`."""
+    tables = {role: {"use": of} if isinstance(of, str) else of for role, of in roles.items()}
+    return parse_policy(name, tables)
+
+
+# -- watched runs ------------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """A closed loop that has run: the seconds it took and all that was said in it."""
+
+    scheduler: Scheduler
+    loop: ClosedLoop
+    total_s: float = 0.0
+    log: list[tuple[float, Event, list[Action]]] = field(default_factory=list)
+
+    def said(self, kind: type[Any]) -> list[tuple[float, Any]]:
+        """Every event or action of one kind, with its time."""
+        return [
+            (now, word)
+            for now, event, actions in self.log
+            for word in (event, *actions)
+            if isinstance(word, kind)
+        ]
+
+    @property
+    def deliveries(self) -> list[tuple[float, list[str]]]:
+        """When each batch was delivered, and its groups."""
+        return [
+            (now, list(dict.fromkeys(sample.group for sample in batch.samples)))
+            for now, batch in self.said(Deliver)
+        ]
+
+    @property
+    def dispatches(self) -> list[tuple[float, str]]:
+        return [(now, action.request) for now, action in self.said(Dispatch)]
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for _, batch in self.said(Deliver) for sample in batch.samples]
+
+
+def watch(
+    policy: PolicyFile | str,
+    trace: Trace,
+    scenario: Scenario,
+    *,
+    seed: int = 0,
+    check: bool = True,
+) -> Watched:
+    """Run the closed loop with every word noted, and the invariants checked after each."""
+    if isinstance(policy, str):
+        policy = load_policy(policy)
+    workload = Workload(trace, scenario.job, seed=seed)
+    scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+    log: list[tuple[float, Event, list[Action]]] = []
+
+    def note(now: float, event: Event, actions: list[Action]) -> None:
+        log.append((now, event, list(actions)))
+        if check:
+            scheduler.check_invariants()
+
+    loop = ClosedLoop(scheduler, workload, scenario, [note])
+    return Watched(scheduler, loop, loop.run(), log)

@@ -1,0 +1,166 @@
+"""Batching: which rounds start, and which batches go, from hand-made progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.roles import Launch
+from rollout_sched.policies.batching import FullyAsync, OneStepOff, Sync, TailBatching
+from tests.helpers import ProgressView
+
+ALL = [Sync(), TailBatching(), OneStepOff(), FullyAsync()]
+
+
+@pytest.mark.parametrize("policy", ALL)
+class TestBatch:
+    def test_goes_when_it_is_full(self, policy: Any) -> None:
+        assert policy.batch(ProgressView(complete=3, active=5)) == 0
+        assert policy.batch(ProgressView(complete=4, active=5)) == 4
+        assert policy.batch(ProgressView(complete=7, active=5)) == 4
+
+    def test_the_last_one_may_be_short(self, policy: Any) -> None:
+        assert policy.batch(ProgressView(complete=3, closed=True)) == 3
+        assert policy.batch(ProgressView(complete=3, closed=False)) == 0
+
+    @pytest.mark.parametrize("where", ["active", "deferred", "fresh"])
+    def test_the_last_one_waits_for_all_that_is_left(self, policy: Any, where: str) -> None:
+        one: dict[str, Any] = {where: 1}
+        assert policy.batch(ProgressView(complete=3, closed=True, **one)) == 0
+
+    def test_nothing_left_is_no_batch(self, policy: Any) -> None:
+        assert policy.batch(ProgressView(closed=True)) == 0
+
+
+@pytest.mark.parametrize("policy", [Sync(), TailBatching()])
+@pytest.mark.parametrize(
+    "progress",
+    [
+        ProgressView(fresh=9, trainer_waiting=False),
+        ProgressView(fresh=9, round=Launch(fresh=4), active=4),
+    ],
+)
+def test_rounds_start_one_by_one_when_the_trainer_asks(policy: Any, progress: ProgressView) -> None:
+    assert policy.launch(progress) is None
+
+
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), OneStepOff()])
+class TestMakingUp:
+    """A group that failed leaves its round; another takes its place if a batch would be short."""
+
+    def test_for_what_a_batch_lacks(self, policy: Any) -> None:
+        progress = ProgressView(fresh=5, round=Launch(fresh=4), active=2, complete=1)
+        assert policy.launch(progress) == Launch(fresh=1)
+
+    def test_not_while_enough_are_under_way(self, policy: Any) -> None:
+        progress = ProgressView(fresh=5, round=Launch(fresh=6), active=3, complete=1)
+        assert policy.launch(progress) is None
+
+
+class TestSync:
+    def test_starts_a_batch(self) -> None:
+        assert Sync().launch(ProgressView(fresh=9)) == Launch(fresh=4)
+
+    def test_starts_more_when_over_sampling(self) -> None:
+        assert Sync(1.5).launch(ProgressView(fresh=9)) == Launch(fresh=6)
+        assert Sync(1.1).launch(ProgressView(10, fresh=20)) == Launch(fresh=11)  # not 12
+        assert Sync(1.5).launch(ProgressView(fresh=5)) == Launch(fresh=5)
+
+    def test_takes_the_set_back_first_and_counts_the_whole(self) -> None:
+        assert Sync(1.5).launch(ProgressView(fresh=9, deferred=2)) == Launch(fresh=4, deferred=2)
+        assert Sync().launch(ProgressView(fresh=9, complete=3)) == Launch(fresh=1)
+        assert Sync().launch(ProgressView(fresh=9, complete=6)) == Launch()
+
+    def test_waits_for_submissions_until_they_are_closed(self) -> None:
+        assert Sync().launch(ProgressView(fresh=3)) is None
+        assert Sync().launch(ProgressView(fresh=3, closed=True)) == Launch(fresh=3)
+
+
+class TestTailBatching:
+    """RollPacker: long rounds for whole batches of set-back prompts, else short ones."""
+
+    policy = TailBatching(1.25, 1.25)
+
+    def test_short_round_over_samples_fresh_prompts(self) -> None:
+        progress = ProgressView(8, fresh=20)
+        assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
+
+    def test_short_round_leaves_the_set_back_alone(self) -> None:
+        progress = ProgressView(8, fresh=20, deferred=7)
+        assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
+
+    def test_short_round_takes_what_is_there(self) -> None:
+        progress = ProgressView(8, fresh=9, closed=True)
+        assert self.policy.launch(progress) == Launch(fresh=9, oversample=1.25)
+
+    def test_long_round_when_a_batch_was_set_back(self) -> None:
+        progress = ProgressView(8, fresh=20, deferred=8)
+        assert self.policy.launch(progress) == Launch(deferred=8)
+        progress = ProgressView(8, fresh=20, deferred=11)
+        assert self.policy.launch(progress) == Launch(deferred=8)
+
+    def test_end_of_data_goes_into_long_rounds(self) -> None:
+        progress = ProgressView(8, fresh=5, deferred=2, closed=True)
+        assert self.policy.launch(progress) == Launch(fresh=5, deferred=2)
+        progress = ProgressView(8, deferred=3, closed=True)
+        assert self.policy.launch(progress) == Launch(deferred=3)
+
+    def test_waits_while_submissions_are_missing(self) -> None:
+        assert self.policy.launch(ProgressView(8, fresh=5, deferred=2)) is None
+
+    def test_mixes_when_both_together_fill_a_batch(self) -> None:
+        progress = ProgressView(8, fresh=5, deferred=4)
+        assert self.policy.launch(progress) == Launch(fresh=4, deferred=4)
+
+    def test_counts_what_is_already_whole(self) -> None:
+        progress = ProgressView(8, fresh=20, complete=3)
+        assert self.policy.launch(progress) == Launch(fresh=7, oversample=1.25)
+        progress = ProgressView(8, fresh=20, deferred=8, complete=3)
+        assert self.policy.launch(progress) == Launch(deferred=5)
+
+    def test_never_asks_for_fewer_than_none(self) -> None:
+        launch = self.policy.launch(ProgressView(8, fresh=20, complete=12))
+        assert launch is not None
+        assert launch.fresh == 0
+
+
+class TestOneStepOff:
+    def test_generates_ahead_of_the_trainer(self) -> None:
+        assert OneStepOff().launch(ProgressView(fresh=9, trainer_waiting=False)) == Launch(fresh=4)
+
+    @pytest.mark.parametrize("busy", [{"active": 4}, {"complete": 4}, {"active": 1, "complete": 3}])
+    def test_but_only_one_batch(self, busy: dict[str, Any]) -> None:
+        progress = ProgressView(fresh=9, round=Launch(fresh=4), **busy)
+        assert OneStepOff().launch(progress) is None
+
+    def test_with_the_newest_weights(self) -> None:
+        assert OneStepOff().launch(ProgressView(fresh=9, update_pending=True)) is None
+
+    def test_waits_for_a_whole_batch_of_submissions(self) -> None:
+        assert OneStepOff().launch(ProgressView(fresh=3)) is None
+        assert OneStepOff().launch(ProgressView(fresh=3, closed=True)) == Launch(fresh=3)
+        assert OneStepOff().launch(ProgressView(closed=True)) is None
+
+
+class TestFullyAsync:
+    def test_asks_for_everything_whatever_the_trainer_does(self) -> None:
+        progress = ProgressView(fresh=9, deferred=2, trainer_waiting=False, active=3)
+        assert FullyAsync().launch(progress) == Launch(fresh=9, deferred=2)
+
+    def test_asks_for_nothing_when_there_is_nothing(self) -> None:
+        assert FullyAsync().launch(ProgressView(active=3)) is None
+
+    @pytest.mark.parametrize(
+        ("active", "launch"),
+        [
+            (0, Launch(fresh=3, deferred=2)),
+            (3, Launch(fresh=0, deferred=2)),
+            (4, Launch(fresh=0, deferred=1)),
+            (5, None),
+            (6, None),
+        ],
+    )
+    def test_bounds_the_groups_in_flight(self, active: int, launch: Launch | None) -> None:
+        progress = ProgressView(fresh=9, deferred=2, active=active)
+        assert FullyAsync(max_groups=5).launch(progress) == launch

@@ -1,0 +1,78 @@
+"""Freshness: admission against the published formula, waiting against brute force."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_sched.policies.freshness import Bounded, Unbounded
+from tests.helpers import ProgressView
+
+
+def test_unbounded_lets_everything_go() -> None:
+    policy = Unbounded()
+    assert policy.room(ProgressView(fresh=7, deferred=2)) == 9
+    assert policy.oldest_allowed(100) == 0
+    assert not policy.must_wait(ProgressView(version=100), {0: 1000})
+
+
+@given(
+    staleness=st.integers(0, 8),
+    batch=st.integers(1, 64),
+    version=st.integers(0, 50),
+    delivered=st.integers(0, 500),
+    running=st.integers(0, 500),
+)
+def test_room_is_areal_s_formula(
+    staleness: int, batch: int, version: int, delivered: int, running: int
+) -> None:
+    """(S + version + 1) * B - (accepted + running)."""
+    progress = ProgressView(batch, fleet_version=version, delivered=delivered, held=running)
+    room = (staleness + version + 1) * batch - (delivered + running)
+    assert Bounded(staleness).room(progress) == room
+
+
+def test_room_looks_at_the_oldest_version_in_the_fleet_not_at_the_trainer_s() -> None:
+    assert Bounded(0).room(ProgressView(4, version=3, fleet_version=1)) == 8
+
+
+@pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])
+def test_oldest_allowed(staleness: int, oldest: int) -> None:
+    assert Bounded(staleness).oldest_allowed(5) == oldest
+
+
+def test_dropping_never_waits() -> None:
+    assert not Bounded(0, "drop").must_wait(ProgressView(version=9), {0: 50})
+
+
+def schedulable(remaining: dict[int, int], version: int, staleness: int, batch: int) -> bool:
+    """Earliest deadline first: after the batch at `version`, one of `batch` groups a version."""
+    due = sorted(oldest + staleness for oldest, groups in remaining.items() for _ in range(groups))
+    at = version
+    while due:
+        at += 1
+        taken, due = due[:batch], due[batch:]
+        if any(deadline < at for deadline in taken):
+            return False
+    return True
+
+
+@given(
+    remaining=st.dictionaries(st.integers(0, 8), st.integers(1, 12), max_size=6),
+    version=st.integers(0, 8),
+    staleness=st.integers(0, 5),
+    batch=st.integers(1, 6),
+)
+def test_waits_exactly_if_the_rest_could_not_go_in_time(
+    remaining: dict[int, int], version: int, staleness: int, batch: int
+) -> None:
+    progress = ProgressView(batch, version=version)
+    possible = schedulable(remaining, version, staleness, batch)
+    assert Bounded(staleness).must_wait(progress, remaining) is not possible
+
+
+@pytest.mark.parametrize(("groups", "waits"), [(4, False), (5, True)])
+def test_one_batch_of_the_next_version_is_all_that_can_still_go(groups: int, waits: bool) -> None:
+    progress = ProgressView(4, version=3)
+    assert Bounded(2).must_wait(progress, {2: groups}) is waits

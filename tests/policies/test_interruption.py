@@ -1,0 +1,30 @@
+"""Interruption: what each setting promises about running requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollout_sched.policies.interruption import Never, Partial
+from tests.helpers import make_request
+
+
+def test_never_drains_and_keeps_nothing() -> None:
+    policy = Never()
+    assert policy.at_update == "drain"
+    assert not policy.keeps_partial
+    assert not policy.keeps_kv
+    assert policy.limit(make_request()) is None
+
+
+@pytest.mark.parametrize(("kv", "kept"), [("retain", True), ("recompute", False)])
+def test_partial_keeps_tokens_always_and_kv_if_told(kv: Any, kept: bool) -> None:
+    policy = Partial(kv=kv)
+    assert policy.keeps_partial
+    assert policy.keeps_kv is kept
+
+
+@pytest.mark.parametrize(("segment", "limit"), [(0, None), (1, 1), (8192, 8192)])
+def test_a_segment_bounds_an_attempt(segment: int, limit: int | None) -> None:
+    assert Partial(segment_tokens=segment).limit(make_request(made=500)) == limit

@@ -1,0 +1,50 @@
+"""Presets and scenarios: every shipped file loads, says what it is, and builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rollout_sched
+from rollout_sched import config
+from rollout_sched.simulators.instance import Instance
+from rollout_sched.simulators.scenario import load_scenario
+
+ROOT = Path(rollout_sched.__file__).parent
+PRESETS = config.shipped("policies/presets")
+SCENARIOS = config.shipped("simulators/scenarios")
+
+
+def test_all_files_are_listed_under_their_names() -> None:
+    assert sorted(path.stem for path in (ROOT / "policies/presets").glob("*.toml")) == PRESETS
+    assert sorted(path.stem for path in (ROOT / "simulators/scenarios").glob("*.toml")) == SCENARIOS
+    assert len(PRESETS) >= 7
+    assert len(SCENARIOS) >= 5
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_says_what_it_is_and_builds(name: str) -> None:
+    policy = config.load_policy(name)
+    assert policy.name == name
+    assert policy.about.endswith(".")
+    assert policy.source
+    policy.build(seed=1)  # a preset runs live, so it needs no true lengths
+    policy.scheduler(4).check_invariants()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_says_what_it_is_and_makes_instances(name: str) -> None:
+    scenario = load_scenario(name)
+    assert scenario.name == name
+    assert scenario.about.endswith(".")
+    assert scenario.source
+    assert scenario.name.endswith("-disaggregated") <= (not scenario.trainer.colocated)
+    assert Instance(scenario.instance).kv_usage == 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_user_s_copy_of_a_preset_is_the_same_policy(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "mine.toml"
+    copy.write_text((ROOT / f"policies/presets/{name}.toml").read_text())
+    assert config.load_policy(str(copy)).roles == config.load_policy(name).roles

@@ -1,0 +1,176 @@
+"""Routing: where each policy sends a request, on a real fleet with hand-made loads."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_sched.policies import routing
+from tests.helpers import Loads, make_request
+
+
+class NotedDice:
+    """Dice that remember what they were asked and answer as told."""
+
+    def __init__(self, *answers: int) -> None:
+        self.answers = list(answers)
+
+    def randrange(self, stop: int, /) -> int:
+        answer = self.answers.pop(0)
+        assert 0 <= answer < stop
+        return answer
+
+
+def chosen(policy: Any, loads: Loads, **request: Any) -> str | None:
+    instance = policy.choose(make_request(**request), loads.fleet)
+    return None if instance is None else instance.id
+
+
+ALL: list[Callable[[], Any]] = [
+    routing.RoundRobin,
+    lambda: routing.Random(random.Random(0)),
+    lambda: routing.PowerOfTwo(random.Random(0)),
+    routing.LeastRequests,
+    routing.LeastTokens,
+    routing.SessionAffinity,
+]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_a_closed_fleet_gets_nothing(make: Callable[[], Any]) -> None:
+    policy = make()
+    assert chosen(policy, Loads(policy, 0), home="i0") is None
+    full = Loads(policy, 2, slots=1)
+    full.send(0)
+    full.send(1)
+    assert chosen(policy, full, home="i0") is None
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_the_only_open_instance_gets_all(make: Callable[[], Any]) -> None:
+    policy = make()
+    loads = Loads(policy, 3, slots=1)
+    loads.send(0)
+    loads.send(2)
+    assert chosen(policy, loads) == "i1"
+
+
+def test_round_robin_is_fair_whatever_the_load() -> None:
+    policy = routing.RoundRobin()
+    loads = Loads(policy, 3)
+    order = []
+    for turn in range(9):
+        order.append(chosen(policy, loads))
+        loads.send(turn % 3, context=1000 if turn % 3 else 1)
+    assert order == ["i0", "i1", "i2"] * 3
+
+
+def test_round_robin_skips_a_full_instance_and_returns_to_it() -> None:
+    policy = routing.RoundRobin()
+    loads = Loads(policy, 2, slots=1)
+    loads.send(0)
+    assert chosen(policy, loads) == "i1"
+    loads.fleet.close(next(iter(loads[0].attempts.values())))
+    loads.send(1)
+    assert chosen(policy, loads) == "i0"
+
+
+def test_random_reaches_every_instance_evenly() -> None:
+    policy = routing.Random(random.Random(1))
+    loads = Loads(policy, 4)
+    counts = Counter(chosen(policy, loads) for _ in range(4000))
+    assert len(counts) == 4
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+def test_power_of_two_draws_two_different_ones() -> None:
+    # Every pair of answers the dice can give, on three instances loaded 2, 1, 0.
+    seen = set()
+    for first in range(3):
+        for second in range(2):
+            policy = routing.PowerOfTwo(NotedDice(first, second))
+            loads = Loads(policy, 3)
+            loads.send(0, 2)
+            loads.send(1, 1)
+            seen.add((first, second, chosen(policy, loads)))
+    # The fullest is never the choice, for it is never compared with itself.
+    assert {choice for _, _, choice in seen} == {"i1", "i2"}
+    assert sum(choice == "i2" for _, _, choice in seen) == 4  # of six ordered pairs
+
+
+def test_power_of_two_breaks_a_tie_by_joining() -> None:
+    policy = routing.PowerOfTwo(NotedDice(2, 0))
+    assert chosen(policy, Loads(policy, 3)) == "i0"
+
+
+def test_power_of_two_is_reproducible_by_seed() -> None:
+    def choices(seed: int) -> list[str | None]:
+        policy = routing.PowerOfTwo(random.Random(seed))
+        loads = Loads(policy, 8)
+        return [chosen(policy, loads) for _ in range(30)]
+
+    assert choices(3) == choices(3)
+    assert choices(3) != choices(4)
+
+
+def test_least_tokens_and_least_requests_differ() -> None:
+    def answer(policy: Any) -> str | None:
+        loads = Loads(policy, 2)
+        loads.send(0, 1, context=5000)
+        loads.send(1, 3, context=10)
+        return chosen(policy, loads)
+
+    assert answer(routing.LeastRequests()) == "i0"
+    assert answer(routing.LeastTokens()) == "i1"
+
+
+def test_least_tokens_counts_what_is_expected_too() -> None:
+    policy = routing.LeastTokens()
+    loads = Loads(policy, 2)
+    long = make_request(context=10)
+    long.expected_tokens = 800
+    loads.fleet.send(long, loads[0], 1000)
+    loads.send(1, context=500)
+    assert chosen(policy, loads) == "i1"
+
+
+class TestSessionAffinity:
+    def test_without_a_home_the_emptiest(self) -> None:
+        policy = routing.SessionAffinity()
+        loads = Loads(policy, 2)
+        loads.send(0)
+        assert chosen(policy, loads) == "i1"
+
+    @pytest.mark.parametrize(("ahead", "where"), [(0, "i0"), (2, "i0"), (3, "i1")])
+    def test_stays_home_within_the_margin(self, ahead: int, where: str) -> None:
+        policy = routing.SessionAffinity(margin=2)
+        loads = Loads(policy, 2)
+        loads.send(0, ahead)
+        assert chosen(policy, loads, home="i0", context=1) == where
+
+    @pytest.mark.parametrize(
+        # Three ahead save 3 * 0.125 s of waiting; at 1000 tokens/s that is worth 375 tokens.
+        ("context", "where"),
+        [(374, "i1"), (375, "i0"), (376, "i0")],
+    )
+    def test_leaves_only_if_the_wait_saved_exceeds_the_prefill(
+        self, context: int, where: str
+    ) -> None:
+        policy = routing.SessionAffinity(margin=0, prefill_tokens_per_s=1000.0, wait_s=0.125)
+        loads = Loads(policy, 2)
+        loads.send(0, 3)
+        assert chosen(policy, loads, home="i0", context=context) == where
+
+    def test_leaves_a_home_that_is_full(self) -> None:
+        policy = routing.SessionAffinity(margin=100)
+        loads = Loads(policy, 2, slots=2)
+        loads.send(0, 2)
+        assert chosen(policy, loads, home="i0", context=10**6) == "i1"
+
+    def test_leaves_a_home_that_is_gone(self) -> None:
+        policy = routing.SessionAffinity()
+        assert chosen(policy, Loads(policy, 2), home="lost") == "i0"

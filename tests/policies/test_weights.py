@@ -1,0 +1,27 @@
+"""Weights: which instances start their update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollout_sched.policies.routing import LeastRequests
+from rollout_sched.policies.weights import AllAtOnce
+from tests.helpers import Loads, ProgressView
+
+
+@pytest.mark.parametrize(
+    ("when", "active", "chosen"),
+    [("now", 0, 2), ("now", 3, 2), ("between_batches", 0, 2), ("between_batches", 3, 0)],
+)
+def test_all_at_once(when: Any, active: int, chosen: int) -> None:
+    loads = Loads(LeastRequests(), 2)
+    outdated = (loads[0], loads[1])
+    assert len(AllAtOnce(when).choose(outdated, ProgressView(active=active))) == chosen
+
+
+def test_groups_that_are_whole_do_not_hold_weights_back() -> None:
+    loads = Loads(LeastRequests(), 1)
+    progress = ProgressView(complete=4, deferred=2, fresh=9)
+    assert AllAtOnce("between_batches").choose((loads[0],), progress)

@@ -1,0 +1,258 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rollout_sched import journal
+from rollout_sched.cli import main
+from rollout_sched.config import shipped
+from tests.simulators.test_report import FIGURES, at
+
+SMALL = "lrm_math_open"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | int | Path) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)"""
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def bad_policy(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.toml"
+    path.write_text("[batching]\nover_prompt = 2\n")
+    return path
+
+
+@pytest.fixture
+def tiny_trace(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.jsonl"
+    header = {"schema": "rollout-sched-trace/1", "name": "tiny"}
+    rows = [
+        {"group": f"g{i}", "sample": j, "prompt_tokens": 8, "turns": [[5 + 3 * i + j]]}
+        for i in range(4)
+        for j in range(2)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in [header, *rows]))
+    return path
+
+
+class TestReplay:
+    def test_compares_all_presets_on_the_small_shipped_trace(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "r.json"
+        code, out, _ = run(capsys, "replay", SMALL, "--steps", 1, "--json", path)
+        assert code == 0
+        report = json.loads(path.read_text())
+        assert report["schema"] == "rollout-sched-replay/1"
+        assert report["trace"] == SMALL
+        assert report["scenario"] == "qwen7b-8xh100-disaggregated"
+        assert report["lower_bound"]["total_s"]["mean"] > 0
+        names = [policy["name"] for policy in report["policies"]]
+        assert sorted(names) == shipped("policies/presets")
+        for policy in report["policies"]:
+            assert all(set(at(policy, figure)) == {"mean", "min", "max"} for figure in FIGURES)
+            assert policy["samples_lost"]["max"] == 0
+            assert policy["name"] in out
+
+    def test_takes_policies_and_scenarios_by_name_or_file(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        mine = tmp_path / "mine.toml"
+        mine.write_text('[routing]\nuse = "round_robin"\n')
+        path = tmp_path / "r.json"
+        code, _, _ = run(
+            capsys,
+            *("replay", tiny_trace, "--policy", mine, "--policy", "dplb"),
+            *("--scenario", "tiny-cpu-2", "--seeds", 2, "--prompts-per-step", 2),
+            *("--samples-per-prompt", 3, "--max-tokens", 9, "--json", path),
+        )
+        assert code == 0
+        report = json.loads(path.read_text())
+        assert [policy["name"] for policy in report["policies"]] == ["mine", "dplb"]
+        assert report["scenario"] == "tiny-cpu-2"
+        keys = ("seeds", "prompts_per_step", "samples_per_prompt", "max_tokens")
+        assert [report[key] for key in keys] == [2, 2, 3, 9]
+        assert report["policies"][0]["samples_drawn"]["max"] > 0
+
+    def test_one_journal_a_run(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        folder = tmp_path / "out"
+        folder.mkdir()
+        code, _, _ = run(
+            capsys,
+            *("replay", tiny_trace, "--policy", "dplb", "--policy", "one_step_off"),
+            *("--seeds", 2, "--journal", folder / "j.jsonl"),
+        )
+        assert code == 0
+        headers = [journal.read(path)[0] for path in sorted(folder.iterdir())]
+        runs = [(header.policy, header.seed) for header in headers]
+        assert runs == [("dplb", 0), ("dplb", 1), ("one_step_off", 0), ("one_step_off", 1)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["replay", "no_such_trace"], "no such file"),
+            (["replay", SMALL, "--policy", "dlpb"], 'did you mean "dplb"?'),
+            (["replay", SMALL, "--scenario", "tiny-cpu"], 'did you mean "tiny-cpu-2"?'),
+            (["replay", SMALL, "--max-tokens", "2000000"], "set job.max_tokens lower"),
+            (["replay", SMALL, "--policy", "dplb", "--policy", "dplb"], "dplb is there twice"),
+        ],
+    )
+    def test_a_mistake_is_told_before_any_file_is_written(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        arguments: list[str],
+        says: str,
+    ) -> None:
+        files = ("--json", tmp_path / "r.json", "--journal", tmp_path / "j.jsonl")
+        code, out, err = run(capsys, *arguments, *files)
+        assert code == 2
+        assert err.startswith("rollout-sched: ")
+        assert says in err
+        assert "Traceback" not in err
+        assert out == ""
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_bad_policy_among_good_ones_stops_all(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, bad_policy: Path
+    ) -> None:
+        arguments = ("--policy", "dplb", "--policy", bad_policy, "--json", tmp_path / "r.json")
+        code, _, err = run(capsys, "replay", SMALL, *arguments)
+        assert code == 2
+        assert "bad: batching.over_prompt: unknown key" in err
+        assert list(tmp_path.iterdir()) == [bad_policy]
+
+    def test_a_policy_that_cannot_be_built_stops_all(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        tiny_trace: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        class Refuses:
+            def __init__(self) -> None:
+                raise ValueError("not today")
+
+        module: Any = ModuleType("users_module")
+        module.Refuses = Refuses
+        monkeypatch.setitem(sys.modules, "users_module", module)
+        mine = tmp_path / "mine.toml"
+        mine.write_text('[routing]\nuse = "users_module:Refuses"\n')
+        arguments = ("--policy", "dplb", "--policy", mine, "--journal", tmp_path / "j.jsonl")
+        code, _, err = run(capsys, "replay", tiny_trace, *arguments)
+        assert code == 2
+        assert "mine: routing: not today" in err
+        assert sorted(tmp_path.iterdir()) == [mine, tiny_trace]
+
+    @pytest.mark.parametrize("option", ["--json", "--journal"])
+    def test_a_folder_is_no_file(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+    ) -> None:
+        code, _, err = run(capsys, "replay", SMALL, option, tmp_path)
+        assert code == 2
+        assert "is a folder" in err
+
+    @pytest.mark.parametrize("option", ["--json", "--journal"])
+    def test_a_folder_that_is_not_there(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+    ) -> None:
+        code, _, err = run(capsys, "replay", SMALL, option, tmp_path / "no" / "r.json")
+        assert code == 2
+        assert "create it first" in err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["replay"],
+            ["replay", SMALL, "--seeds", "0"],
+            ["replay", SMALL, "--steps", "some"],
+            ["nonsense"],
+            [],
+        ],
+    )
+    def test_wrong_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert "usage: rollout-sched" in capsys.readouterr().err
+
+
+class TestCheck:
+    @pytest.mark.parametrize("name", shipped("policies/presets"))
+    def test_presets_are_valid(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        code, out, err = run(capsys, "check", name)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"{name}: valid (routing ")
+
+    def test_a_file_with_a_typo(self, capsys: pytest.CaptureFixture[str], bad_policy: Path) -> None:
+        code, out, err = run(capsys, "check", bad_policy)
+        assert (code, out) == (2, "")
+        assert err.startswith("rollout-sched: bad: batching.over_prompt: unknown key")
+        assert 'did you mean "over_prompts"?' in err
+
+    def test_the_oracle_is_valid(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        path = tmp_path / "oracle.toml"
+        path.write_text('[prediction]\nuse = "oracle"\n')
+        assert run(capsys, "check", path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "room"),
+    [("policies", "policies/presets"), ("scenarios", "simulators/scenarios")],
+)
+def test_lists_say_what_each_is(
+    capsys: pytest.CaptureFixture[str], command: str, room: str
+) -> None:
+    code, out, _ = run(capsys, command)
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == shipped(room)
+    assert all(line.endswith(".") for line in lines)
+
+
+class TestTrace:
+    def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, out, _ = run(capsys, "trace", "list")
+        assert code == 0
+        assert SMALL in [line.split()[0] for line in out.splitlines()]
+
+    def test_stats(self, capsys: pytest.CaptureFixture[str], tiny_trace: Path) -> None:
+        code, out, _ = run(capsys, "trace", "stats", tiny_trace)
+        assert code == 0
+        assert "groups" in out
+
+    def test_stats_as_json(self, capsys: pytest.CaptureFixture[str], tiny_trace: Path) -> None:
+        code, out, _ = run(capsys, "trace", "stats", tiny_trace, "--json")
+        assert code == 0
+        figures = json.loads(out)
+        assert (figures["groups"], figures["samples"]) == (4, 8)
+
+    def test_convert(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        output = tmp_path / "out.jsonl.gz"
+        code, out, _ = run(capsys, "trace", "convert", tiny_trace, output)
+        assert code == 0
+        assert "8 samples of 4 groups" in out
+        assert len(gzip.decompress(output.read_bytes()).splitlines()) == 9
+
+    def test_what_is_no_trace(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        broken, output = tmp_path / "broken.jsonl", tmp_path / "out.jsonl"
+        broken.write_text('{"schema":"rollout-sched-trace/1"}\n{"group":"a"}\n')
+        code, _, err = run(capsys, "trace", "convert", broken, output)
+        assert code == 2
+        assert "line 2" in err
+        assert not output.exists()

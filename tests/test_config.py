@@ -1,0 +1,264 @@
+"""Config: what a policy file may say, and what a mistake in one is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from rollout_sched import config
+from rollout_sched.config import ConfigError, load_policy, parse_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.roles import FleetView, Instance, Request
+from rollout_sched.policies import batching, freshness, interruption, ordering, prediction, routing
+from tests.helpers import Loads, make_request
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """A user's own routing: the open instance that joined last."""
+
+    margin: Annotated[int, msgspec.Meta(ge=0)] = 3
+
+    def load(self, instance: Instance) -> int:
+        return -instance.serial
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        return fleet.least()
+
+
+class Plain:
+    """A user's own class without msgspec, which needs a parameter and dice."""
+
+    def __init__(self, weight: float, dice: Any) -> None:
+        if weight > 9:
+            raise ValueError("weight is too large")
+        self.weight, self.dice = weight, dice
+
+
+class Unresolved:
+    """Its annotations cannot be evaluated, as with names imported for type checkers only."""
+
+    def __init__(self, weight: NoSuchName = 1) -> None:  # noqa: F821
+        self.weight = weight
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module that holds the user's classes."""
+    module = ModuleType("users_own")
+    module.Newest, module.Plain, module.Unresolved = Newest, Plain, Unresolved  # type: ignore
+    module.number = 3.14  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_own", module)
+    return "users_own"
+
+
+def refusal(table: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_policy("mine.toml", table).build()
+    return str(caught.value)
+
+
+class TestDefaults:
+    def test_an_empty_file_is_a_policy(self) -> None:
+        roles = parse_policy("empty", {}).build()
+        assert roles.routing == routing.LeastRequests()
+        assert roles.ordering == ordering.Fifo()
+        assert roles.prediction == prediction.Unknown()
+        assert roles.batching == batching.Sync()
+        assert roles.freshness == freshness.Bounded(0, "wait")
+        assert roles.interruption == interruption.Never()
+
+    def test_a_table_without_use_sets_the_default_s_parameters(self) -> None:
+        roles = parse_policy("p", {"batching": {"over_prompts": 1.5}}).build()
+        assert roles.batching == batching.Sync(1.5)
+
+    def test_whole_numbers_serve_as_floats(self) -> None:
+        assert (
+            parse_policy("p", {"batching": {"over_prompts": 2}}).build().batching.over_prompts == 2
+        )
+
+    @pytest.mark.parametrize("role", config.REGISTRY)
+    def test_every_registered_name_builds(self, role: str) -> None:
+        for use in config.REGISTRY[role]:
+            table = {"freshness": {"max_staleness": 1}, role: {"use": use}}
+            parse_policy("p", table).build(lengths=lambda group, index: 1)
+
+    def test_prose_is_kept(self) -> None:
+        policy = parse_policy("p", {"about": "What.", "source": "Where"})
+        assert (policy.about, policy.source) == ("What.", "Where")
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("table", "path", "nearest"),
+        [
+            ({"routng": {}}, "routng", "routing"),
+            ({"abuot": "x"}, "abuot", "about"),
+            ({"batching": {"over_prompt": 2}}, "batching.over_prompt", "over_prompts"),
+            ({"batching": {"uses": "sync"}}, "batching.uses", "use"),
+            ({"routing": {"use": "least_request"}}, "routing.use", "least_requests"),
+            (
+                {"freshness": {"use": "bounded", "max_stalenes": 1}},
+                "freshness.max_stalenes",
+                "max_staleness",
+            ),
+        ],
+    )
+    def test_a_misspelt_word_is_told_its_neighbour(
+        self, table: dict[str, Any], path: str, nearest: str
+    ) -> None:
+        text = refusal(table)
+        assert text.startswith(f"mine.toml: {path}:")
+        assert f'did you mean "{nearest}"?' in text
+
+    def test_a_word_near_nothing_gets_the_list(self) -> None:
+        text = refusal({"ordering": {"use": "xyzzy"}})
+        assert "did you mean" not in text
+        assert "fifo" in text
+
+    def test_a_parameter_that_the_assembly_supplies_is_not_the_file_s(self) -> None:
+        text = refusal({"routing": {"use": "random", "dice": 4}})
+        assert text.startswith("mine.toml: routing.dice: unknown key")
+
+    @pytest.mark.parametrize(
+        ("table", "path"),
+        [
+            ({"routing": "least_tokens"}, "routing:"),
+            ({"routing": {"use": 3}}, "routing.use:"),
+            ({"about": 3}, "about:"),
+            ({"batching": {"over_prompts": "two"}}, "batching.over_prompts = 'two':"),
+            ({"batching": {"over_prompts": True}}, "batching.over_prompts = True:"),
+            ({"batching": {"over_prompts": 0.9}}, "batching.over_prompts = 0.9:"),
+            ({"batching": {"over_prompts": float("inf")}}, "batching.over_prompts = inf:"),
+            ({"batching": {"over_prompts": float("nan")}}, "batching.over_prompts = nan:"),
+            ({"freshness": {"max_staleness": -1}}, "freshness.max_staleness = -1:"),
+            ({"freshness": {"max_staleness": 1.5}}, "freshness.max_staleness = 1.5:"),
+            ({"freshness": {"on_excess": "panic"}}, "freshness.on_excess = 'panic':"),
+            ({"prediction": {"use": "group_history", "quantile": 0}}, "prediction.quantile = 0:"),
+        ],
+    )
+    def test_a_wrong_value_is_shown_with_its_place(self, table: dict[str, Any], path: str) -> None:
+        assert refusal(table).startswith(f"mine.toml: {path}")
+
+    def test_it_is_the_caller_s_error(self) -> None:
+        assert issubclass(ConfigError, CallerError)
+
+
+class TestFiles:
+    def test_missing_file_names_the_nearest_preset(self) -> None:
+        with pytest.raises(ConfigError, match=r'tail_batch: neither.*did you mean "tail_batching"'):
+            load_policy("tail_batch")
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="neither a file nor"):
+            load_policy(str(tmp_path))
+
+    @pytest.mark.parametrize("content", [b"[routing\nuse = 3", b"\xff\xfe", b"a = 1\na = 2"])
+    def test_bad_toml_names_the_file(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "broken.toml"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"broken\.toml: not valid TOML"):
+            load_policy(str(path))
+
+    def test_a_mistake_names_file_and_key(self, tmp_path: Path) -> None:
+        path = tmp_path / "typo.toml"
+        path.write_text('[freshness]\nuse = "bounded"\nmax_stale = 2\n')
+        with pytest.raises(ConfigError, match=r"typo: freshness\.max_stale: unknown key.*max_stal"):
+            load_policy(str(path))
+
+    def test_a_file_is_named_after_its_stem(self, tmp_path: Path) -> None:
+        path = tmp_path / "ours.v2.toml"
+        path.write_text('about = "ours"')
+        assert load_policy(str(path)).name == "ours.v2"
+
+
+class TestUsersOwn:
+    def test_class_by_module_and_name(self, mine: str) -> None:
+        policy = parse_policy("p", {"routing": {"use": f"{mine}:Newest", "margin": 5}})
+        own = policy.build().routing
+        assert own == Newest(5)
+        assert own.choose(make_request(), Loads(own, 3).fleet).id == "i2"
+
+    def test_parameters_are_checked_like_ours(self, mine: str) -> None:
+        table = {"use": f"{mine}:Newest"}
+        assert 'did you mean "margin"' in refusal({"routing": {**table, "margn": 1}})
+        assert "routing.margin = -1:" in refusal({"routing": {**table, "margin": -1}})
+
+    def test_plain_class_gets_its_dice(self, mine: str) -> None:
+        policy = parse_policy("p", {"routing": {"use": f"{mine}:Plain", "weight": 2}})
+        first, again = policy.build(seed=7).routing, policy.build(seed=7).routing
+        assert isinstance(first.weight, float)
+        assert first.dice.random() == again.dice.random()
+        assert first.dice.random() != policy.build(seed=8).routing.dice.random()
+
+    def test_missing_parameter(self, mine: str) -> None:
+        assert "mine.toml: routing.weight: missing" in refusal(
+            {"routing": {"use": f"{mine}:Plain"}}
+        )
+
+    def test_what_its_constructor_refuses(self, mine: str) -> None:
+        text = refusal({"routing": {"use": f"{mine}:Plain", "weight": 10}})
+        assert text == "mine.toml: routing: weight is too large"
+
+    def test_annotations_that_cannot_be_evaluated_are_not_checked(self, mine: str) -> None:
+        policy = parse_policy("p", {"routing": {"use": f"{mine}:Unresolved", "weight": 4}})
+        assert policy.build().routing.weight == 4
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            "no_such_module:X",
+            "users_own:Missing",
+            "users_own:",
+            ":Newest",
+            "users_own:number",
+            ".relative:X",
+        ],
+    )
+    def test_what_cannot_be_imported_or_called(self, mine: str, use: str) -> None:
+        assert refusal({"routing": {"use": use}}).startswith("mine.toml: routing.use:")
+
+    def test_a_module_that_breaks_while_importing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_policy.py").write_text("def (")
+        monkeypatch.syspath_prepend(tmp_path)
+        text = refusal({"routing": {"use": "broken_policy:X"}})
+        assert text.startswith("mine.toml: routing.use: cannot import 'broken_policy:X'")
+
+
+class TestOracle:
+    def test_without_lengths_it_is_refused(self) -> None:
+        text = refusal({"prediction": {"use": "oracle"}})
+        assert text.startswith("mine.toml: prediction: Oracle needs the true lengths")
+
+    def test_with_lengths_it_knows_them(self) -> None:
+        policy = parse_policy("p", {"prediction": {"use": "oracle"}})
+        roles = policy.build(lengths=lambda group, index: 10 * index + len(group))
+        assert roles.prediction.expect(make_request()) == 1
+
+
+def test_dice_differ_by_seed_and_not_by_build() -> None:
+    policy = parse_policy("p", {"routing": {"use": "random"}})
+
+    def throws(seed: int) -> list[int]:
+        dice = policy.build(seed=seed).routing.dice
+        return [dice.randrange(1000) for _ in range(5)]
+
+    assert throws(1) == throws(1)
+    assert throws(1) != throws(2)
+
+
+def test_scheduler_takes_version_and_batch() -> None:
+    scheduler = parse_policy("p", {}).scheduler(7, version=3)
+    assert (scheduler.progress.prompts_per_step, scheduler.progress.version) == (7, 3)
+
+
+def test_a_bound_that_no_sample_could_meet_is_refused():
+    policy = parse_policy("mine", {"batching": {"use": "one_step_off"}})
+    with pytest.raises(ConfigError, match=r"mine: freshness.max_staleness: .* allow at least 1"):
+        policy.build()

@@ -1,0 +1,232 @@
+"""The journal: what is written can be read, what is damaged is named, what is replayed is equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched import journal
+from rollout_sched.config import PolicyFile, load_policy, shipped
+from rollout_sched.core import events as ev
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
+from tests.helpers import make_policy, make_scenario, make_trace, watch
+
+HEADER = Header(SCHEMA, "sync", 4, 2, 7)
+EVENTS: list[ev.Event] = [
+    ev.InstanceJoined("i0", 8, 4096, 2),
+    ev.GroupSubmitted("a", 2, 10, 100),
+    ev.SubmissionsClosed(),
+    ev.BatchRequested(),
+    ev.TokensArrived("a/0", 1, 3),
+    ev.InstanceReported("i0", 1, 0, 0.25, preemptions=1, generated_tokens=9),
+    ev.TurnFinished("a/0", 1, 5, ((2, 5),)),
+    ev.ToolReturned("a/0", 1, 4),
+    ev.RequestInterrupted("a/1", 2, 7, ((2, 3), (3, 4))),
+    ev.RequestFailed("a/1", 3, "reset by peer", retryable=False),
+    ev.RequestFinished("a/0", 4, 1, (), "length"),
+    ev.WeightsPublished(3),
+    ev.InstancePaused("i0"),
+    ev.WeightsUpdated("i0", 3),
+    ev.Woke(),
+    ev.InstanceLost("i0", "gone"),
+]
+
+
+def write(path: Path, events: list[ev.Event] = EVENTS) -> Path:
+    with JournalWriter(path, HEADER) as writer:
+        for number, event in enumerate(events):
+            writer.record(number / 3, event)
+    return path
+
+
+def test_round_trip_of_every_kind_of_event(tmp_path: Path) -> None:
+    header, entries = read(write(tmp_path / "j.jsonl"))
+    assert header == HEADER
+    assert list(entries) == [Entry(number / 3, event) for number, event in enumerate(EVENTS)]
+    assert {type(event) for event in EVENTS} == set(ev.Event.__args__)
+
+
+def test_a_journal_of_nothing(tmp_path: Path) -> None:
+    header, entries = read(write(tmp_path / "j.jsonl", []))
+    assert header == HEADER
+    assert not list(entries)
+
+
+class TestDamage:
+    def entries_until_error(self, path: Path) -> tuple[int, str]:
+        _, entries = read(path)
+        good = 0
+        try:
+            for _ in entries:
+                good += 1
+        except JournalError as error:
+            return good, str(error)
+        pytest.fail("nothing was found wrong")
+
+    def test_truncated_last_line(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "j.jsonl")
+        path.write_bytes(path.read_bytes()[:-10])
+        good, text = self.entries_until_error(path)
+        assert good == len(EVENTS) - 1  # everything before it can be used
+        assert text.startswith(f"{path}:{len(EVENTS) + 1}: not a journal line")
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"what?",
+            b"{}",
+            b'{"now": 1.0, "event": {"type": "Surprise"}}',
+            b'{"now": "late", "event": {"type": "Woke"}}',
+            b'{"now": 1.0, "event": {"type": "InstanceLost"}}',
+            b"",
+        ],
+    )
+    def test_malformed_line(self, tmp_path: Path, line: bytes) -> None:
+        path = write(tmp_path / "j.jsonl")
+        lines = path.read_bytes().splitlines()
+        lines[5] = line
+        path.write_bytes(b"\n".join(lines))
+        good, text = self.entries_until_error(path)
+        assert good == 4
+        assert text.startswith(f"{path}:6: not a journal line")
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"\n", b"not json\n", b'{"schema": "rollout-sched-journal/1"}\n']
+    )
+    def test_no_header(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "j.jsonl"
+        path.write_bytes(content)
+        with pytest.raises(JournalError, match=r"j\.jsonl:1: not a journal line"):
+            read(path)
+
+    def test_wrong_schema(self, tmp_path: Path) -> None:
+        path = tmp_path / "j.jsonl"
+        path.write_bytes(msgspec.json.encode(Header("rollout-sched-journal/9", "p", 1)) + b"\n")
+        with pytest.raises(JournalError, match=r":1: schema is 'rollout-sched-journal/9'.*/1'"):
+            read(path)
+
+    def test_missing_file_is_the_system_s_error(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "none.jsonl")
+
+
+# -- replaying -----------------------------------------------------------------------------------
+
+
+def dump(scheduler: Scheduler) -> dict[str, Any]:
+    """Everything the scheduler knows, as plain data."""
+    progress, fleet = scheduler.progress, scheduler.fleet
+    return {
+        "progress": {
+            name: getattr(progress, name)
+            for name in (
+                *("version", "fleet_version", "trainer_waiting", "closed", "active", "delivered"),
+                *("batches", "round", "fresh", "deferred", "complete", "held", "update_pending"),
+            )
+        },
+        "fresh": [group.id for group in progress.fresh_groups],
+        "deferred": list(progress.deferred_groups),
+        "held": [group.id for group in scheduler.sample_buffer.groups()],
+        "complete": [group.id for group in scheduler.sample_buffer.oldest_first(10**6)],
+        "waiting": [request.id for request in scheduler.waiting],
+        "parked": [request.id for request in scheduler.replay_buffer],
+        "outdated": list(scheduler.updater.outdated),
+        "anomalies": dict(scheduler.anomalies),
+        "open": [instance.id for instance in fleet.open],
+        "groups": {
+            name: {
+                **fields(group, "requests", "finished"),
+                "requests": [request.id for request in group.requests],
+                "finished": [request.id for request in group.finished],
+            }
+            for name, group in scheduler.groups.items()
+        },
+        "requests": {
+            name: {**fields(request, "group", "attempt"), "attempt": number_of(request.attempt)}
+            for name, request in scheduler.requests.items()
+        },
+        "instances": {
+            name: {**fields(instance, "attempts"), "attempts": list(instance.attempts)}
+            for name, instance in fleet.instances.items()
+        },
+        "attempts": {
+            number: {
+                **fields(attempt, "request", "instance"),
+                "request": attempt.request.id,
+                "instance": attempt.instance.id,
+            }
+            for number, attempt in fleet.attempts.items()
+        },
+    }
+
+
+def number_of(attempt: Any) -> int | None:
+    return None if attempt is None else attempt.id
+
+
+def fields(of: Any, *but: str) -> dict[str, Any]:
+    values = {name: getattr(of, name) for name in of.__struct_fields__ if name not in but}
+    return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
+
+
+TRACE = make_trace({f"g{i}": [3 + 7 * i % 11, 2 + i, 1 + 5 * i % 17] for i in range(9)})
+SCENARIO = make_scenario(
+    instances=3, slots=3, train_s=4, prompts_per_step=2, poll_s=3.0, stream_s=2.0
+)
+DICE = make_policy(
+    "dice",
+    routing="power_of_two",
+    prediction={"use": "group_history", "method": "censored"},
+    ordering="longest_first",
+    batching="fully_async",
+    freshness={"max_staleness": 2},
+    interruption={"use": "partial", "at_update": "resubmit"},
+)
+
+
+POLICIES = [load_policy(name) for name in shipped("policies/presets")] + [DICE]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_replay_gives_the_same_actions_and_the_same_state(
+    policy: PolicyFile, tmp_path: Path
+) -> None:
+    ran = watch(policy, TRACE, SCENARIO, seed=5, check=False)
+    path = tmp_path / "j.jsonl"
+    with JournalWriter(path, Header(SCHEMA, policy.name, 2, 0, 5)) as writer:
+        for now, event, _ in ran.log:
+            writer.record(now, event)
+
+    header, entries = journal.read(path)
+    fresh = policy.scheduler(header.prompts_per_step, version=header.version, seed=header.seed)
+    answers = [actions for _, actions in replay(fresh, entries)]
+    assert answers == [actions for _, _, actions in ran.log]
+    assert dump(fresh) == dump(ran.scheduler)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_recovery_in_the_middle_of_a_run(policy: PolicyFile) -> None:
+    """A scheduler that read half the journal goes on as if nothing had happened."""
+    ran = watch(policy, TRACE, SCENARIO, seed=1, check=False)
+    entries = [Entry(now, event) for now, event, _ in ran.log]
+    half = len(entries) // 2
+    recovered, steady = (policy.scheduler(2, seed=1) for _ in range(2))
+    for entry in entries[:half]:
+        steady.handle(entry.event, entry.now)
+    list(replay(recovered, entries[:half]))
+    assert dump(recovered) == dump(steady)
+    assert recovered.groups
+    rest = [actions for _, actions in replay(recovered, entries[half:])]
+    assert rest == [actions for _, _, actions in ran.log[half:]]
+
+
+def test_another_seed_is_another_run() -> None:
+    ran = watch(DICE, TRACE, SCENARIO, seed=1, check=False)
+    other = DICE.scheduler(2, seed=2)
+    entries = [Entry(now, event) for now, event, _ in ran.log[:40]]
+    answers = [actions for _, actions in replay(other, entries)]
+    assert answers != [actions for _, _, actions in ran.log[:40]]
