@@ -163,7 +163,7 @@ def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
 def _console() -> Console:
     """As wide as the terminal; wide enough for the tables where there is none."""
     console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 120))
+    return console if console.is_terminal else Console(width=max(console.width, 132))
 
 
 def _progress() -> Progress:

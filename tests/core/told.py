@@ -14,7 +14,7 @@ PROMPT = 10
 LIMIT = 100
 BIG = 10_000
 
-FULLY_ASYNC = {"batching": "fully_async", "freshness": "unbounded"}
+FULLY_ASYNC: dict[str, Any] = {"batching": "fully_async", "freshness": "unbounded"}
 
 
 def make_scheduler(prompts_per_step: int = 1, *, version: int = 0, **roles: Any) -> Scheduler:

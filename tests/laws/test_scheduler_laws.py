@@ -13,7 +13,6 @@ and the machine keeps books of its own, from the actions alone:
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 
 import pytest
@@ -420,7 +419,7 @@ class World(RuleBasedStateMachine):
 
 
 World.TestCase.settings = settings(
-    max_examples=int(os.environ.get("EX","150")), report_multiple_bugs=False,
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
