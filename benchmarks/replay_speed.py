@@ -36,7 +36,8 @@ def composite(repetitions: int) -> bool:
     median = statistics.median(seconds)
     tokens = sum(sample.response_tokens for sample in trace.samples())
     print(
-        f"composite maths, {trace.sample_count} requests, {tokens / 1e6:.1f} M tokens, 8 instances, "
+        f"composite maths, {trace.sample_count} requests, {tokens / 1e6:.1f} M tokens, "
+        f"8 instances, "
         f"{POLICY}: {median:.2f} s ({min(seconds):.2f}-{max(seconds):.2f}, {repetitions} runs), "
         f"{trace.sample_count / median:,.0f} requests/s, target 2 s"
     )

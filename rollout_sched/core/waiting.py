@@ -1,4 +1,9 @@
-"""The waiting queue: requests that may be dispatched, in the order the ordering role gives."""
+"""The waiting queue: requests that may be dispatched, in the order the ordering role gives.
+
+A key that grows (the request should go later) is only noted, and looked at when the request comes
+to the front; until then its old place is never behind its true one, so the order is exact. That
+matters when a group's first answer moves all its other members back at once.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +21,32 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._requests: Any = SortedKeyList(key=attrgetter("rank"))
+        self._later: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
+        for request in [r for r in self._requests if r.id in self._later]:
+            self._requests.remove(request)
+            self.add(request, self._later.pop(request.id))
         return iter(self._requests)
 
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
 
     def first(self) -> Request:
-        request: Request = self._requests[0]
+        requests, later = self._requests, self._later
+        request: Request = requests[0]
+        while later and request.id in later:
+            requests.pop(0)
+            self.add(request, later.pop(request.id))
+            request = requests[0]
         return request
 
     def pop_first(self) -> None:
+        """Take out what `first` returns."""
+        self.first()
         self._requests.pop(0)
 
     def add(self, request: Request, key: Any) -> None:
@@ -39,9 +55,14 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         self._requests.remove(request)
+        self._later.pop(request.id, None)
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
-        if request.rank[0] != key:
+        if key > request.rank[0]:
+            self._later[request.id] = key
+            return
+        self._later.pop(request.id, None)
+        if key != request.rank[0]:
             self._requests.remove(request)
             self.add(request, key)

@@ -1214,17 +1214,25 @@ class TestPolicyErrors:
         assert told.request("a/0").state is RequestState.WAITING
 
 
-def test_predictions_move_what_waits_and_what_runs() -> None:
-    told = Told(
-        2, slots=2, prediction="group_history", ordering="longest_first", routing="least_tokens"
-    )
-    told.submit("a", samples=2)
-    told.submit("b", samples=2)
-    told(BatchRequested())
-    assert told.running == ["a/0", "a/1"]
-    assert told.instance("i0").tokens == 2 * (PROMPT + LIMIT)
-    assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
-    assert told.instance("i0").tokens == (PROMPT + 20) + (PROMPT + LIMIT)
+class TestPrediction:
+    def test_a_finished_sibling_lets_another_group_go_first(self) -> None:
+        told = Told(2, slots=1, prediction="group_history", ordering="longest_first")
+        told.submit("a", samples=2)
+        told.submit("b")
+        told(BatchRequested())
+        assert [request.id for request in told.scheduler.waiting] == ["a/1", "b/0"]
+        assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
+
+    def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
+        told = Told(slots=2, prediction="group_history", routing="least_tokens")
+        told.submit("a", samples=2)
+        told(BatchRequested())
+        i0 = told.instance("i0")
+        assert i0.tokens == 2 * (PROMPT + LIMIT)
+        told(RequestFinished("a/0", 1, 20))
+        assert i0.tokens == PROMPT + 20
+        told(TokensArrived("a/1", 2, 60))
+        assert i0.tokens == PROMPT + 60, "it has outrun what its sibling taught"
 
 
 def test_nothing_is_left_behind_after_a_run() -> None:

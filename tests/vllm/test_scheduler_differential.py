@@ -29,7 +29,7 @@ from rollout_sched.simulators.instance import (
     Work,
 )
 
-SEEDS = 80
+SEEDS = 40
 # Sums of powers of two are exact, so jumping and stepping get the very same times.
 COST = CostModel(step_s=2.0**-10, weights_s=0.0, token_s=0.0, context_s=2.0**-30)
 OWN_TOKENS = 6  # token ids per stream: texts of different streams must never be equal
