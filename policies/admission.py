@@ -14,6 +14,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Unbounded(msgspec.Struct, frozen=True):
     """Everything at once; the queue is inside the instances, where nobody can rebalance it."""
 
+    weighs_tokens = False
+
     def admits(self, instance: Instance) -> bool:
         return True
 
@@ -22,6 +24,7 @@ class Slots(msgspec.Struct, frozen=True):
     """At most `factor` times the sequences the instance runs at once."""
 
     factor: Positive = 1.0
+    weighs_tokens = False
 
     def admits(self, instance: Instance) -> bool:
         return len(instance.attempts) < instance.slots * self.factor

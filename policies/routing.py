@@ -14,6 +14,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class RoundRobin(msgspec.Struct, frozen=True):
     """The instance whose last request was sent longest ago, whatever it is doing now."""
 
+    weighs_tokens = False
+
     def load(self, instance: Instance) -> int:
         return instance.last_dispatch
 
@@ -25,6 +27,7 @@ class Random(msgspec.Struct, frozen=True):
     """Any open instance, by seeded chance."""
 
     dice: Dice
+    weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
         return 0
@@ -37,6 +40,7 @@ class PowerOfTwo(msgspec.Struct, frozen=True):
     """The one with fewer requests of two drawn by seeded chance (Mitzenmacher 2001)."""
 
     dice: Dice
+    weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
         return instance.in_flight
@@ -53,6 +57,8 @@ class PowerOfTwo(msgspec.Struct, frozen=True):
 
 class LeastRequests(msgspec.Struct, frozen=True):
     """The instance with the fewest requests in flight."""
+
+    weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
         return instance.in_flight
@@ -88,6 +94,7 @@ class SessionAffinity(msgspec.Struct, frozen=True):
     margin: Annotated[int, msgspec.Meta(ge=0)] = 2
     prefill_tokens_per_s: Positive = 25_000.0
     wait_s: Positive = 0.05
+    weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
         return instance.in_flight

@@ -276,10 +276,10 @@ class ClosedLoop:
         if action.turn:
             made -= sum(turn.output_tokens for turn in turns[: action.turn])
         work = Work(
-            attempt=action.attempt,
-            context_tokens=action.context_tokens,
-            new_tokens=turns[action.turn].output_tokens - made,
-            max_new_tokens=action.max_new_tokens,
+            action.attempt,
+            action.context_tokens,
+            turns[action.turn].output_tokens - made,
+            action.max_new_tokens,
             prompt_stream=group,
             shared_tokens=self.workload.prompt_tokens(group),
             stream=self._streams[action.request],

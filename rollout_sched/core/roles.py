@@ -187,6 +187,15 @@ class Roles(msgspec.Struct, frozen=True):
     interruption: Interruption
     weights: Weights
 
+    @property
+    def weigh_tokens(self) -> bool:
+        """False if neither routing nor admission looks at `Instance.tokens`.
+
+        They say so by a class attribute `weighs_tokens = False`; it spares asking anew for
+        running requests each time a prediction changes.
+        """
+        return any(getattr(r, "weighs_tokens", True) for r in (self.routing, self.admission))
+
 
 __all__ = [
     "Admission",

@@ -118,6 +118,7 @@ class Scheduler:
         self.roles = roles
         self.max_failures = max_failures
         self.backoff_s = backoff_s
+        self._weigh_tokens = roles.weigh_tokens
         self.fleet = Fleet(roles.routing.load, roles.admission.admits)
         self.waiting = WaitingQueue()
         self.replay_buffer = ReplayBuffer()
@@ -581,18 +582,22 @@ class Scheduler:
         if lesson != group.lesson:
             group.lesson = lesson
             for request in group.requests:
-                if request.state is not FINISHED:
+                if request.state is WAITING or request.attempt is not None:
                     self._expect(request)
 
     def _expect(self, request: Request) -> None:
+        """What is expected of a running request matters only where tokens are weighed."""
+        attempt = request.attempt
+        if attempt is not None and not self._weigh_tokens:
+            return
         expected = self.roles.prediction.expect(request)
         if expected == request.expected_tokens:
             return
         request.expected_tokens = expected
-        if request.state is WAITING:
+        if attempt is not None:
+            self.fleet.expect(attempt, expected - request.response_tokens)
+        else:
             self.waiting.rerank(request, self.roles.ordering.key(request))
-        elif request.attempt is not None:
-            self.fleet.expect(request.attempt, expected - request.response_tokens)
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -125,3 +125,20 @@ def test_a_policy_can_serve(role: str, use: str) -> None:
     told.submit("a")
     told(BatchRequested())
     assert told.running[0] == "a/0"
+
+
+@pytest.mark.parametrize(
+    ("role", "use"), [(role, use) for role in ("routing", "admission") for use in REGISTRY[role]]
+)
+def test_one_that_does_not_weigh_tokens_does_not_look_at_them(
+    role: str, use: str, told: Told
+) -> None:
+    """Or the fleet would not notice that its answer has changed."""
+    policy = make_policy(role, use)
+    instance = told.instance("i0")
+    instance.slots = 9
+    ask = policy.load if role == "routing" else policy.admits
+    answers = set()
+    for instance.tokens in (0, 10**9):
+        answers.add(ask(instance))
+    assert len(answers) == 1 or getattr(policy, "weighs_tokens", True)

@@ -201,6 +201,20 @@ class TestSurplus:
             Discard("a/1", 0, "surplus", ends=True),
         ]
 
+    def test_one_told_to_stop_already_is_not_told_again(self) -> None:
+        interruption = {"use": "partial", "at_update": "resubmit"}
+        told = Told(
+            2,
+            slots=5,
+            batching=tail(1.0, 1.5),
+            freshness="unbounded",
+            interruption=interruption,
+        )
+        told.submit("a", "b", samples=2)
+        told(BatchRequested(), RequestFinished("a/2", 3, 5))
+        assert told(WeightsPublished(1)) == [Pause("i0", "abort", clear_cache=True)]
+        assert told(RequestFinished("a/0", 1, 5)) == [Discard("a/1", 0, "surplus", ends=True)]
+
 
 class TestFailure:
     def told(self) -> Told:
@@ -602,6 +616,7 @@ class TestTailBatching:
         ]
         group = told.scheduler.groups["c"]
         assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
+        assert [request.finish for request in group.requests] == ["", ""]
         assert (group.deferrals, group.oldest_version, group.lengths) == (1, None, [])
         assert told(RequestInterrupted("c/1", 8, 40)) == [Discard("c/1", 40, "deferred")]
 
@@ -670,6 +685,21 @@ class TestPartialRollout:
         told(RequestFinished("a/0", 1, 5))
         assert dispatched(told(BatchRequested())) == ["c/0"], "b/0 has not come back"
         assert dispatched(told(RequestInterrupted("b/0", 2, 40))) == ["b/0"]
+
+    def test_a_group_set_back_can_still_fail(self) -> None:
+        told = self.told(freshness="unbounded")
+        told(RequestFinished("a/0", 1, 5))
+        assert told(RequestFailed("b/0", 2, "too long", retryable=False)) == [
+            Discard("b/0", 0, "failed", ends=True)
+        ]
+        assert dispatched(told(BatchRequested())) == ["c/0", "d/0"]
+
+    def test_what_is_set_back_needs_no_more_room(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 1}
+        told = Told(batching=TWICE, freshness=bounded, interruption=PARTIAL)
+        told.submit("a", "b", "c")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
+        assert dispatched(told(BatchRequested())) == ["b/0"], "but there is none for c"
 
 
 class TestFullyAsync:
@@ -762,6 +792,28 @@ class TestStaleness:
         assert told(BatchRequested()) == [
             Deliver(0, 1, (sample("a/0", (0, 5, "i0"), staleness=1),))
         ]
+
+    def test_starting_over_needs_room_again(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        told = Told(batching="fully_async", freshness=bounded)
+        told.submit("a", "b")
+        assert told.running == ["a/0"]
+        told(WeightsPublished(1))
+        assert (told.scheduler.progress.active, told.scheduler.progress.fresh) == (1, 1)
+
+    def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
+        retain = {"use": "partial", "kv": "retain"}
+        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        told = Told(batching="fully_async", freshness=bounded, interruption=retain)
+        told.submit("a")
+        told(TurnFinished("a/0", 1, 20))
+        assert told(WeightsPublished(1)) == [
+            Discard("a/0", 20, "stale"),
+            UpdateWeights("i0", 1),
+        ]
+        assert told(ToolReturned("a/0", 1, 30)) == []
+        assert told.anomalies == {"unknown_turn": 1}
+        assert told(WeightsUpdated("i0", 1)) == [sent("a/0", 2, salt=1)]
 
 
 class TestWaiting:
@@ -920,6 +972,12 @@ class TestSpans:
             Deliver(0, 4, (sample("a/0", (2, 40, "i0"), staleness=2),))
         ]
         assert told.anomalies == {"version_older_than_dispatched": 1}
+
+    def test_tokens_age_their_group(self) -> None:
+        told = Told(version=3, **FULLY_ASYNC)
+        told.submit("a", samples=2)
+        told(RequestFinished("a/0", 1, 40, ((2, 40),)))
+        assert told.scheduler.groups["a"].oldest_version == 2
 
 
 class TestAnswersToNobody:
@@ -1222,6 +1280,12 @@ class TestPrediction:
         told(BatchRequested())
         assert [request.id for request in told.scheduler.waiting] == ["a/1", "b/0"]
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
+
+    def test_lengths_are_kept_in_order(self) -> None:
+        told = Told()
+        told.submit("a", samples=3)
+        told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
+        assert told.scheduler.groups["a"].lengths == [5, 20]
 
     def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
         told = Told(slots=2, prediction="group_history", routing="least_tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.core.waiting import WaitingQueue
@@ -81,6 +81,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps)
 def test_order_against_a_sorted_list(plan: list[tuple[str, int, int]]) -> None:
     queue = WaitingQueue()
