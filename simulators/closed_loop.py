@@ -135,9 +135,12 @@ class ClosedLoop:
         for action in actions:
             self._do[type(action)](action)
         if self._changed:
-            for station in self._changed.values():
-                self._plan(station)
-            self._changed.clear()
+            self._plan_changed()
+
+    def _plan_changed(self) -> None:
+        for station in self._changed.values():
+            self._plan(station)
+        self._changed.clear()
 
     def _begin(self) -> None:
         fleet = self.scenario.fleet
@@ -225,7 +228,7 @@ class ClosedLoop:
         if stamp != station.stamp:
             return
         said = station.engine.advance(self.clock.now)
-        self._plan(station)
+        self._changed[station.name] = station  # planned anew with what the answers bring
         for word in said:
             if isinstance(word, Ended):
                 self._answer(word)
@@ -233,6 +236,8 @@ class ClosedLoop:
                 self._tell(InstancePaused(station.name))
             else:
                 self._stopped()
+        if self._changed:
+            self._plan_changed()
 
     def _answer(self, ended: Ended) -> None:
         dispatch, sample = self._running.pop(ended.attempt)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
 
 # Looking a member up in its enum costs as much as the rest of the test in `touch`.
@@ -62,11 +61,6 @@ class Fleet:
     # -- changed by the scheduler ----------------------------------------------------------
 
     def join(self, name: str, slots: int, kv_tokens: int, version: int) -> Instance:
-        if slots < 1 or kv_tokens < 1:
-            raise CallerError(
-                f"instance {name!r}: slots and kv_tokens must be at least 1, "
-                f"not {slots} and {kv_tokens}"
-            )
         instance = Instance(name, self._joined, slots, kv_tokens, version)
         self._joined += 1
         self.instances[name] = instance

@@ -48,7 +48,7 @@ MOVES: dict[RequestState, dict[Move, RequestState]] = {
         FINISH: FINISHED,
         END: ENDED,
     },
-    ACTING: {RETURN: WAITING, PARK: PARKED, END: ENDED},
+    ACTING: {RETURN: WAITING, PARK: PARKED, FINISH: FINISHED, END: ENDED},
     FINISHED: {PARK: PARKED, END: ENDED},
     ENDED: {},
 }

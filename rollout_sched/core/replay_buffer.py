@@ -34,5 +34,5 @@ class ReplayBuffer:
         del self._parked[request.id]
 
     def of(self, group: Group) -> list[Request]:
-        """The parked requests of one group, in index order."""
+        """The parked requests of one group."""
         return [r for r in group.requests if r.state is RequestState.PARKED]

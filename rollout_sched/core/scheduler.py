@@ -85,6 +85,7 @@ STIRRING = frozenset(
         GroupSubmitted,
         SubmissionsClosed,
         WeightsPublished,
+        InstancePaused,
         WeightsUpdated,
         BatchRequested,
     )
@@ -97,11 +98,13 @@ class Scheduler:
     """Rollout scheduling for one trainer and one fleet.
 
     `prompts_per_step`: groups in a batch. `version`: the trainer's version at the start.
-    `max_failures`: a request that failed so often takes its group down with it. `backoff_s`: how
-    long an instance rests after a failed attempt, doubled for each failure in a row up to 64 times.
+    `max_failures`: a request that failed so often in a row takes its group down with it.
+    `backoff_s`: how long an instance rests after a failed attempt, doubled for each failure in a
+    row up to 64 times.
 
-    `anomalies` counts what the world said that cannot be true or came too late, by kind; such an
-    event changes nothing else.
+    `anomalies` counts what the world said that cannot be true or came too late, by kind. What came
+    too late changes nothing; token counts and versions that cannot be true are replaced by the
+    nearest that can.
     """
 
     def __init__(
@@ -218,9 +221,10 @@ class Scheduler:
         """The batch may be waiting for groups that were set back: the oldest of them go on."""
         deferred = self.progress.deferred_groups
         held = [group for group in deferred.values() if group in self.sample_buffer]
-        oldest = min((group.oldest_version or 0 for group in held), default=0)
-        for group in held:
-            if (group.oldest_version or 0) == oldest:
+        newest = self.progress.fleet_version
+        ages = [newest if g.oldest_version is None else g.oldest_version for g in held]
+        for group, age in zip(held, ages, strict=True):
+            if age == min(ages):
                 del deferred[group.id]
                 self._activate(group, 1.0)
 
@@ -272,7 +276,8 @@ class Scheduler:
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self.roles.interruption
         limit = interruption.limit(request)
-        max_new_tokens = request.group.max_tokens - request.response_tokens
+        left = request.group.max_tokens - request.response_tokens
+        max_new_tokens = max(1, min(left, self._room_for(request)))
         if limit is not None and limit < max_new_tokens:
             max_new_tokens = limit
         move(request, DISPATCH)
@@ -336,6 +341,17 @@ class Scheduler:
     # -- what an instance says -------------------------------------------------------------
 
     def _instance_joined(self, event: InstanceJoined, now: float) -> None:
+        name, newest = event.instance, self.progress.version
+        if event.slots < 1 or event.kv_tokens < 1:
+            raise CallerError(
+                f"instance {name!r}: slots and kv_tokens must be at least 1, "
+                f"not {event.slots} and {event.kv_tokens}"
+            )
+        if event.version > newest:
+            raise CallerError(
+                f"instance {name!r} joined with version {event.version}, but the trainer is at "
+                f"{newest}; start the scheduler with version={event.version}, or reload it"
+            )
         largest = max(
             self.groups.values(), key=lambda g: g.prompt_tokens + g.max_tokens, default=None
         )
@@ -377,6 +393,10 @@ class Scheduler:
             if 0 < instance.held_until <= now:
                 instance.held_until = 0.0
                 self.fleet.touch(instance)
+        resting = [i.held_until for i in self.fleet.instances.values() if i.held_until]
+        if resting:
+            # A clock may ring a hair too early; whoever still rests must not be forgotten.
+            self._out.append(Wake(min(resting)))
 
     # -- what becomes of an attempt --------------------------------------------------------
 
@@ -407,7 +427,7 @@ class Scheduler:
         if attempt is None:
             return
         request = attempt.request
-        if request.response_tokens >= request.group.max_tokens:
+        if request.response_tokens >= request.group.max_tokens or not self._room_for(request):
             self._finish(request, "length")
         else:
             move(request, ACT)
@@ -438,10 +458,11 @@ class Scheduler:
         self._free(attempt)
         request = attempt.request
         if attempt.disowned:
+            self._waste(attempt)
             return
         self._keep(attempt, ())
         request.failures += 1
-        if event.retryable and request.failures <= self.max_failures:
+        if event.retryable and request.failures < self.max_failures:
             self._go_on(request)
         else:
             self._fail(request.group)
@@ -468,9 +489,9 @@ class Scheduler:
             tokens = min(max(0, tokens), attempt.max_new_tokens)
         attempt.tokens = tokens
         if attempt.disowned:
-            if tokens:
-                self._out.append(Discard(attempt.request.id, tokens, attempt.disowned))
+            self._waste(attempt)
             return None
+        attempt.request.failures = 0
         self._keep(attempt, event.spans)
         return attempt
 
@@ -479,7 +500,12 @@ class Scheduler:
         instance = attempt.instance
         self.fleet.close(attempt)
         if not instance.attempts:
-            self.updater.emptied(instance, self._out)
+            self._stirred |= self.updater.emptied(instance, self._out)
+
+    def _waste(self, attempt: Attempt) -> None:
+        """What a disowned attempt made."""
+        if attempt.tokens:
+            self._out.append(Discard(attempt.request.id, attempt.tokens, attempt.disowned))
 
     def _keep(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""
@@ -527,12 +553,19 @@ class Scheduler:
 
     def _go_on(self, request: Request) -> None:
         """To the waiting queue if its group is on, to the replay buffer if it was set back."""
-        if request.response_tokens >= request.group.max_tokens:
+        if request.response_tokens >= request.group.max_tokens or not self._room_for(request):
             self._finish(request, "length")
         elif request.group.active:
             self._return(request)
         else:
             self._park(request)
+
+    def _room_for(self, request: Request) -> int:
+        """Tokens that still fit beside its context; observations may have filled the KV cache."""
+        kv_tokens = self.fleet.kv_tokens
+        if kv_tokens is None:
+            return request.group.max_tokens
+        return max(0, kv_tokens - request.context_tokens)
 
     def _segment_ended(self, request: Request) -> None:
         """It used up the tokens of one attempt; in rounds it goes on in the next."""
@@ -730,9 +763,13 @@ class Scheduler:
 
     def _lose(self, instance: Instance) -> None:
         self.updater.lost(instance)
-        attempts = [attempt for attempt in self.fleet.lose(instance) if not attempt.disowned]
-        for attempt in attempts:
-            self._keep(attempt, ())
+        lost = self.fleet.lose(instance)
+        attempts = [attempt for attempt in lost if not attempt.disowned]
+        for attempt in lost:
+            if attempt.disowned:
+                self._waste(attempt)
+            else:
+                self._keep(attempt, ())
         for attempt in attempts:
             # The first to go on may complete its group and so end a sibling that was here too.
             if attempt.request.state in (RUNNING, INTERRUPTING):

@@ -16,17 +16,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Instance, InstanceStatus
 from rollout_sched.core.roles import Interruption, Progress, Weights
 
 
 class _Cohort:
-    """Instances updated together, and how many of them are not ready yet."""
+    """Instances updated together, and the names of those that are not ready yet."""
 
     def __init__(self, members: Sequence[Instance]) -> None:
         self.members = tuple(members)
-        self.waiting = len(self.members)
+        self.waiting = {member.id for member in members}
 
 
 class WeightUpdater:
@@ -60,10 +61,14 @@ class WeightUpdater:
         self._paused.pop(instance.id, None)
         instance.status = InstanceStatus.LOST
         self._ready(instance)
+        self._cohorts.pop(instance.id, None)
 
     def start(self, progress: Progress, out: list[Action]) -> list[Instance]:
         """Begin the updates the weights role asks for; returns the instances told to abort."""
         chosen = self._weights.choose(tuple(self.outdated.values()), progress)
+        for instance in chosen:
+            if self.outdated.get(instance.id) is not instance:
+                raise PolicyError(f"weights chose {instance!r}, which needs no update")
         if chosen:
             self._gather(chosen)
         return [instance for instance in chosen if self._begin(instance, out)]
@@ -76,10 +81,12 @@ class WeightUpdater:
         self._load(instance, out)
         return True
 
-    def emptied(self, instance: Instance, out: list[Action]) -> None:
-        """The last attempt in flight has answered."""
-        if instance.status is InstanceStatus.DRAINING:
-            self._load(instance, out)
+    def emptied(self, instance: Instance, out: list[Action]) -> bool:
+        """The last attempt in flight has answered; True if that lets the weights in."""
+        if instance.status is not InstanceStatus.DRAINING:
+            return False
+        self._load(instance, out)
+        return True
 
     def updated(self, instance: Instance, version: int, out: list[Action]) -> bool:
         """False if no update of this instance was under way."""
@@ -95,19 +102,27 @@ class WeightUpdater:
         return True
 
     def _gather(self, instances: Sequence[Instance]) -> None:
+        """Make a cohort; who still waits behind the gate of another leaves that one."""
         cohort = _Cohort(instances)
         for instance in instances:
-            self._ready(instance)
+            before = self._cohorts.get(instance.id)
             self._cohorts[instance.id] = cohort
+            if before is not None:
+                self._leave(before, instance)
 
     def _ready(self, instance: Instance) -> None:
-        """Leave its cohort; the last to leave opens the gate for all."""
-        cohort = self._cohorts.pop(instance.id, None)
-        if cohort is None:
+        cohort = self._cohorts.get(instance.id)
+        if cohort is not None:
+            self._leave(cohort, instance)
+
+    def _leave(self, cohort: _Cohort, instance: Instance) -> None:
+        """The last to be ready opens the gate for all who are still in the cohort."""
+        cohort.waiting.discard(instance.id)
+        if cohort.waiting:
             return
-        cohort.waiting -= 1
-        if not cohort.waiting:
-            for member in cohort.members:
+        for member in cohort.members:
+            if self._cohorts.get(member.id) is cohort:
+                del self._cohorts[member.id]
                 if member.status is InstanceStatus.GATED:
                     self._set_status(member, InstanceStatus.SERVING)
 

@@ -92,6 +92,6 @@ def test_what_no_world_says(said: bytes) -> None:
 
 
 def test_the_scheduler_has_an_answer_for_every_kind() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(version=2)
     for event in EVENTS:
         scheduler.handle(event, 0.0)

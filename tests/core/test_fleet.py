@@ -9,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_sched.core.errors import CallerError
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus
 from tests.core.told import make_request
@@ -114,14 +113,6 @@ class TestLeast:
 
 
 class TestJoining:
-    @pytest.mark.parametrize(("slots", "kv_tokens"), [(0, 10), (1, 0), (-1, 10)])
-    def test_an_instance_that_can_hold_nothing_is_refused(self, slots: int, kv_tokens: int) -> None:
-        fleet = make_fleet()
-        with pytest.raises(CallerError, match="at least 1"):
-            fleet.join("i0", slots, kv_tokens, 0)
-        assert not fleet.instances
-        assert fleet.version is None
-
     def test_kv_tokens_are_those_of_the_smallest(self) -> None:
         fleet = make_fleet()
         assert fleet.kv_tokens is None

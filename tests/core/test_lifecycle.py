@@ -32,6 +32,7 @@ interrupting  finish     finished
 interrupting  end        ended
 acting        return     waiting
 acting        park       parked
+acting        finish     finished
 acting        end        ended
 finished      park       parked
 finished      end        ended

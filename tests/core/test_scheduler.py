@@ -249,7 +249,7 @@ class TestFailure:
         told(BatchRequested())
         assert told(RequestFailed("a/0", 1)) == [Wake(at=1.0)]
         told.seconds = 0.5
-        assert told(Woke()) == [], "woken for something else"
+        assert told(Woke()) == [Wake(at=1.0)], "woken too early: it must not be forgotten"
         told.seconds = 1.0
         assert told(Woke()) == [sent("a/0", 2)]
 
@@ -1050,6 +1050,8 @@ def facts(scheduler: Scheduler) -> Any:
             return [type(thing)] + [plain(getattr(thing, f)) for f in thing.__struct_fields__]
         if callable(thing):
             return getattr(thing, "__qualname__", repr(thing))
+        if isinstance(thing, set):
+            return sorted(thing)
         return [type(thing), plain({k: v for k, v in vars(thing).items() if k != "_out"})]
 
     return plain(scheduler)
@@ -1074,7 +1076,7 @@ class TestCallerErrors:
             (WeightsPublished(3), "version 3 was published after 3; versions grow"),
             (WeightsPublished(2), "version 2 was published after 3; versions grow"),
             (InstanceJoined("new", 0, BIG), "slots and kv_tokens must be at least 1"),
-            (InstanceJoined("new", 8, 0), "holds only 0 KV tokens"),
+            (InstanceJoined("new", 8, 0), "slots and kv_tokens must be at least 1, not 8 and 0"),
             (InstanceJoined("new", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
             (InstanceJoined("i0", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
         ],
@@ -1315,3 +1317,73 @@ def test_nothing_is_left_behind_after_a_run() -> None:
     assert not scheduler.waiting
     assert not scheduler.replay_buffer
     assert scheduler.sample_buffer.held == 0
+
+
+class TestFoundByReview:
+    """Bugs that were found by reading or by hostile events; each has its reproducer."""
+
+    def test_a_join_that_is_refused_loses_nothing(self) -> None:
+        told = Told(slots=2)
+        told.submit("a")
+        told(BatchRequested())
+        with pytest.raises(CallerError, match="at least 1"):
+            told(InstanceJoined("i0", 0, BIG))
+        assert told.running == ["a/0"]
+
+    def test_an_instance_from_the_future_is_refused(self) -> None:
+        told = Told()
+        with pytest.raises(CallerError, match="joined with version 7, but the trainer is at 0"):
+            told(InstanceJoined("i9", 2, BIG, 7))
+
+    def test_a_batch_recalls_the_group_that_is_due_not_one_without_tokens(self) -> None:
+        told = Told(
+            3,
+            instances=0,
+            version=1,
+            batching=tail(1.34, 1.0),
+            freshness={"use": "bounded", "max_staleness": 1},
+            interruption=PARTIAL,
+        )
+        told(InstanceJoined("i", 2, BIG, 1))
+        told.submit(*(f"g{n}" for n in range(12)))
+        told(BatchRequested(), *(RequestFinished(f"g{n}/0", n + 1, 5) for n in range(3)))
+        told(RequestInterrupted("g3/0", 4, 5), WeightsPublished(2), WeightsUpdated("i", 2))
+        told(BatchRequested())
+        for _ in range(3):
+            oldest = min(told.scheduler.fleet.attempts.values(), key=lambda a: a.id)
+            told(RequestFinished(oldest.request.id, oldest.id, 5))
+        assert told.request("g3/0").state in (RequestState.WAITING, RequestState.RUNNING)
+
+    def test_streamed_tokens_nobody_wants_any_more_are_discarded_when_the_attempt_fails(
+        self,
+    ) -> None:
+        told = Told(batching=tail(1.0, 2.0), slots=2)
+        told.submit("a", "b")
+        told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
+        assert Discard("a/1", 9, "surplus") in told(RequestFailed("a/1", 2))
+
+    def test_failures_count_in_a_row(self) -> None:
+        told = Told()
+        told.scheduler.max_failures = 2
+        told.submit("a")
+        told(BatchRequested(), RequestFailed("a/0", 1))
+        told.seconds = 100.0
+        told(Woke(), TurnFinished("a/0", 2, 5), ToolReturned("a/0", 2, 1))
+        told(RequestFailed("a/0", 3))
+        assert told.request("a/0").failures == 1
+
+    def test_a_request_whose_observation_fills_the_cache_ends_with_length(self) -> None:
+        told = Told(slots=2)
+        told.submit("a")
+        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        (deliver,) = told(ToolReturned("a/0", 1, BIG))
+        assert isinstance(deliver, Deliver)
+        assert deliver.samples[0].finish == "length"
+
+    def test_a_request_may_not_outgrow_the_cache(self) -> None:
+        told = Told(slots=2)
+        told.submit("a")
+        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        (dispatch,) = told(ToolReturned("a/0", 1, BIG - PROMPT - 5 - 20))
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.max_new_tokens == 20

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.progress import RunProgress
@@ -372,3 +373,32 @@ class TestNotAskedFor:
         bench.publish(1)
         assert not bench.updater.updated(bench.instances[0], 1, [])
         assert bench.statuses == [PAUSING]
+
+
+def test_who_moves_on_to_another_cohort_waits_for_that_one() -> None:
+    bench = Bench(3)
+    a, b, c = bench.instances
+    bench.fleet.set_version(c, 1)
+    bench.updater.publish(1)
+    bench.updater.outdated.pop(c.id)
+    bench.start()
+    bench.updater.updated(a, 1, [])
+    bench.publish(2)
+    assert (a.status, b.status, c.status) == (UPDATING, UPDATING, UPDATING)
+    bench.updater.updated(a, 2, [])
+    bench.updater.updated(b, 1, [])
+    assert a.status is GATED, "c, of its own cohort, is not ready"
+    bench.updater.updated(c, 2, [])
+    assert (a.status, c.status) == (SERVING, SERVING)
+
+
+def test_weights_may_choose_only_what_is_outdated() -> None:
+    class Everybody:
+        def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:
+            return [stranger]
+
+    bench = Bench(1, weights=Everybody())
+    stranger = Instance("i9", 9, 1, 1, 0)
+    with pytest.raises(PolicyError, match="needs no update"):
+        bench.publish(1)
+    assert bench.instances[0].status is SERVING

@@ -337,7 +337,7 @@ class TestVisibility:
 def test_predictions_learn_from_streams() -> None:
     """Half of the group is known to be longer than 3, so the cap is all that can be expected."""
     prediction = {"use": "group_history", "method": "censored", "quantile": 0.6}
-    policy = make_policy("p", prediction=prediction)
+    policy = make_policy("p", prediction=prediction, routing={"use": "least_tokens"})
     ran = watch(policy, make_trace({"a": [3, 50]}), make_scenario(stream_s=20.0))
     scheduler, expected = policy.scheduler(1), []
     for now, event, _ in ran.log:
