@@ -57,7 +57,7 @@ def million(groups: int, instances: int) -> bool:
 
 
 def large(groups: int, instances: int) -> None:
-    seconds, events = timed(POLICY, synthetic(groups, 8), wide(instances, groups // 4))
+    seconds, events = timed(POLICY, synthetic(groups, 8), wide(instances, groups // 16))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB
     print(seconds, events, peak)
 
@@ -80,7 +80,7 @@ def wide(instances: int, prompts_per_step: int) -> Scenario:
         base,
         fleet=change(base.fleet, instances=instances),
         trainer=change(base.trainer, fixed_s=30.0, seconds_per_token=0.0),
-        visibility=change(base.visibility, poll_s=10.0),
+        visibility=change(base.visibility, poll_s=60.0),
         job=change(base.job, prompts_per_step=prompts_per_step),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
@@ -131,7 +131,11 @@ class Fleet:
                 instance.place = len(self.open)
                 self.open.append(instance)
             heap = self._heap
-            heappush(heap, (self._load(instance), instance.serial, instance.stamp, instance))
+            entry = (self._load(instance), instance.serial, instance.stamp, instance)
+            if heap and heap[0][3] is instance:
+                heapreplace(heap, entry)  # its old entry is void: spare the pop
+                return
+            heappush(heap, entry)
             if len(heap) > 64 + 4 * len(self.open):
                 self._rebuild()
         elif instance.place >= 0:
