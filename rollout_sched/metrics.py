@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch, Pause, UpdateWeights
 from rollout_sched.core.events import (
@@ -37,6 +38,9 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
+
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+Lengths = npt.NDArray[np.int64]
 
 CAUSES = ("weight_update", "barrier", "tool_wait", "kv_stall", "queue_empty")
 
@@ -515,12 +519,13 @@ class Metrics:
     def _length_bias(self) -> LengthBias:
         if not self._offered_lengths:
             return LengthBias(1.0, 0.0, 0.0, 1.0)
-        offered = sorted(self._offered_lengths)
-        trained = sorted(length for lengths in self._lengths for length in lengths)
+        offered = np.sort(np.asarray(self._offered_lengths))
+        steps = [np.sort(np.asarray(lengths)) for lengths in self._lengths]
+        trained = np.sort(np.concatenate(steps))
         return LengthBias(
-            mean_ratio=_mean(trained) / _mean(offered),
+            mean_ratio=float(trained.mean() / offered.mean()),
             ks=_ks_distance(trained, offered),
-            step_ks=_mean([_ks_distance(sorted(step), offered) for step in self._lengths]),
+            step_ks=_mean([_ks_distance(step, offered) for step in steps]),
             group_ratio=_mean(self._group_ratios),
         )
 
@@ -545,11 +550,16 @@ def _quantile(ascending: Sequence[float], q: float) -> float:
     return ascending[max(0, -int(-q * len(ascending) // 1) - 1)]
 
 
-def _ks_distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """The largest gap between two empirical distributions, both given ascending."""
-    if not one or not other:
-        return 0.0
-    first, second = np.asarray(one), np.asarray(other)
-    values = np.concatenate([first, second])
-    shares = (np.searchsorted(side, values, "right") / len(side) for side in (first, second))
-    return float(np.abs(next(shares) - next(shares)).max())
+def _ks_distance(some: Lengths, all_: Lengths) -> float:
+    """The largest gap between two empirical distributions, both given ascending.
+
+    Between two values of `some` its distribution is flat and the other one only grows, so the
+    largest gap lies at one of those values or just below it: nothing is done per value of `all_`.
+    """
+    values = np.unique(some)
+    gaps = (
+        np.searchsorted(some, values, side) / len(some)
+        - np.searchsorted(all_, values, side) / len(all_)
+        for side in SIDES
+    )
+    return float(max(np.abs(gap).max() for gap in gaps))
