@@ -1,25 +1,16 @@
-"""Traces: reading and refusing native files, shipped traces, statistics, made-up samples."""
+"""Reading traces, and the ones that are shipped."""
 
 import gzip
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rollout_sched.simulators.trace_statistics import intraclass_correlation
 from rollout_sched.simulators.traces import (
     Sample,
-    Trace,
-    TraceError,
     Turn,
-    draw_extra,
-    gather,
     read,
     shipped,
     statistics,
-    synthetic,
-    write,
 )
 
 HEADER = '{"schema":"rollout-sched-trace/1","name":"tiny","max_response_tokens":100}'
@@ -65,148 +56,6 @@ class TestReading:
         assert one.group is two.group
 
 
-class TestCutting:
-    @pytest.mark.parametrize(
-        ("cap", "turns"),
-        [
-            (1, (Turn(1),)),
-            (7, (Turn(7),)),
-            (8, (Turn(7, 2, 0.5), Turn(1))),
-            (15, (Turn(7, 2, 0.5), Turn(8))),
-        ],
-    )
-    def test_a_cap_cuts_the_turn_it_falls_into(self, cap: int, turns: tuple[Turn, ...]) -> None:
-        sample = Sample("g", 0, 5, (Turn(7, 2, 0.5), Turn(8)))
-        cut = sample.cut_at(cap)
-        assert cut.turns == turns
-        assert cut.response_tokens == cap
-        assert cut.finish == ("stop" if cap == 15 else "length")
-
-
-class TestRefusing:
-    @pytest.mark.parametrize(
-        ("line", "field", "found"),
-        [
-            ('{"group":"a","sample":0,"turns":[[7]]}', "prompt_tokens", "missing required"),
-            (
-                '{"group":"a","sample":0,"prompt_tokens":0,"turns":[[7]]}',
-                "prompt_tokens",
-                "found 0",
-            ),
-            (
-                '{"group":"a","sample":0,"prompt_tokens":5,"turns":[[-7]]}',
-                "turns[0][0]",
-                "found -7",
-            ),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7.5]]}', "turns[0][0]", "7.5"),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[]}', "turns", "found []"),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7,1]]}', "turns", "last turn"),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7,0,NaN],[1]]}', "", "NaN"),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7,0,-1],[1]]}', "[0][2]", "-1"),
-            ('{"group":1,"sample":0,"prompt_tokens":5,"turns":[[7]]}', "group", "found 1"),
-            ('{"group":"a","sample":true,"prompt_tokens":5,"turns":[[7]]}', "sample", "True"),
-            (
-                '{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7]],"x":1}',
-                "x",
-                "unknown field",
-            ),
-            ('{"group":"a","sample":0,"prompt_tokens":5,"turns":[[1e12]]}', "turns[0][0]", "found"),
-            (
-                '{"group":"a","sample":0,"prompt_tokens":5,"turns":[[7]],"finish":"x"}',
-                "finish",
-                "x",
-            ),
-            ('{"group":"a","sample":0,"prompt', "", "malformed JSON"),
-            ("[1, 2]", "", "found [1, 2]"),
-            (GOOD, "sample", "second time"),
-        ],
-    )
-    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, field: str, found: str) -> None:
-        path = native(tmp_path, GOOD, line)
-        with pytest.raises(TraceError) as caught:
-            read(path)
-        error = caught.value
-        assert (error.where, error.line) == (str(path), 3)
-        assert field in error.field
-        assert found in str(error)
-        assert error.remedy
-        assert "$" not in str(error)
-
-    def test_another_schema_version(self, tmp_path: Path) -> None:
-        path = tmp_path / "new.jsonl"
-        path.write_text('{"schema":"rollout-sched-trace/2"}\n')
-        with pytest.raises(TraceError, match=r"field 'schema'.*rollout-sched-trace/2.*upgrade"):
-            read(path)
-
-    def test_an_unknown_header_field(self, tmp_path: Path) -> None:
-        path = tmp_path / "t.jsonl"
-        path.write_text('{"schema":"rollout-sched-trace/1","nmae":"x"}\n')
-        with pytest.raises(TraceError, match=r"field 'nmae'.*fields are schema, name"):
-            read(path)
-
-    @pytest.mark.parametrize("content", [b"", b"\n\n", HEADER.encode()])
-    def test_nothing_in_it(self, tmp_path: Path, content: bytes) -> None:
-        path = tmp_path / "empty.jsonl"
-        path.write_bytes(content)
-        with pytest.raises(TraceError, match=r"empty|no samples"):
-            read(path)
-
-    def test_wrong_encoding_names_the_line(self, tmp_path: Path) -> None:
-        path = tmp_path / "latin.jsonl"
-        path.write_bytes(HEADER.encode() + b'\n{"group":"\xe4"}\n')
-        with pytest.raises(TraceError, match=r"line 2: byte 0xe4 .* UTF-8"):
-            read(path)
-
-    def test_a_cut_off_gzip(self, tmp_path: Path) -> None:
-        path = tmp_path / "cut.jsonl.gz"
-        path.write_bytes(gzip.compress(f"{HEADER}\n{GOOD}\n".encode())[:-12])
-        with pytest.raises(TraceError, match="damaged gzip"):
-            read(path)
-
-    def test_a_missing_file_names_the_shipped_traces(self) -> None:
-        with pytest.raises(TraceError, match=r"no such file.*lrm_math_open"):
-            read("no_such_trace")
-
-    def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(TraceError, match="one file"):
-            read(tmp_path)
-
-
-class TestWriting:
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            Sample("a", 1, 5, (Turn(0),)),
-            Sample("a", 1, 5, ()),
-            Sample("a", 1, 5, (Turn(1, 0, math.nan), Turn(1))),
-            Sample("a", 1, 5, (Turn(1, 3),)),
-        ],
-    )
-    def test_an_unreadable_sample_leaves_the_old_file_alone(
-        self, tmp_path: Path, bad: Sample
-    ) -> None:
-        path = tmp_path / "t.jsonl.gz"
-        path.write_bytes(b"old")
-        trace = Trace("t", {"a": [Sample("a", 0, 5, (Turn(1),)), bad]})
-        with pytest.raises(TraceError, match="group 'a', sample 1"):
-            write(trace, path)
-        assert path.read_bytes() == b"old"
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_equal_traces_give_equal_bytes(self, tmp_path: Path) -> None:
-        trace = synthetic(3, 2, seed=1)
-        for name in ("a.gz", "b.gz"):
-            write(trace, tmp_path / name)
-        assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
-
-    def test_gather_refuses_a_duplicate_and_an_empty_trace(self) -> None:
-        twice = [Sample("a", 0, 5, (Turn(1),))] * 2
-        with pytest.raises(TraceError, match="second time"):
-            gather(twice)
-        with pytest.raises(TraceError, match="no samples"):
-            gather([])
-
-
 class TestShipped:
     @pytest.mark.parametrize("name", shipped())
     def test_every_shipped_trace_has_credits_and_reads(self, name: str) -> None:
@@ -243,67 +92,3 @@ class TestShipped:
         assert found.turns_mean > 10
         assert found.tool_s_mean > 30
         assert statistics(read("tau_airline")).tool_s_max == 0
-
-
-class TestIntraclassCorrelation:
-    def test_the_textbook_value(self) -> None:
-        # Shrout and Fleiss (1979), table 4: six targets, four judges, ICC(1,1) = 0.17.
-        ratings = [
-            [9, 2, 5, 8],
-            [6, 1, 3, 2],
-            [8, 4, 6, 8],
-            [7, 1, 2, 6],
-            [10, 5, 6, 9],
-            [6, 2, 4, 7],
-        ]
-        values = np.array(ratings, dtype=np.float64).ravel()
-        found = intraclass_correlation(values, np.repeat(np.arange(6), 4))
-        assert found == pytest.approx(0.17, abs=0.005)
-
-    def test_undefined_without_repeats_or_variance(self) -> None:
-        assert intraclass_correlation(np.array([1.0, 2.0]), np.array([0, 1])) is None
-        assert intraclass_correlation(np.array([1.0, 2.0]), np.array([0, 0])) is None
-        assert intraclass_correlation(np.ones(4), np.array([0, 0, 1, 1])) is None
-
-
-class TestMadeUpSamples:
-    def test_an_extra_sample_is_one_of_its_group(self) -> None:
-        trace = read("lrm_math_open")
-        name, members = next(iter(trace.groups.items()))
-        extras = [draw_extra(trace, name, index, seed=3) for index in range(5, 60)]
-        assert [extra.sample for extra in extras] == list(range(5, 60))
-        assert {extra.turns for extra in extras} == {member.turns for member in members}
-
-    def test_extras_do_not_depend_on_the_order_of_asking_but_on_the_seed(self) -> None:
-        trace = synthetic(2, 8, seed=0)
-        once = [draw_extra(trace, "1", i, seed=3) for i in range(8, 40)]
-        again = [draw_extra(trace, "1", i, seed=3) for i in reversed(range(8, 40))][::-1]
-        other = [draw_extra(trace, "1", i, seed=4) for i in range(8, 40)]
-        assert once == again
-        assert once != other
-
-    def test_extras_are_the_same_on_every_machine(self) -> None:
-        trace = Trace("t", gather([Sample("g", i, 1, (Turn(i + 1),)) for i in range(8)]))
-        drawn = [draw_extra(trace, "g", i, seed=0).response_tokens for i in range(8, 14)]
-        assert drawn == [4, 1, 5, 4, 2, 8]
-
-    def test_an_unknown_group(self) -> None:
-        with pytest.raises(TraceError, match="no group 'x'"):
-            draw_extra(synthetic(1, 1), "x", 1, 0)
-
-    def test_synthetic_has_the_asked_shape(self) -> None:
-        trace = synthetic(2000, 8, median=1000, sigma_between=0.8, sigma_within=0.5, cap=20_000)
-        found = statistics(trace)
-        assert (found.groups, found.group_size) == (2000, 8)
-        assert found.response_p50 == pytest.approx(1000, rel=0.1)
-        assert found.icc_log == pytest.approx(0.64 / 0.89, abs=0.03)
-        assert found.response_max == 20_000 == trace.cap
-        cut = [s for s in trace.samples() if s.finish == "length"]
-        assert cut
-        assert all(s.response_tokens == 20_000 for s in cut)
-        assert synthetic(3, 2, seed=5) == synthetic(3, 2, seed=5) != synthetic(3, 2, seed=6)
-
-    @pytest.mark.parametrize("wrong", [{"median": 0}, {"cap": 0}, {"sigma_within": -1}])
-    def test_synthetic_refuses_nonsense(self, wrong: dict[str, int]) -> None:
-        with pytest.raises(ValueError, match="expected a number"):
-            synthetic(1, 1, **wrong)
