@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -200,8 +200,8 @@ def _list_traces(options: argparse.Namespace) -> None:
     _print_list(traces.shipped().items())
 
 
-def _print_list(rows: object) -> None:
-    for name, about in rows:  # type: ignore[attr-defined]
+def _print_list(rows: Iterable[tuple[str, str]]) -> None:
+    for name, about in rows:
         print(f"{name:32s} {about}")
 
 

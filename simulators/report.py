@@ -12,7 +12,7 @@ import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rollout_sched.simulators.replay import Run, figures, offered_bound
+from rollout_sched.simulators.replay import Run, figures
 from rollout_sched.simulators.scenario import Scenario
 from rollout_sched.simulators.trace_model import Trace
 from rollout_sched.simulators.workload import Workload
@@ -27,9 +27,8 @@ def document(
     trace: Trace, scenario: Scenario, runs: Sequence[Sequence[Run]], *, steps: int, seeds: int
 ) -> dict[str, Any]:
     """The replay as data; docs/replay_json.md describes it."""
-    workloads = [Workload(trace, scenario.job, steps=steps, seed=seed) for seed in range(seeds)]
-    bounds = [offered_bound(workload, scenario) for workload in workloads]
-    load = workloads[0]
+    load = Workload(trace, scenario.job, steps=steps)
+    bounds = [run.offered_bound_s for run in runs[0]]
     return {
         "schema": SCHEMA,
         "trace": trace.name,
@@ -75,12 +74,16 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
     Means over the seeds; half the range between seeds follows where it is 0.5 % or more.
     """
-    policies = report["policies"]
-    first = policies[0]["total_s"]["mean"]
-    for policy in policies:
-        ratios = [first / policy["total_s"][key] for key in ("mean", "max", "min")]
-        policy["speed_up"] = dict(zip(("mean", "min", "max"), ratios, strict=True))
+    first = report["policies"][0]["total_s"]["mean"]
+    policies = [
+        {**policy, "speed_up": _speed_up(first, policy["total_s"])} for policy in report["policies"]
+    ]
     return [_table(title, columns, policies) for title, columns in TABLES.items()]
+
+
+def _speed_up(first: float, total_s: dict[str, float]) -> dict[str, float]:
+    slowest, fastest = total_s["max"], total_s["min"]
+    return {"mean": first / total_s["mean"], "min": first / slowest, "max": first / fastest}
 
 
 def heading(report: dict[str, Any]) -> str:
