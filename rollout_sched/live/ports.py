@@ -1,0 +1,169 @@
+"""What the driver asks of the world: instances to talk to, and payloads for them to work on.
+
+The core counts tokens; the tokens themselves travel between these two, and nothing else of the
+driver ever looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.events import Spans
+
+
+class InstanceError(RolloutError, RuntimeError):
+    """An instance did not do what it was asked; the request may be tried again elsewhere."""
+
+
+class RequestRejected(RolloutError, RuntimeError):
+    """The request itself is at fault (HTTP 4xx): no other instance would take it either.
+
+    `status` and `body` are what the instance answered.
+    """
+
+    def __init__(self, text: str, status: int = 400, body: bytes = b"") -> None:
+        super().__init__(text)
+        self.status = status
+        self.body = body
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One attempt as an instance gets it.
+
+    id              unique over all drivers, for aborting
+    token_ids       the whole context: prompt, response so far, observations
+    max_new_tokens  how many it may generate
+    salt            prefix-cache namespace (vLLM's cache_salt)
+    sampling        vLLM SamplingParams by name, less n and max_tokens
+    stream_every    tokens between partial results; 0: only one answer, at the end
+    session         for instances that route inside themselves; "" for none
+    """
+
+    id: str
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    salt: str
+    sampling: Mapping[str, Any]
+    stream_every: int = 0
+    session: str = ""
+
+
+class Output(msgspec.Struct):
+    """What an attempt made.
+
+    `logprobs` has one for each of `token_ids`, or is None if none were asked for. `finish` "abort"
+    means stopped from outside, with everything made so far. `spans` as in `core.events`, with the
+    instance's own versions; empty if it does not say.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float] | None
+    finish: Literal["stop", "length", "abort"]
+    spans: Spans = ()
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What an instance is, asked once when it joins.
+
+    slots          sequences it runs at once
+    kv_tokens      of KV cache
+    max_model_len  tokens of prompt and response together
+    version        its policy version; None if it does not say
+    started_at     Unix seconds; another value later means that it was restarted; 0 if unknown
+    model          the served model's name
+    capabilities   what was detected, such as "generate", "abort", "pause", "weight_versions"
+    """
+
+    slots: int
+    kv_tokens: int
+    max_model_len: int
+    version: int | None = None
+    started_at: float = 0.0
+    model: str = ""
+    capabilities: frozenset[str] = frozenset()
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """One poll of an instance; counters since it started (see `events.InstanceReported`)."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    reprefilled_tokens: int = 0
+    generated_tokens: int = 0
+
+
+OnTokens = Callable[[Sequence[int], Sequence[float] | None], None]
+
+
+class InstanceClient(Protocol):
+    """A connection to one instance. Every call may raise InstanceError.
+
+    Cancelling `generate` gives the slot back and loses what was not streamed.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def describe(self) -> Description: ...
+
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+        """Run an attempt to its end. `on_tokens` gets what a stream brings, as it comes; the
+        output holds it too. Raises RequestRejected if the request is at fault."""
+
+    async def abort(self, order_id: str) -> None:
+        """Ask it to stop; the answer is `generate`'s. Unknown ids are ignored, so an abort that
+        overtakes its order must be repeated."""
+
+    async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def set_version(self, version: int) -> None:
+        """Label the tokens to come; changes no weights. Does nothing where it is not offered."""
+
+    async def gauges(self) -> Gauges: ...
+
+    async def close(self) -> None: ...
+
+
+#: Brings an instance to a version; what it raises makes the instance unfit until it is restarted.
+Applier = Callable[[InstanceClient, int], Awaitable[None]]
+
+
+class Outcome(msgspec.Struct):
+    """The end of an attempt as the core counts it, and the `piece` that its payload may keep."""
+
+    tokens: int
+    finish: Literal["stop", "length", "abort"]
+    spans: Spans
+    piece: Any
+
+
+class Payload(Protocol):
+    """What one request is about: it knows how to be attempted and keeps what the attempts made."""
+
+    async def attempt(
+        self,
+        client: InstanceClient,
+        dispatch: Dispatch,
+        order_id: str,
+        on_tokens: Callable[[int], None],
+    ) -> Outcome:
+        """Carry out a dispatch. `on_tokens` is told the tokens streamed so far."""
+
+    def partial(self, attempt: int, tokens: int) -> Any:
+        """The first `tokens` streamed tokens of an attempt that ended without an answer."""
+
+    def keep(self, attempt: int, piece: Any) -> None: ...
+
+    def drop(self, attempt: int) -> None:
+        """Forget what one attempt made; of attempt 0: what all of them made."""
