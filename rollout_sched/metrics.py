@@ -23,7 +23,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch, Pause, UpdateWeights
+from rollout_sched.core.actions import (
+    Action,
+    Answer,
+    Deliver,
+    Discard,
+    Dispatch,
+    Pause,
+    UpdateWeights,
+)
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
@@ -219,6 +227,7 @@ class Metrics:
             Pause: self._loading,
             UpdateWeights: self._loading,
             Deliver: self._delivered,
+            Answer: self._answered_client,
         }
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
@@ -449,6 +458,9 @@ class Metrics:
         if gauge is not None and gauge.updating != updating:
             gauge.updating = updating
             self._change(gauge)
+
+    def _answered_client(self, action: Answer) -> None:
+        self._finished_at.pop(action.sample.request, None)
 
     def _delivered(self, action: Deliver) -> None:
         step, now = self._step, self._now

@@ -19,6 +19,9 @@ HEADER = Header(SCHEMA, "sync", 4, 2, 7)
 EVENTS: list[ev.Event] = [
     ev.InstanceJoined("i0", 8, 4096, 2),
     ev.GroupSubmitted("a", 2, 10, 100),
+    ev.RequestSubmitted("d1", "p", 10, 100, "s"),
+    ev.RequestWithdrawn("d1"),
+    ev.SessionEnded("s"),
     ev.SubmissionsClosed(),
     ev.BatchRequested(),
     ev.TokensArrived("a/0", 1, 3),

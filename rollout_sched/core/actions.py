@@ -70,17 +70,25 @@ class Deliver(_Action, frozen=True):
     samples: tuple[Sample, ...]
 
 
+class Answer(_Action, frozen=True):
+    """Hand a response to the client that waits for it (see RequestSubmitted)."""
+
+    sample: Sample
+
+
 class Discard(_Action, frozen=True):
     """Throw away the `tokens` a request has made. `ends`: the request itself is over.
 
+    `attempt`: only what that attempt made, which came too late; 0: everything kept so far.
     Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "failed".
+    round), "stale" (older than allowed), "failed", "withdrawn".
     """
 
     request: str
     tokens: int
     reason: str
     ends: bool = False
+    attempt: int = 0
 
 
 class Wake(_Action, frozen=True):
@@ -89,4 +97,4 @@ class Wake(_Action, frozen=True):
     at: float
 
 
-Action = Dispatch | Interrupt | Pause | UpdateWeights | Resume | Deliver | Discard | Wake
+Action = Dispatch | Interrupt | Pause | UpdateWeights | Resume | Deliver | Answer | Discard | Wake

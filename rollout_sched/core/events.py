@@ -58,6 +58,32 @@ class GroupSubmitted(_Event, frozen=True):
     max_tokens: int
 
 
+class RequestSubmitted(_Event, frozen=True):
+    """A client waits for this one response, whatever the batches do: it goes out when finished.
+
+    `group` names its siblings, for prediction; `session` the conversation it belongs to, whose
+    last instance has its KV cache; "" for none. Its id is the driver's and is never used again.
+    """
+
+    request: str
+    group: str
+    prompt_tokens: int
+    max_tokens: int
+    session: str = ""
+
+
+class RequestWithdrawn(_Event, frozen=True):
+    """The client of a RequestSubmitted has gone: nobody wants the response any more."""
+
+    request: str
+
+
+class SessionEnded(_Event, frozen=True):
+    """No further request of this session will come."""
+
+    session: str
+
+
 class SubmissionsClosed(_Event, frozen=True):
     """No further group will come, so the last batches may be short."""
 
@@ -147,6 +173,9 @@ Event = (
     | InstanceLost
     | InstanceReported
     | GroupSubmitted
+    | RequestSubmitted
+    | RequestWithdrawn
+    | SessionEnded
     | SubmissionsClosed
     | TokensArrived
     | RequestFinished

@@ -72,6 +72,13 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert active == progress.active, f"{active} active groups, counted {progress.active}"
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
     assert held == buffer.held, f"{held} held groups, counted {buffer.held}"
+    for key, group in scheduler.direct_groups.items():
+        assert group.direct, f"{group!r} is among the direct groups"
+        assert key == (group.id, group.prompt_tokens, group.max_tokens), f"{group!r} at {key}"
+        assert group.requests, f"{group!r} is empty but kept"
+        assert group not in buffer, f"{group!r} is direct but held for a batch"
+        assert all(scheduler.requests.get(r.id) is r for r in group.requests), f"{group!r}"
+        listed += len(group.requests)
     assert listed == len(scheduler.requests), "a request belongs to no group"
     fresh, deferred = progress.fresh, progress.deferred
     total = fresh + deferred + active + complete

@@ -77,6 +77,7 @@ class Group(msgspec.Struct, eq=False):
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
     that may have made any of its tokens (None: none were made). `lengths` holds the response
     lengths of its finished requests, ascending; `lesson` is what the prediction made of them.
+    The requests of a `direct` group came one by one and leave one by one; it is never whole.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Group(msgspec.Struct, eq=False):
     samples: int
     prompt_tokens: int
     max_tokens: int
+    direct: bool = False
     requests: list[Request] = msgspec.field(default_factory=list)
     finished: list[Request] = msgspec.field(default_factory=list)
     lengths: list[int] = msgspec.field(default_factory=list)
@@ -94,7 +96,7 @@ class Group(msgspec.Struct, eq=False):
 
     @property
     def complete(self) -> bool:
-        return len(self.finished) >= self.samples
+        return len(self.finished) >= self.samples and not self.direct
 
     def __repr__(self) -> str:
         return f"<Group {self.id} {len(self.finished)}/{self.samples} v{self.oldest_version}>"
@@ -123,6 +125,7 @@ class Request(msgspec.Struct, eq=False):
     turn: int = 0
     last_attempt: int = 0
     home: str | None = None
+    session: str = ""
     salt: int | None = None
     failures: int = 0
     finish: str = ""

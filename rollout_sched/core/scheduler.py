@@ -17,6 +17,7 @@ from typing import Any
 from rollout_sched.core import invariants
 from rollout_sched.core.actions import (
     Action,
+    Answer,
     Deliver,
     Discard,
     Dispatch,
@@ -35,6 +36,9 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    SessionEnded,
     Spans,
     SubmissionsClosed,
     TokensArrived,
@@ -73,6 +77,7 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.replay_buffer import ReplayBuffer
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.waiting import WaitingQueue
 
@@ -91,7 +96,7 @@ STIRRING = frozenset(
     )
 )
 
-Answer = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
+Answered = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
 
 
 class Scheduler:
@@ -129,7 +134,9 @@ class Scheduler:
         self.progress = RunProgress(prompts_per_step, version, self.fleet, self.sample_buffer)
         self.updater = WeightUpdater(self.fleet, roles.weights, roles.interruption, version)
         self.groups: dict[str, Group] = {}
+        self.direct_groups: dict[tuple[str, int, int], Group] = {}
         self.requests: dict[str, Request] = {}
+        self.sessions = Sessions()
         self.anomalies: Counter[str] = Counter()
         # A round that starts over what it leaves behind has nothing that could grow stale.
         self._carries_over = (
@@ -144,6 +151,9 @@ class Scheduler:
             InstanceLost: self._instance_lost,
             InstanceReported: self._instance_reported,
             GroupSubmitted: self._group_submitted,
+            RequestSubmitted: self._request_submitted,
+            RequestWithdrawn: self._request_withdrawn,
+            SessionEnded: self._session_ended,
             SubmissionsClosed: self._submissions_closed,
             TokensArrived: self._tokens_arrived,
             RequestFinished: self._request_finished,
@@ -286,7 +296,10 @@ class Scheduler:
         request.home = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
-        self.sample_buffer.stamp(request.group, instance.version)
+        if not request.group.direct:
+            self.sample_buffer.stamp(request.group, instance.version)
+        elif request.session:
+            self.sessions.sent(request.session, instance.id)
         self._out.append(
             Dispatch(
                 request.id,
@@ -313,12 +326,48 @@ class Scheduler:
             )
         if self.progress.closed:
             raise CallerError(f"group {event.group!r} came after submissions were closed")
-        self._check_fits(event.group, event.prompt_tokens + event.max_tokens, self.fleet.kv_tokens)
+        self._check_fits(
+            f"group {event.group!r}", event.prompt_tokens + event.max_tokens, self.fleet.kv_tokens
+        )
         group = Group(
             event.group, self._next_serial(), event.samples, event.prompt_tokens, event.max_tokens
         )
         self.groups[group.id] = group
         self.progress.fresh_groups.append(group)
+
+    def _request_submitted(self, event: RequestSubmitted, now: float) -> None:
+        if event.request in self.requests:
+            raise CallerError(f"request {event.request!r} is already here; ids are used once")
+        if event.prompt_tokens < 1 or event.max_tokens < 1:
+            raise CallerError(
+                f"request {event.request!r}: prompt_tokens and max_tokens must be at least 1, "
+                f"not {event.prompt_tokens} and {event.max_tokens}"
+            )
+        needed = event.prompt_tokens + event.max_tokens
+        self._check_fits(f"request {event.request!r}", needed, self.fleet.kv_tokens)
+        # Siblings have the same prompt and limit; who differs is no help for prediction.
+        key = (event.group, event.prompt_tokens, event.max_tokens)
+        group = self.direct_groups.get(key)
+        if group is None:
+            group = Group(event.group, self._next_serial(), 0, *key[1:], direct=True, active=True)
+            self.direct_groups[key] = group
+        request = self._create(group, group.samples, event.request)
+        group.samples += 1
+        request.session = event.session
+        request.home = self.sessions.home(event.session)
+        self._return(request)
+
+    def _request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
+        request = self.requests.get(event.request)
+        if request is None or not request.group.direct:
+            self.anomalies["unknown_request"] += 1
+            return
+        self._end(request, "withdrawn")
+        self._leave(request)
+
+    def _session_ended(self, event: SessionEnded, now: float) -> None:
+        if not self.sessions.end(event.session):
+            self.anomalies["unknown_session"] += 1
 
     def _submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
         self.progress.closed = True
@@ -357,7 +406,9 @@ class Scheduler:
         )
         if largest is not None:
             self._check_fits(
-                largest.id, largest.prompt_tokens + largest.max_tokens, event.kv_tokens
+                f"group {largest.id!r}",
+                largest.prompt_tokens + largest.max_tokens,
+                event.kv_tokens,
             )
         before = self.fleet.instances.get(event.instance)
         if before is not None:
@@ -465,11 +516,11 @@ class Scheduler:
         if event.retryable and request.failures < self.max_failures:
             self._go_on(request)
         else:
-            self._fail(request.group)
+            self._give_up(request)
 
     # -- attempts: closing and keeping what they made --------------------------------------
 
-    def _attempt(self, event: Answer | TokensArrived) -> Attempt | None:
+    def _attempt(self, event: Answered | TokensArrived) -> Attempt | None:
         attempt = self.fleet.attempts.get(event.attempt)
         if attempt is None or attempt.request.id != event.request:
             self.anomalies["unknown_attempt"] += 1
@@ -505,7 +556,8 @@ class Scheduler:
     def _waste(self, attempt: Attempt) -> None:
         """What a disowned attempt made."""
         if attempt.tokens:
-            self._out.append(Discard(attempt.request.id, attempt.tokens, attempt.disowned))
+            name = attempt.request.id
+            self._out.append(Discard(name, attempt.tokens, attempt.disowned, attempt=attempt.id))
 
     def _keep(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""
@@ -515,7 +567,8 @@ class Scheduler:
             return
         for version, tokens in self._true_spans(attempt, spans):
             request.segments.append(Segment(version, tokens, attempt.instance.id))
-            self.sample_buffer.stamp(request.group, version)
+            if not request.group.direct:
+                self.sample_buffer.stamp(request.group, version)
         request.response_tokens += attempt.tokens
         request.context_tokens += attempt.tokens
         request.computed_tokens = request.context_tokens
@@ -569,7 +622,7 @@ class Scheduler:
 
     def _segment_ended(self, request: Request) -> None:
         """It used up the tokens of one attempt; in rounds it goes on in the next."""
-        if self.roles.batching.stops_at_delivery:
+        if self.roles.batching.stops_at_delivery and not request.group.direct:
             self._park(request)
         else:
             self._go_on(request)
@@ -593,7 +646,9 @@ class Scheduler:
         group = request.group
         group.finished.append(request)
         insort(group.lengths, request.response_tokens)
-        if group.complete:
+        if group.direct:
+            self._answer(request)
+        elif group.complete:
             self._complete(group)
         else:
             self._learn(group)
@@ -644,16 +699,16 @@ class Scheduler:
             used = {request.index for request in group.requests}
             unused = (index for index in count() if index not in used)
             for index in islice(unused, missing):
-                self._create(group, index)
+                self._create(group, index, f"{group.id}/{index}")
         for request in self.replay_buffer.of(group):
             self._return(request)
 
-    def _create(self, group: Group, index: int) -> None:
-        name = f"{group.id}/{index}"
+    def _create(self, group: Group, index: int, name: str) -> Request:
         request = Request(name, group, index, self._next_serial(), group.prompt_tokens)
         self.requests[name] = request
         group.requests.append(request)
         self.replay_buffer.add(request)
+        return request
 
     def _complete(self, group: Group) -> None:
         self._stirred = True
@@ -713,6 +768,31 @@ class Scheduler:
             self.progress.active -= 1
         group.deferrals += 1
         self.progress.deferred_groups[group.id] = group
+
+    def _answer(self, request: Request) -> None:
+        """A direct request is finished: it leaves without waiting for anybody."""
+        self._out.append(Answer(self._sample(request)))
+        move(request, END)
+        del self.requests[request.id]
+        request.group.finished.clear()
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """A direct request is over; what it taught helps the siblings that are still here."""
+        group = request.group
+        group.requests.remove(request)
+        if group.requests:
+            self._learn(group)
+        else:
+            del self.direct_groups[(group.id, group.prompt_tokens, group.max_tokens)]
+
+    def _give_up(self, request: Request) -> None:
+        """It cannot be made."""
+        if request.group.direct:
+            self._end(request, "failed")
+            self._leave(request)
+        else:
+            self._fail(request.group)
 
     def _fail(self, group: Group) -> None:
         """One request cannot be made, so the group can never be whole."""
@@ -784,10 +864,10 @@ class Scheduler:
             self.fleet.touch(instance)
             self._out.append(Wake(at))
 
-    def _check_fits(self, group: str, tokens: int, kv_tokens: int | None) -> None:
+    def _check_fits(self, what: str, tokens: int, kv_tokens: int | None) -> None:
         if kv_tokens is not None and tokens > kv_tokens:
             raise CallerError(
-                f"group {group!r}: prompt_tokens + max_tokens is {tokens}, but an instance holds "
+                f"{what}: prompt_tokens + max_tokens is {tokens}, but an instance holds "
                 f"only {kv_tokens} KV tokens, so it could never run there; lower max_tokens or "
                 f"give the instances more KV memory"
             )

@@ -18,7 +18,8 @@ ACTIONS: list[act.Action] = [
     act.UpdateWeights("i0", 3),
     act.Resume("i0"),
     act.Deliver(2, 4, (SAMPLE,)),
-    act.Discard("a/0", 7, "stale", ends=True),
+    act.Answer(SAMPLE),
+    act.Discard("a/0", 7, "stale", ends=True, attempt=3),
     act.Wake(1.5),
 ]
 

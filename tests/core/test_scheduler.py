@@ -171,7 +171,7 @@ class TestSurplus:
         told(RequestFinished("a/0", 1, 5))
         assert told.instance("i0").in_flight == 4
         assert told.running == ["b/0", "b/1", "b/2"]
-        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "surplus")]
+        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "surplus", attempt=2)]
         assert told.instance("i0").in_flight == 3
 
     @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ class TestSurplus:
     def test_whatever_it_answers_nobody_wants_it(self, answer: Event, wasted: int) -> None:
         told = self.told()
         told(RequestFinished("a/0", 1, 5))
-        expected = [Discard("a/1", wasted, "surplus")] if wasted else []
+        expected = [Discard("a/1", wasted, "surplus", attempt=2)] if wasted else []
         assert discarded(told(answer)) == expected
         assert told.instance("i0").in_flight == 3
         assert not told.anomalies
@@ -291,7 +291,7 @@ class TestFailure:
         ]
         assert not told.scheduler.groups
         assert not told.scheduler.requests
-        assert told(RequestInterrupted("a/2", 3, 6)) == [Discard("a/2", 6, "failed")]
+        assert told(RequestInterrupted("a/2", 3, 6)) == [Discard("a/2", 6, "failed", attempt=3)]
 
     def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
         told = Told(slots=1)
@@ -618,7 +618,7 @@ class TestTailBatching:
         assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
         assert [request.finish for request in group.requests] == ["", ""]
         assert (group.deferrals, group.oldest_version, group.lengths) == (1, None, [])
-        assert told(RequestInterrupted("c/1", 8, 40)) == [Discard("c/1", 40, "deferred")]
+        assert told(RequestInterrupted("c/1", 8, 40)) == [Discard("c/1", 40, "deferred", attempt=8)]
 
     def test_a_long_round_collects_the_tail_without_more_samples(self) -> None:
         told = Told(1, slots=20, batching=tail(1.5, 1.5))
@@ -765,7 +765,7 @@ class TestStaleness:
         ]
         for group in told.scheduler.groups.values():
             assert (group.deferrals, group.oldest_version) == (1, None)
-        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "stale")]
+        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "stale", attempt=2)]
         assert told(RequestInterrupted("b/0", 3, 0)) == [UpdateWeights("i0", 1)]
         assert told(WeightsUpdated("i0", 1)) == [
             sent("a/0", 4, salt=1),
@@ -1360,7 +1360,7 @@ class TestFoundByReview:
         told = Told(batching=tail(1.0, 2.0), slots=2)
         told.submit("a", "b")
         told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
-        assert Discard("a/1", 9, "surplus") in told(RequestFailed("a/1", 2))
+        assert Discard("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
 
     def test_failures_count_in_a_row(self) -> None:
         told = Told()

@@ -5,6 +5,7 @@ takes batches and publishes weights. After every event the scheduler's own invar
 and the machine keeps books of its own, from the actions alone:
 
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
+* a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
 * in the end, when the world behaves, every group that did not fail is delivered;
@@ -103,6 +104,7 @@ class World(RuleBasedStateMachine):
         self.ended: Counter[str] = Counter()
         self.failed: set[str] = set()
         self.delivered: set[str] = set()
+        self.asked: list[str] = []
         self.training = False
         self.version = 0
         self.names = 0
@@ -180,8 +182,13 @@ class World(RuleBasedStateMachine):
         assert action.tokens >= 0
         if action.ends:
             self.end(action.request)
-            if action.reason == "failed":
+            if action.reason == "failed" and action.request not in self.asked:
                 self.failed.add(action.request.rpartition("/")[0])
+
+    def on_answer(self, action):
+        assert action.sample.request in self.asked, "nobody asked for this"
+        assert sum(s.tokens for s in action.sample.segments) == action.sample.response_tokens
+        self.end(action.sample.request)
 
     def on_wake(self, action):
         assert action.at > self.now
@@ -206,6 +213,26 @@ class World(RuleBasedStateMachine):
         name = f"g{len(self.groups)}"
         self.groups[name] = samples
         self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS))
+
+    @rule(prompt=st.integers(1, 3), sibling=st.integers(0, 2), session=st.sampled_from(["", "s"]))
+    def ask(self, prompt, sibling, session):
+        name = f"d{len(self.asked)}"
+        self.asked.append(name)
+        self.tell(ev.RequestSubmitted(name, f"p{sibling}", prompt, MAX_TOKENS, session))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def hang_up(self, data):
+        name = data.draw(st.sampled_from(self.asked))
+        before, ended = self.scheduler.anomalies.total(), self.ended[name]
+        self.tell(ev.RequestWithdrawn(name))
+        assert self.ended[name] == 1
+        assert self.scheduler.anomalies.total() == before + ended
+
+    @precondition(lambda self: any(self.asked))
+    @rule()
+    def end_session(self):
+        self.tell(ev.SessionEnded("s"))
 
     @precondition(lambda self: len(self.groups) > 4 and not self.submissions_closed)
     @rule()
@@ -362,12 +389,15 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_the_impossible(self, data):
         known = sorted(self.scheduler.groups)
+        asked = sorted(self.scheduler.requests)
         wrong = [
             ev.GroupSubmitted("too large", 1, 10_000, MAX_TOKENS),
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),
             ev.WeightsPublished(self.version),
         ]
         wrong += [ev.GroupSubmitted(name, 1, 1, MAX_TOKENS) for name in known[:1]]
+        wrong += [ev.RequestSubmitted(name, "", 1, MAX_TOKENS) for name in asked[:1]]
+        wrong += [ev.RequestSubmitted("nothing", "", 0, MAX_TOKENS)]
         event = data.draw(st.sampled_from(wrong))
         if event == wrong[0] and not self.held:
             return
@@ -388,6 +418,7 @@ class World(RuleBasedStateMachine):
         self.scheduler.check_invariants()
         assert not self.scheduler.requests
         assert not self.running
+        assert all(self.ended[name] for name in self.asked)
         assert self.delivered | self.failed == set(self.groups)
         assert not self.delivered & self.failed
         again = self.policy.scheduler(self.prompts_per_step, seed=1)
@@ -398,7 +429,8 @@ class World(RuleBasedStateMachine):
         if not self.submissions_closed:
             self.close()
         for turn in range(2000):
-            if self.delivered | self.failed == set(self.groups) and not self.running:
+            over = self.delivered | self.failed == set(self.groups)
+            if over and not self.running and not self.scheduler.requests:
                 return
             if self.pausing:
                 self.paused()

@@ -1,0 +1,32 @@
+"""Sessions: where the conversations of direct requests were last, for who has their KV cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+#: A client that never says that a session has ended must not fill the memory.
+LIMIT = 100_000
+
+
+class Sessions:
+    """Session -> the instance its last request was sent to; the longest unused are forgotten."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def home(self, session: str) -> str | None:
+        return self._homes.get(session)
+
+    def sent(self, session: str, instance: str) -> None:
+        self._homes[session] = instance
+        self._homes.move_to_end(session)
+        if len(self._homes) > self._limit:
+            self._homes.popitem(last=False)
+
+    def end(self, session: str) -> bool:
+        """False if it is not known."""
+        return self._homes.pop(session, None) is not None
