@@ -35,6 +35,7 @@ EVENTS: list[ev.Event] = [
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
     ev.Woke(),
+    ev.InstanceLeaving("i0"),
     ev.InstanceLost("i0", "gone"),
 ]
 

@@ -62,6 +62,12 @@ class Resume(_Action, frozen=True):
     instance: str
 
 
+class Release(_Action, frozen=True):
+    """An instance that was leaving has finished what it had: let it go."""
+
+    instance: str
+
+
 class Deliver(_Action, frozen=True):
     """Hand a batch to the trainer, whose version is `version`: whole groups, oldest first."""
 
@@ -97,4 +103,15 @@ class Wake(_Action, frozen=True):
     at: float
 
 
-Action = Dispatch | Interrupt | Pause | UpdateWeights | Resume | Deliver | Answer | Discard | Wake
+Action = (
+    Dispatch
+    | Interrupt
+    | Pause
+    | UpdateWeights
+    | Resume
+    | Release
+    | Deliver
+    | Answer
+    | Discard
+    | Wake
+)

@@ -35,6 +35,12 @@ class InstanceLost(_Event, frozen=True):
     reason: str = ""
 
 
+class InstanceLeaving(_Event, frozen=True):
+    """An instance is to go: it finishes what it has and takes nothing new."""
+
+    instance: str
+
+
 class InstanceReported(_Event, frozen=True):
     """A poll of an instance's gauges and counters (counters since it started)."""
 
@@ -171,6 +177,7 @@ class Woke(_Event, frozen=True):
 Event = (
     InstanceJoined
     | InstanceLost
+    | InstanceLeaving
     | InstanceReported
     | GroupSubmitted
     | RequestSubmitted

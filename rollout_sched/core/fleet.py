@@ -126,7 +126,8 @@ class Fleet:
     def touch(self, instance: Instance) -> None:
         """Something that openness or load depends on has changed."""
         instance.stamp += 1
-        if instance.status is SERVING and not instance.held_until and self._admits(instance):
+        may_serve = instance.status is SERVING and not instance.held_until and not instance.leaving
+        if may_serve and self._admits(instance):
             if instance.place < 0:
                 instance.place = len(self.open)
                 self.open.append(instance)

@@ -59,6 +59,7 @@ class Instance(msgspec.Struct, eq=False):
     tokens: int = 0
     last_dispatch: int = 0
     held_until: float = 0.0
+    leaving: bool = False
     failures: int = 0
     place: int = -1
     stamp: int = 0

@@ -22,6 +22,7 @@ from rollout_sched.core.actions import (
     Discard,
     Dispatch,
     Interrupt,
+    Release,
     Wake,
 )
 from rollout_sched.core.errors import CallerError, PolicyError
@@ -30,6 +31,7 @@ from rollout_sched.core.events import (
     Event,
     GroupSubmitted,
     InstanceJoined,
+    InstanceLeaving,
     InstanceLost,
     InstancePaused,
     InstanceReported,
@@ -149,6 +151,7 @@ class Scheduler:
         self._apply: dict[type[Any], Callable[[Any, float], None]] = {
             InstanceJoined: self._instance_joined,
             InstanceLost: self._instance_lost,
+            InstanceLeaving: self._instance_leaving,
             InstanceReported: self._instance_reported,
             GroupSubmitted: self._group_submitted,
             RequestSubmitted: self._request_submitted,
@@ -422,6 +425,14 @@ class Scheduler:
         if instance is not None:
             self._lose(instance)
 
+    def _instance_leaving(self, event: InstanceLeaving, now: float) -> None:
+        instance = self._instance(event.instance)
+        if instance is not None and not instance.leaving:
+            instance.leaving = True
+            self.fleet.touch(instance)
+            if not instance.attempts:
+                self._out.append(Release(instance.id))
+
     def _instance_reported(self, event: InstanceReported, now: float) -> None:
         self._instance(event.instance)
 
@@ -552,6 +563,8 @@ class Scheduler:
         self.fleet.close(attempt)
         if not instance.attempts:
             self._stirred |= self.updater.emptied(instance, self._out)
+            if instance.leaving:
+                self._out.append(Release(instance.id))
 
     def _waste(self, attempt: Attempt) -> None:
         """What a disowned attempt made."""
@@ -574,7 +587,10 @@ class Scheduler:
         request.computed_tokens = request.context_tokens
 
     def _true_spans(self, attempt: Attempt, spans: Spans) -> Spans:
-        """The spans the instance reported, or the oldest version they can be if they lie."""
+        """The spans the instance reported, or the oldest version they can be if they lie.
+
+        Our own book says what was loaded there when; a span outside of it is an anomaly.
+        """
         if not spans:
             return ((attempt.version, attempt.tokens),)
         if len(spans) == 1 and spans[0] == (attempt.version, attempt.tokens):
@@ -584,7 +600,7 @@ class Scheduler:
             sum(tokens for _, tokens in spans) != attempt.tokens
             or any(tokens < 0 for _, tokens in spans)
             or versions != sorted(versions)
-            or versions[-1] > self.updater.version
+            or versions[-1] > attempt.instance.version
         ):
             self.anomalies["spans_do_not_fit"] += 1
             return ((attempt.version, attempt.tokens),)

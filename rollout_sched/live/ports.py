@@ -14,10 +14,15 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.events import Spans
+from rollout_sched.core.model import Sample
 
 
 class InstanceError(RolloutError, RuntimeError):
     """An instance did not do what it was asked; the request may be tried again elsewhere."""
+
+
+class InstanceGone(InstanceError):
+    """Nothing listens there any more."""
 
 
 class RequestRejected(RolloutError, RuntimeError):
@@ -136,7 +141,7 @@ class InstanceClient(Protocol):
 
 
 #: Brings an instance to a version; what it raises makes the instance unfit until it is restarted.
-Applier = Callable[[InstanceClient, int], Awaitable[None]]
+Applier = Callable[[Any, int], Awaitable[None]]
 
 
 class Outcome(msgspec.Struct):
@@ -149,21 +154,27 @@ class Outcome(msgspec.Struct):
 
 
 class Payload(Protocol):
-    """What one request is about: it knows how to be attempted and keeps what the attempts made."""
+    """What one request is about: it knows how to be attempted and keeps what the attempts made.
+
+    Its pieces, in order and joined, are always exactly the tokens that the core counts.
+    """
 
     async def attempt(
-        self,
-        client: InstanceClient,
-        dispatch: Dispatch,
-        order_id: str,
-        on_tokens: Callable[[int], None],
+        self, client: Any, dispatch: Dispatch, order_id: str, on_tokens: Callable[[int], None]
     ) -> Outcome:
-        """Carry out a dispatch. `on_tokens` is told the tokens streamed so far."""
+        """Carry out a dispatch. `on_tokens` is told how many tokens were streamed so far."""
 
-    def partial(self, attempt: int, tokens: int) -> Any:
-        """The first `tokens` streamed tokens of an attempt that ended without an answer."""
+    def streamed(self, attempt: int, tokens: int) -> Any:
+        """The piece of an attempt that ended without an answer: its first `tokens` tokens."""
 
-    def keep(self, attempt: int, piece: Any) -> None: ...
+    def keep(self, attempt: int, tokens: int, piece: Any) -> None:
+        """Append a piece; of a piece that is longer than `tokens`, only so many."""
 
     def drop(self, attempt: int) -> None:
-        """Forget what one attempt made; of attempt 0: what all of them made."""
+        """Forget the piece of one attempt; 0: everything."""
+
+    def answer(self, sample: Sample) -> None:
+        """A direct request is finished; hand its pieces to the client that waits."""
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        """It ended without an answer: "failed", with the last error, or "withdrawn"."""

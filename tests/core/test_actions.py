@@ -17,6 +17,7 @@ ACTIONS: list[act.Action] = [
     act.Pause("i0", "keep", clear_cache=True),
     act.UpdateWeights("i0", 3),
     act.Resume("i0"),
+    act.Release("i0"),
     act.Deliver(2, 4, (SAMPLE,)),
     act.Answer(SAMPLE),
     act.Discard("a/0", 7, "stale", ends=True, attempt=3),

@@ -13,6 +13,7 @@ from tests.core.told import make_scheduler
 EVENTS: list[ev.Event] = [
     ev.InstanceJoined("i0", 8, 4096, 2),
     ev.InstanceLost("i0", "gone"),
+    ev.InstanceLeaving("i0"),
     ev.InstanceReported("i0", 1, 2, 0.25, 3, 4, 5, 6, 7),
     ev.GroupSubmitted("a", 2, 10, 100),
     ev.RequestSubmitted("d1", "p", 10, 100, "s"),

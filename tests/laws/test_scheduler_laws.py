@@ -105,6 +105,7 @@ class World(RuleBasedStateMachine):
         self.failed: set[str] = set()
         self.delivered: set[str] = set()
         self.asked: list[str] = []
+        self.leaving: set[str] = set()
         self.training = False
         self.version = 0
         self.names = 0
@@ -128,6 +129,7 @@ class World(RuleBasedStateMachine):
     def on_dispatch(self, action):
         assert action.instance in self.held
         assert action.instance not in self.closed_instances, "work sent to a closed instance"
+        assert action.instance not in self.leaving, "work sent to an instance that is to go"
         assert self.ended[action.request] == 0, "an ended request was dispatched"
         assert action.attempt not in self.running
         assert action.max_new_tokens >= 1
@@ -158,6 +160,10 @@ class World(RuleBasedStateMachine):
 
     def on_resume(self, action):
         assert action.instance in self.held
+
+    def on_release(self, action):
+        assert action.instance in self.leaving
+        assert not self.held[action.instance], "released with work in flight"
 
     def on_deliver(self, action):
         assert not self.training, "a batch nobody asked for"
@@ -311,12 +317,21 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    @precondition(lambda self: len(self.held) - len(self.leaving) > 1)
+    @rule(data=st.data())
+    def leave(self, data):
+        name = data.draw(st.sampled_from(sorted(set(self.held) - self.leaving)))
+        self.leaving.add(name)
+        self.tell(ev.InstanceLeaving(name))
+
     # -- what a hostile world does ---------------------------------------------------------
 
-    @precondition(lambda self: len(self.held) > 1)
+    @precondition(lambda self: len(self.held) - len(self.leaving) > 1 or self.leaving)
     @rule(data=st.data())
     def lose(self, data):
-        name = data.draw(st.sampled_from(sorted(self.held)))
+        staying = sorted(set(self.held) - self.leaving)
+        name = data.draw(st.sampled_from(sorted(self.leaving) + staying[1:]))
+        self.leaving.discard(name)
         for attempt in self.held.pop(name):
             dispatch = self.running.pop(attempt)
             self.told_to_stop.discard(attempt)

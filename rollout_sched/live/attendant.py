@@ -1,0 +1,239 @@
+"""The attendant of one instance: carries out its control orders in order, and watches over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, Protocol, TypeVar
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event, InstancePaused, InstanceReported, WeightsUpdated
+from rollout_sched.live.ports import (
+    Applier,
+    Description,
+    Gauges,
+    InstanceClient,
+    InstanceError,
+    InstanceGone,
+)
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What an attendant needs of the driver."""
+
+    @property
+    def settings(self) -> Settings: ...
+    def tell(self, event: Event) -> None: ...
+    def join(self, name: str, description: Description) -> None: ...
+    def lose(self, name: str, reason: str) -> None: ...
+    def holds(self, name: str) -> Sequence[Any]: ...
+    def forget(self, running: Any, reason: str) -> None: ...
+
+
+class Attendant:
+    """Between the driver and one instance.
+
+    Control orders (pause, update, resume) go one after the other. When one fails, or the instance
+    no longer answers, it is lost to the scheduler; when it answers again, it joins again. One whose
+    weights could not be loaded is *unfit*: what it would generate is anybody's guess, so it joins
+    again only after a restart.
+    """
+
+    def __init__(self, client: InstanceClient, owner: Owner) -> None:
+        self.client = client
+        self.joined = False
+        self.unfit = ""
+        self.description: Description | None = None
+        self.gauges: Gauges | None = None
+        self.released = asyncio.Event()
+        self._owner = owner
+        self._settings = owner.settings
+        self._frozen = False  # paused by us: its gauges stand still
+        self._orders: asyncio.Queue[tuple[str, float, Callable[[], Awaitable[None]]]]
+        self._orders = asyncio.Queue()
+        self._look = asyncio.Event()
+        self._misses = 0
+        self._idle_since: float | None = None
+        self._progress: tuple[int, float] = (0, 0.0)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        return self.client.name
+
+    async def start(self) -> Description:
+        """Ask who it is, let it join, and begin to watch it. Raises InstanceError."""
+        description = await self._admit()
+        self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._watch())]
+        return description
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self.client.close()
+
+    def look_now(self) -> None:
+        """Something went wrong there: do not wait for the next poll."""
+        self._look.set()
+
+    # -- control orders --------------------------------------------------------------------
+
+    def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        self._frozen = True
+
+        async def deed() -> None:
+            await self.client.pause(mode, clear_cache)
+            self._owner.tell(InstancePaused(self.name))
+
+        self._order("pause", self._settings.control_timeout_s, deed)
+
+    def resume(self) -> None:
+        async def deed() -> None:
+            await self.client.resume()
+            self._frozen = False
+            self._progress = (-1, 0.0)
+
+        self._order("resume", self._settings.control_timeout_s, deed)
+
+    def update(self, version: int, applier: Applier | None) -> None:
+        async def deed() -> None:
+            try:
+                if applier is None:
+                    raise InstanceError(f"nobody said how to load version {version}")
+                await applier(self.client, version)
+                await self.client.set_version(version)
+            except Exception as error:
+                self.unfit = f"loading version {version} failed: {error}"
+                raise
+            self._owner.tell(WeightsUpdated(self.name, version))
+
+        self._order(f"update to {version}", self._settings.update_timeout_s, deed)
+
+    def _order(self, what: str, timeout_s: float, deed: Callable[[], Awaitable[None]]) -> None:
+        self._orders.put_nowait((what, timeout_s, deed))
+
+    async def _work(self) -> None:
+        while True:
+            what, timeout_s, deed = await self._orders.get()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await deed()
+            except Exception as error:
+                reason = str(error) or type(error).__name__
+                if what.startswith("update") and not self.unfit:
+                    self.unfit = f"{what}: {reason}"
+                self._lose(f"{what}: {reason}")
+
+    def _lose(self, reason: str) -> None:
+        while not self._orders.empty():
+            self._orders.get_nowait()
+        self.joined = self._frozen = False
+        self.released.set()
+        self._owner.lose(self.name, reason)
+
+    # -- watching --------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.poll_s):
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                await (self._poll() if self.joined else self._rejoin())
+            except Exception:
+                log.exception("watching instance %s", self.name)
+
+    async def _poll(self) -> None:
+        try:
+            gauges = await self._ask(self.client.gauges())
+        except (InstanceError, OSError) as error:
+            self._misses += 1
+            gone = isinstance(error, InstanceGone)
+            if self.joined and (gone or self._misses >= self._settings.misses):
+                self._lose(str(error) or type(error).__name__)
+            elif self._misses == 1:
+                self.look_now()
+            return
+        self._misses = 0
+        before, self.gauges = self.gauges, gauges
+        if not self.joined or self._frozen:
+            return
+        if before is not None and gauges.generated_tokens < before.generated_tokens:
+            self._lose("its counters began anew: it was restarted")
+            return
+        self._owner.tell(_reported(self.name, gauges))
+        self._look_for_forgotten(gauges)
+        self._look_for_stall(gauges)
+
+    def _look_for_forgotten(self, gauges: Gauges) -> None:
+        """It says that it has nothing to do: what we wait for will never come."""
+        now = asyncio.get_running_loop().time()
+        if gauges.running or gauges.waiting:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < self._settings.forgotten_s:
+            return
+        for attempt in self._owner.holds(self.name):
+            if attempt.begun <= self._idle_since:
+                self._owner.forget(attempt, "the instance has nothing to do but never answered")
+
+    def _look_for_stall(self, gauges: Gauges) -> None:
+        """Requests run, but no token comes."""
+        now = asyncio.get_running_loop().time()
+        tokens, since = self._progress
+        if gauges.generated_tokens != tokens or not gauges.running:
+            self._progress = (gauges.generated_tokens, now)
+        elif now - since >= self._settings.stall_s:
+            self._lose(f"no new token for {now - since:.0f} s although {gauges.running} run")
+
+    async def _rejoin(self) -> None:
+        try:
+            await self._admit()
+        except (InstanceError, CallerError, OSError) as error:
+            log.debug("instance %s is still away: %s", self.name, error)
+
+    async def _admit(self) -> Description:
+        before = self.description
+        description = await self._ask(self.client.describe())
+        if before is not None:
+            if self.unfit and description.started_at == before.started_at:
+                raise InstanceError(f"{self.name} must be restarted: {self.unfit}")
+            await self._ask(self.client.resume())
+        self.description = description
+        self.unfit = ""
+        self._misses = 0
+        self.gauges = self._idle_since = None
+        self._progress = (-1, 0.0)
+        self._owner.join(self.name, description)
+        self.joined = True
+        return description
+
+    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        async with asyncio.timeout(self._settings.control_timeout_s):
+            return await question
+
+
+def _reported(name: str, gauges: Gauges) -> InstanceReported:
+    return InstanceReported(
+        name,
+        gauges.running,
+        gauges.waiting,
+        gauges.kv_usage,
+        gauges.preemptions,
+        gauges.prefill_tokens,
+        gauges.cached_tokens,
+        gauges.reprefilled_tokens,
+        gauges.generated_tokens,
+    )

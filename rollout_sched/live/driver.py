@@ -1,0 +1,486 @@
+"""The asyncio driver: turns the scheduler's actions into deeds, and what comes of them into events.
+
+It decides nothing. Everything that happens is told to the scheduler as an event, one after the
+other through one inbox; every attempt is a task; a Wake is a timer. It is the live twin of
+`simulators.closed_loop`: shown the same events, both do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollout_sched.core.actions import (
+    Action,
+    Answer,
+    Deliver,
+    Discard,
+    Dispatch,
+    Interrupt,
+    Pause,
+    Release,
+    Resume,
+    UpdateWeights,
+    Wake,
+)
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import (
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLeaving,
+    InstanceLost,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    TokensArrived,
+    WeightsPublished,
+    Woke,
+)
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.live.attendant import Attendant
+from rollout_sched.live.ports import (
+    Applier,
+    Description,
+    InstanceClient,
+    InstanceError,
+    Outcome,
+    Payload,
+    RequestRejected,
+)
+from rollout_sched.live.settings import DEFAULTS, Settings
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[float, Event, list[Action]], None]
+#: Makes the payload of the sample with this index of a group.
+PayloadFactory = Callable[[int], Payload]
+#: Called with a delivered batch and the payloads of its samples, in their order.
+OnDeliver = Callable[[Deliver, list[Payload]], None]
+#: Called with a group that can never be whole, and why.
+OnGroupFailed = Callable[[str, Exception | None], None]
+
+
+class Running:
+    """An attempt under way."""
+
+    __slots__ = (
+        "begun",
+        "client",
+        "dispatch",
+        "given_up",
+        "order_id",
+        "payload",
+        "streamed",
+        "task",
+        "told",
+    )
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        payload: Payload,
+        client: InstanceClient,
+        order_id: str,
+        begun: float,
+    ) -> None:
+        self.dispatch = dispatch
+        self.payload = payload
+        self.client = client
+        self.order_id = order_id
+        self.begun = begun  # seconds of the loop's clock
+        self.streamed = 0  # tokens that a stream has brought
+        self.told = 0  # of which the core knows
+        self.given_up = False
+        self.task: asyncio.Task[None]
+
+    def on_tokens(self, streamed: int) -> None:
+        self.streamed = streamed
+
+
+class Driver:
+    """One scheduler in front of a live fleet. Make it inside a running event loop.
+
+    `now` counts from its making, in seconds of the loop's clock. Every observer sees every
+    (now, event, actions): the journal and the metrics are such.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        settings: Settings = DEFAULTS,
+        observers: Sequence[Observer] = (),
+        on_deliver: OnDeliver | None = None,
+        on_group_failed: OnGroupFailed | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.settings = settings
+        self.observers = list(observers)
+        self.on_deliver = on_deliver
+        self.on_group_failed = on_group_failed
+        self.attendants: dict[str, Attendant] = {}
+        self.broken: Exception | None = None
+        self.first_version = scheduler.progress.version
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self._run_id = secrets.token_hex(4)
+        self._inbox: deque[Event] = deque()
+        self._handling = False
+        self._requests = 0
+        self._running: dict[int, Running] = {}
+        self._payloads: dict[str, Payload] = {}
+        self._factories: dict[str, PayloadFactory] = {}
+        self._errors: dict[str, Exception] = {}
+        self._applier: Applier | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._anomalies = 0
+        self._do: dict[type[Any], Callable[[Any], None]] = {
+            Dispatch: self._dispatch,
+            Interrupt: self._interrupt,
+            Pause: self._pause,
+            Resume: self._resume,
+            Release: self._release,
+            UpdateWeights: self._update_weights,
+            Deliver: self._deliver,
+            Answer: self._answer,
+            Discard: self._discard,
+            Wake: self._wake,
+        }
+        if settings.stream_s:
+            self._loop.call_later(settings.stream_s, self._report_streams)
+
+    @property
+    def now(self) -> float:
+        return self._loop.time() - self._origin
+
+    # -- telling the scheduler -------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Something has happened. Raises CallerError, and nothing has changed, if the caller asked
+        for the impossible."""
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox:
+                self._handle(self._inbox.popleft())
+        finally:
+            self._handling = False
+
+    def _handle(self, event: Event) -> None:
+        if self.broken is not None:
+            raise self.broken
+        now = self.now
+        try:
+            actions = self.scheduler.handle(event, now)
+        except CallerError:
+            raise
+        except Exception as error:
+            self._break(error)
+            raise
+        for observer in self.observers:
+            observer(now, event, actions)
+        for action in actions:
+            self._do[type(action)](action)
+        anomalies = self.scheduler.anomalies
+        if anomalies and anomalies.total() != self._anomalies:
+            self._anomalies = anomalies.total()
+            log.warning("%s does not fit what is known: %s", event, dict(anomalies))
+
+    def _break(self, error: Exception) -> None:
+        """The scheduler's own state can no longer be trusted: everybody who waits is told."""
+        log.critical("the scheduler cannot go on", exc_info=error)
+        self.broken = error
+        for payload in self._payloads.values():
+            self._loop.call_soon(payload.fail, "failed", error)
+        self._payloads.clear()
+        if self.on_group_failed is not None:
+            for group in self._factories:
+                self._loop.call_soon(self.on_group_failed, group, error)
+
+    # -- what callers ask for --------------------------------------------------------------
+
+    async def add_instance(self, client: InstanceClient) -> Description:
+        """Take an instance in. Raises CallerError or InstanceError if it cannot be used."""
+        if client.name in self.attendants:
+            raise CallerError(f"instance {client.name!r} is here already")
+        attendant = Attendant(client, self)
+        self.attendants[client.name] = attendant
+        try:
+            return await attendant.start()
+        except BaseException:
+            del self.attendants[client.name]
+            await attendant.close()
+            raise
+
+    async def remove_instance(self, name: str, *, drain: bool = False) -> None:
+        """Let an instance go; what it holds moves on, or with `drain` is finished first."""
+        attendant = self._attendant(name)
+        if drain and attendant.joined:
+            self.tell(InstanceLeaving(name))
+            await attendant.released.wait()
+        self.attendants.pop(name, None)
+        self.lose(name, "removed")
+        await attendant.close()
+
+    def submit_group(
+        self, group: str, samples: int, prompt_tokens: int, max_tokens: int, make: PayloadFactory
+    ) -> None:
+        """Ask for a group; `make(index)` is called when a sample is first dispatched."""
+        if group in self._factories:
+            raise CallerError(f"group {group!r} is already here; give each group its own id")
+        self._factories[group] = make
+        try:
+            self.tell(GroupSubmitted(group, samples, prompt_tokens, max_tokens))
+        except CallerError:
+            del self._factories[group]
+            raise
+
+    def submit(
+        self,
+        payload: Payload,
+        prompt_tokens: int,
+        max_tokens: int,
+        group: str = "",
+        session: str = "",
+    ) -> str:
+        """Ask for one response, to be answered when it is finished; returns the request's id."""
+        self._requests += 1
+        request = f"{self._run_id}.{self._requests}"
+        self._payloads[request] = payload
+        try:
+            self.tell(
+                RequestSubmitted(request, group or request, prompt_tokens, max_tokens, session)
+            )
+        except CallerError:
+            del self._payloads[request]
+            raise
+        return request
+
+    def withdraw(self, request: str) -> None:
+        """The client of a submitted request has gone."""
+        if request in self._payloads:
+            self.tell(RequestWithdrawn(request))
+
+    def publish(self, version: int, applier: Applier) -> None:
+        """New weights; `applier` brings them to each instance when its turn comes."""
+        before, self._applier = self._applier, applier
+        try:
+            self.tell(WeightsPublished(version))
+        except CallerError:
+            self._applier = before
+            raise
+
+    async def close(self) -> None:
+        """Stop everything; instances are left as they are."""
+        running = [attempt.task for attempt in self._running.values()]
+        self._running.clear()
+        for task in (*running, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*running, *self._tasks, return_exceptions=True)
+        for attendant in self.attendants.values():
+            await attendant.close()
+
+    # -- what attendants say ---------------------------------------------------------------
+
+    def join(self, name: str, description: Description) -> None:
+        version = description.version
+        if version is None or version > self.scheduler.progress.version:
+            version = self.first_version
+        self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
+
+    def lose(self, name: str, reason: str) -> None:
+        """The instance is gone; what its streams brought is kept."""
+        for running in self.holds(name):
+            del self._running[running.dispatch.attempt]
+            running.task.cancel()
+            self._keep_streamed(running)
+        if name in self.scheduler.fleet.instances:
+            log.warning("instance %s lost: %s", name, reason)
+            self.tell(InstanceLost(name, reason))
+
+    def holds(self, name: str) -> Sequence[Running]:
+        """The attempts under way on an instance."""
+        instance = self.scheduler.fleet.instances.get(name)
+        attempts = () if instance is None else instance.attempts
+        return [self._running[attempt] for attempt in attempts if attempt in self._running]
+
+    def forget(self, running: Running, reason: str) -> None:
+        """Give up an attempt that the instance will never answer."""
+        running.given_up = True
+        running.task.cancel(reason)
+
+    # -- attempts --------------------------------------------------------------------------
+
+    def _dispatch(self, action: Dispatch) -> None:
+        payload = self._payloads.get(action.request)
+        if payload is None:
+            group, _, index = action.request.rpartition("/")
+            payload = self._payloads[action.request] = self._factories[group](int(index))
+        client = self.attendants[action.instance].client
+        order_id = f"{self._run_id}-{action.attempt}"
+        running = Running(action, payload, client, order_id, self._loop.time())
+        self._running[action.attempt] = running
+        running.task = self._loop.create_task(self._attempt(running))
+
+    async def _attempt(self, running: Running) -> None:
+        dispatch = running.dispatch
+        timeout = self.settings.attempt_timeout_s or None
+        try:
+            attempting = running.payload.attempt(
+                running.client, dispatch, running.order_id, running.on_tokens
+            )
+            outcome = await (
+                attempting if timeout is None else asyncio.wait_for(attempting, timeout)
+            )
+        except asyncio.CancelledError as error:
+            if running.given_up:
+                self._failed(running, InstanceError(f"given up: {error}"))
+        except Exception as error:
+            if not isinstance(error, InstanceError | RequestRejected | OSError):
+                log.exception("attempt %d of request %s", dispatch.attempt, dispatch.request)
+            self._failed(running, error)
+        else:
+            self._ended(running, outcome)
+
+    def _ended(self, running: Running, outcome: Outcome) -> None:
+        dispatch = running.dispatch
+        if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(dispatch):
+            self._failed(running, InstanceError("aborted by the instance without a token"))
+            return
+        if self._running.pop(dispatch.attempt, None) is None:
+            return
+        kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
+        running.payload.keep(dispatch.attempt, kept, outcome.piece)
+        request, attempt = dispatch.request, dispatch.attempt
+        if outcome.finish == "abort":
+            self.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
+        else:
+            self.tell(
+                RequestFinished(request, attempt, outcome.tokens, outcome.spans, outcome.finish)
+            )
+
+    def _failed(self, running: Running, error: Exception) -> None:
+        dispatch = running.dispatch
+        if self._running.pop(dispatch.attempt, None) is None:
+            return
+        self._keep_streamed(running)
+        self._errors[dispatch.request] = error
+        retryable = not isinstance(error, RequestRejected)
+        log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
+        self.tell(RequestFailed(dispatch.request, dispatch.attempt, str(error), retryable))
+        attendant = self.attendants.get(dispatch.instance)
+        if retryable and attendant is not None:
+            attendant.look_now()
+
+    def _was_stopped(self, dispatch: Dispatch) -> bool:
+        """An attempt that we stopped, alone or with its whole instance."""
+        attempt = self.scheduler.fleet.attempts.get(dispatch.attempt)
+        return attempt is None or bool(attempt.disowned) or attempt.request.state == "interrupting"
+
+    def _keep_streamed(self, running: Running) -> None:
+        """The attempt broke off: what its stream has brought is all there will be."""
+        self._report_stream(running)
+        if running.told:
+            attempt = running.dispatch.attempt
+            piece = running.payload.streamed(attempt, running.told)
+            running.payload.keep(attempt, running.told, piece)
+
+    def _report_stream(self, running: Running) -> None:
+        tokens = min(running.streamed, running.dispatch.max_new_tokens)
+        if tokens > running.told:
+            running.told = tokens
+            self.tell(TokensArrived(running.dispatch.request, running.dispatch.attempt, tokens))
+
+    def _report_streams(self) -> None:
+        for running in list(self._running.values()):
+            self._report_stream(running)
+        self._loop.call_later(self.settings.stream_s, self._report_streams)
+
+    def _interrupt(self, action: Interrupt) -> None:
+        running = self._running.get(action.attempt)
+        if running is not None:
+            self._spawn(self._stop(running))
+
+    async def _stop(self, running: Running) -> None:
+        """An abort may overtake its order, so it is repeated until the answer has come."""
+        deadline = self._loop.time() + self.settings.abort_timeout_s
+        wait_s = 0.25
+        while not running.task.done():
+            try:
+                await running.client.abort(running.order_id)
+            except (InstanceError, OSError) as error:
+                log.warning("abort of %s on %s: %s", running.order_id, running.client.name, error)
+            await asyncio.wait({running.task}, timeout=wait_s)
+            wait_s = min(2 * wait_s, 4.0)
+            if self._loop.time() > deadline and not running.task.done():
+                self.forget(running, "it did not stop")
+                return
+
+    # -- the other actions -----------------------------------------------------------------
+
+    def _pause(self, action: Pause) -> None:
+        self._attendant(action.instance).pause(action.mode, action.clear_cache)
+
+    def _resume(self, action: Resume) -> None:
+        self._attendant(action.instance).resume()
+
+    def _release(self, action: Release) -> None:
+        self._attendant(action.instance).released.set()
+
+    def _update_weights(self, action: UpdateWeights) -> None:
+        self._attendant(action.instance).update(action.version, self._applier)
+
+    def _deliver(self, action: Deliver) -> None:
+        payloads = [self._payloads.pop(sample.request) for sample in action.samples]
+        for sample in action.samples:
+            self._factories.pop(sample.group, None)
+            self._errors.pop(sample.request, None)
+        if self.on_deliver is not None:
+            self._loop.call_soon(self.on_deliver, action, payloads)
+
+    def _answer(self, action: Answer) -> None:
+        request = action.sample.request
+        self._errors.pop(request, None)
+        # Whoever is answered may ask again at once, which must not happen within an event.
+        self._loop.call_soon(self._payloads.pop(request).answer, action.sample)
+
+    def _discard(self, action: Discard) -> None:
+        payload = self._payloads.get(action.request)
+        if payload is not None:
+            payload.drop(action.attempt)
+        if not action.ends:
+            return
+        self._payloads.pop(action.request, None)
+        error = self._errors.pop(action.request, None)
+        group = action.request.rpartition("/")[0]
+        if payload is not None and action.reason in ("failed", "withdrawn"):
+            self._loop.call_soon(payload.fail, action.reason, error)
+        if action.reason == "failed" and self._factories.pop(group, None) is not None:
+            log.error("group %s failed: %s", group, error)
+            if self.on_group_failed is not None:
+                self._loop.call_soon(self.on_group_failed, group, error)
+
+    def _wake(self, action: Wake) -> None:
+        self._loop.call_at(self._origin + action.at, self.tell, Woke())
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _attendant(self, name: str) -> Attendant:
+        attendant = self.attendants.get(name)
+        if attendant is None:
+            raise CallerError(f"no instance {name!r} here; there are {', '.join(self.attendants)}")
+        return attendant
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,122 @@
+"""The payload store: what the requests are about, token by token, and what came of them.
+
+The core counts; here lie the tokens. A payload keeps one piece per attempt, and the pieces joined
+are exactly what the core counts, so a resumed request is sent prompt and pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model import Sample
+from rollout_sched.live.ports import InstanceClient, InstanceError, Order, Outcome, Output
+
+
+class Piece(msgspec.Struct):
+    """Tokens of one attempt, with their log-probabilities if they were asked for."""
+
+    token_ids: list[int]
+    logprobs: list[float] | None
+
+
+class TokenPayload:
+    """A prompt given as tokens, answered with tokens (token in, token out).
+
+    `sampling` are vLLM's SamplingParams by name, less n and max_tokens; with "logprobs" in it every
+    answer must bring one log-probability per token. `stream_every`: see `Order`.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        *,
+        stream_every: int = 0,
+        session: str = "",
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.stream_every = stream_every
+        self.session = session
+        self._pieces: dict[int, Piece] = {}
+        self._streams: dict[int, Piece] = {}
+
+    @property
+    def response_ids(self) -> list[int]:
+        return [token for piece in self._pieces.values() for token in piece.token_ids]
+
+    @property
+    def logprobs(self) -> list[float] | None:
+        """One for each of `response_ids`; None if none were asked for."""
+        if self.sampling.get("logprobs") is None:
+            return None
+        return [value for piece in self._pieces.values() for value in piece.logprobs or ()]
+
+    async def attempt(
+        self,
+        client: InstanceClient,
+        dispatch: Dispatch,
+        order_id: str,
+        on_tokens: Callable[[int], None],
+    ) -> Outcome:
+        order = Order(
+            order_id,
+            [*self.prompt_ids, *self.response_ids],
+            dispatch.max_new_tokens,
+            f"v{dispatch.salt}",
+            self.sampling,
+            self.stream_every,
+            self.session,
+        )
+        if not self.stream_every:
+            output = await client.generate(order)
+        else:
+            stream = self._streams[dispatch.attempt] = Piece([], [])
+
+            def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+                stream.token_ids.extend(token_ids)
+                stream.logprobs = (
+                    None if logprobs is None else [*(stream.logprobs or ()), *logprobs]
+                )
+                on_tokens(len(stream.token_ids))
+
+            output = await client.generate(order, collect)
+            del self._streams[dispatch.attempt]
+        self._check(output)
+        piece = Piece(output.token_ids, output.logprobs)
+        return Outcome(len(output.token_ids), output.finish, output.spans, piece)
+
+    def _check(self, output: Output) -> None:
+        if self.sampling.get("logprobs") is None:
+            return
+        count = -1 if output.logprobs is None else len(output.logprobs)
+        if count != len(output.token_ids):
+            raise InstanceError(
+                f"{len(output.token_ids)} tokens came with {max(0, count)} log-probabilities"
+            )
+
+    def streamed(self, attempt: int, tokens: int) -> Piece:
+        return self._streams.pop(attempt)
+
+    def keep(self, attempt: int, tokens: int, piece: Piece) -> None:
+        if len(piece.token_ids) > tokens:
+            logprobs = None if piece.logprobs is None else piece.logprobs[:tokens]
+            piece = Piece(piece.token_ids[:tokens], logprobs)
+        self._streams.pop(attempt, None)
+        self._pieces[attempt] = piece
+
+    def drop(self, attempt: int) -> None:
+        if attempt:
+            self._pieces.pop(attempt, None)
+        else:
+            self._pieces.clear()
+
+    def answer(self, sample: Sample) -> None:
+        """Nobody waits for this one alone: it is delivered with its group."""
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        """Its group fails with it."""
