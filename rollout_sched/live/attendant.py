@@ -34,6 +34,7 @@ class Owner(Protocol):
     def join(self, name: str, description: Description) -> None: ...
     def lose(self, name: str, reason: str) -> None: ...
     def holds(self, name: str) -> Sequence[Any]: ...
+    async def answered(self, name: str) -> None: ...
     def forget(self, running: Any, reason: str) -> None: ...
 
 
@@ -92,9 +93,12 @@ class Attendant:
 
         async def deed() -> None:
             await self.client.pause(mode, clear_cache)
+            if mode == "abort":
+                await self._owner.answered(self.name)
             self._owner.tell(InstancePaused(self.name))
 
-        self._order("pause", self._settings.control_timeout_s, deed)
+        patience_s = self._settings.control_timeout_s + 2 * self._settings.abort_timeout_s
+        self._order("pause", patience_s, deed)
 
     def resume(self) -> None:
         async def deed() -> None:

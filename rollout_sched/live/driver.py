@@ -313,6 +313,17 @@ class Driver:
         attempts = () if instance is None else instance.attempts
         return [self._running[attempt] for attempt in attempts if attempt in self._running]
 
+    async def answered(self, name: str) -> None:
+        """Every attempt that was stopped there has answered, or was given up."""
+        tasks = {running.task: running for running in self.holds(name)}
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self.settings.abort_timeout_s)
+        for task in late:
+            self.forget(tasks[task], "it did not stop")
+        if late:
+            await asyncio.wait(late)
+
     def forget(self, running: Running, reason: str) -> None:
         """Give up an attempt that the instance will never answer."""
         running.given_up = True

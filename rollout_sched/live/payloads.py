@@ -79,9 +79,10 @@ class TokenPayload:
 
             def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
                 stream.token_ids.extend(token_ids)
-                stream.logprobs = (
-                    None if logprobs is None else [*(stream.logprobs or ()), *logprobs]
-                )
+                if logprobs is None or stream.logprobs is None:
+                    stream.logprobs = None
+                else:
+                    stream.logprobs.extend(logprobs)
                 on_tokens(len(stream.token_ids))
 
             output = await client.generate(order, collect)

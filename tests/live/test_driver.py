@@ -1,0 +1,395 @@
+"""The driver: what the scheduler orders is done, what comes of it is told, no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import BatchRequested, Event, RequestFailed, SubmissionsClosed
+from rollout_sched.core.model import Sample
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.ports import Gauges, InstanceError, Output, RequestRejected
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted, until
+
+PROMPT = [1, 2, 3]
+PATIENT = Settings(poll_s=1000.0)
+
+
+class Client(TokenPayload):
+    """A payload whose client notes what it got."""
+
+    def __init__(self, **other: Any) -> None:
+        super().__init__(PROMPT, {"logprobs": 0}, **other)
+        self.sample: Sample | None = None
+        self.failure: tuple[str, Exception | None] | None = None
+        self.request = ""
+
+    def answer(self, sample: Sample) -> None:
+        self.sample = sample
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        self.failure = (reason, error)
+
+
+class Stage:
+    """A driver with its instances, its journal, and what it delivered."""
+
+    def __init__(self, *instances: Scripted, settings: Settings = PATIENT, **roles: Any) -> None:
+        self.instances = instances
+        self.journal: list[tuple[float, Event, list[Action]]] = []
+        self.batches: list[tuple[Deliver, list[Any]]] = []
+        self.failed: list[str] = []
+        self.policy: dict[str, Any] = {"batching": "sync", **roles}
+        self.scheduler = make_scheduler(**self.policy)
+        self.driver = Driver(
+            self.scheduler,
+            settings=settings,
+            observers=[lambda now, event, actions: self.journal.append((now, event, actions))],
+            on_deliver=lambda deliver, payloads: self.batches.append((deliver, payloads)),
+            on_group_failed=lambda group, error: self.failed.append(group),
+        )
+
+    async def __aenter__(self) -> Stage:
+        for instance in self.instances:
+            await self.driver.add_instance(instance)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.driver.close()
+        self.scheduler.check_invariants()
+        again = make_scheduler(**self.policy)
+        for now, event, actions in self.journal:
+            assert again.handle(event, now) == actions, "the journal tells another story"
+        assert again.anomalies == self.scheduler.anomalies
+
+    def ask(self, *, max_tokens: int = 100, **other: Any) -> Client:
+        client = Client(**other)
+        client.request = self.driver.submit(client, len(PROMPT), max_tokens)
+        return client
+
+    def events(self, kind: type[Any]) -> list[Any]:
+        return [event for _, event, _ in self.journal if type(event) is kind]
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 20))
+
+
+def test_a_request_is_answered() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            client = stage.ask()
+            order = await instance.order()
+            assert order.token_ids == PROMPT
+            assert (order.max_new_tokens, order.salt) == (100, "v0")
+            await instance.answer(0, [7, 8])
+            await until(lambda: client.sample)
+            assert client.response_ids == [7, 8]
+            assert client.logprobs == [-0.5, -0.5]
+
+    run(scene())
+
+
+def test_a_group_is_delivered_whole() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            stage.driver.submit_group("a", 2, 3, 50, lambda index: Client())
+            stage.driver.tell(BatchRequested())
+            await instance.answer(1, [9])
+            await instance.answer(0, [7, 8], "length")
+            await until(lambda: stage.batches)
+            deliver, payloads = stage.batches[0]
+            made = {s.index: p.response_ids for s, p in zip(deliver.samples, payloads, strict=True)}
+            assert made == {0: [7, 8], 1: [9]}
+
+    run(scene())
+
+
+def test_what_was_interrupted_goes_on_from_its_tokens() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        partial = {"use": "partial", "kv": "recompute", "at_update": "resubmit"}
+        async with Stage(first, second, interruption=partial) as stage:
+            client = stage.ask()
+            await first.order()
+            loaded: list[tuple[str, int]] = []
+
+            async def load(instance: Scripted, version: int) -> None:
+                loaded.append((instance.name, version))
+
+            stage.driver.publish(1, load)
+            await until(lambda: ("pause", "abort", True) in first.calls)
+            await first.answer(0, [7, 8], "abort")
+            await until(lambda: len(first.orders) == 2)
+            assert sorted(loaded) == [("i0", 1), ("i1", 1)]
+            resumed = await first.order(1)
+            assert resumed.token_ids == [*PROMPT, 7, 8]
+            assert (resumed.max_new_tokens, resumed.salt) == (98, "v1")
+            await first.answer(1, [9])
+            await until(lambda: client.sample)
+            assert client.response_ids == [7, 8, 9]
+            assert client.sample is not None
+            assert [s.version for s in client.sample.segments] == [0, 1]
+            assert first.calls == [("pause", "abort", True), ("version", 1), "resume"]
+
+    run(scene())
+
+
+def test_a_lost_instance_loses_nothing_that_was_streamed() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second) as stage:
+            client = stage.ask(stream_every=2)
+            await first.stream(0, [5, 6])
+            stage.driver.lose("i0", "it died")
+            resumed = await second.order()
+            assert resumed.token_ids == [*PROMPT, 5, 6]
+            await second.answer(0, [7])
+            await until(lambda: client.sample)
+            assert client.response_ids == [5, 6, 7]
+            assert len(client.logprobs or ()) == 3
+            assert len(first.cancelled) == 1
+
+    run(scene())
+
+
+def test_a_failed_attempt_is_tried_elsewhere() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second) as stage:
+            client = stage.ask(stream_every=2)
+            await first.stream(0, [5, 6])
+            await first.fail(0, InstanceError("connection reset"))
+            assert (await second.order()).token_ids == [*PROMPT, 5, 6]
+            await second.answer(0, [7])
+            await until(lambda: client.sample)
+            assert client.response_ids == [5, 6, 7]
+
+    run(scene())
+
+
+def test_a_request_at_fault_fails_alone() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            wrong, right = stage.ask(), stage.ask()
+            rejected = RequestRejected("token id out of vocabulary", 400, b"{}")
+            await instance.fail(0, rejected)
+            await until(lambda: wrong.failure)
+            assert wrong.failure == ("failed", rejected)
+            assert right.failure is None
+            await instance.answer(1, [4])
+            await until(lambda: right.sample)
+
+    run(scene())
+
+
+def test_a_group_that_cannot_be_made_is_reported() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            stage.driver.submit_group("a", 2, 3, 50, lambda index: Client())
+            stage.driver.tell(SubmissionsClosed())
+            stage.driver.tell(BatchRequested())
+            await instance.fail(0, RequestRejected("too long"))
+            await until(lambda: stage.failed)
+            assert stage.failed == ["a"]
+            with pytest.raises(CallerError):
+                stage.driver.submit_group("b", 1, 3, 50, lambda index: Client())
+
+    run(scene())
+
+
+def test_a_client_that_hangs_up_frees_the_slot() -> None:
+    async def scene() -> None:
+        instance = Scripted(slots=1)
+        async with Stage(instance) as stage:
+            gone, waiting = stage.ask(), stage.ask()
+            order = await instance.order()
+            stage.driver.withdraw(gone.request)
+            await until(lambda: ("abort", order.id) in instance.calls)
+            await instance.answer(0, [1], "abort")
+            await instance.answer(1, [2])
+            await until(lambda: waiting.sample)
+            assert gone.failure == ("withdrawn", None)
+
+    run(scene())
+
+
+def test_an_abort_that_overtakes_its_order_is_repeated() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            client = stage.ask()
+            order = await instance.order()
+            stage.driver.withdraw(client.request)
+            await until(lambda: instance.calls.count(("abort", order.id)) >= 2)
+            await instance.answer(0, [], "abort")
+            await until(lambda: not stage.driver.holds("i0"))
+
+    run(scene())
+
+
+def test_an_attempt_that_does_not_stop_is_given_up() -> None:
+    async def scene() -> None:
+        instance = Scripted(slots=1)
+        settings = Settings(poll_s=1000.0, abort_timeout_s=0.3)
+        async with Stage(instance, settings=settings) as stage:
+            client = stage.ask()
+            await instance.order()
+            stage.driver.withdraw(client.request)
+            await until(lambda: instance.cancelled)
+            await until(lambda: stage.events(RequestFailed))
+            assert not stage.driver.holds("i0")
+
+    run(scene())
+
+
+def test_an_abort_nobody_asked_for_is_a_failure() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second) as stage:
+            client = stage.ask()
+            await first.answer(0, [], "abort")
+            await second.answer(0, [3])
+            await until(lambda: client.sample)
+            assert len(stage.events(RequestFailed)) == 1
+
+    run(scene())
+
+
+def test_more_tokens_than_allowed_are_cut() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+            client = stage.ask(max_tokens=2)
+            await instance.answer(0, [1, 2, 3, 4], "length")
+            await until(lambda: client.sample)
+            assert client.response_ids == [1, 2]
+            assert stage.scheduler.anomalies == {"tokens_out_of_range": 1}
+
+    run(scene())
+
+
+def test_missing_log_probabilities_are_a_failure() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second) as stage:
+            client = stage.ask()
+            order = await first.order()
+            first._answers[order.id].set_result(Output([1, 2], [-1.0], "stop"))
+            await second.answer(0, [3])
+            await until(lambda: client.sample)
+            assert client.response_ids == [3]
+
+    run(scene())
+
+
+def test_removed_and_drained() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second) as stage:
+            one, two = stage.ask(), stage.ask()
+            await first.order()
+            await second.order()
+            draining = asyncio.create_task(stage.driver.remove_instance("i0", drain=True))
+            await asyncio.sleep(0.01)
+            assert not draining.done()
+            await first.answer(0, [1])
+            await draining
+            assert first.closed
+            assert one.sample is not None
+            await stage.driver.add_instance(Scripted("i2"))
+            await stage.driver.remove_instance("i1")
+            assert two.sample is None
+            client = stage.driver.attendants["i2"].client
+            assert isinstance(client, Scripted)
+            await client.answer(0, [5])
+            await until(lambda: two.sample)
+            with pytest.raises(CallerError, match="no instance 'i1'"):
+                await stage.driver.remove_instance("i1")
+
+    run(scene())
+
+
+def test_weights_that_cannot_be_loaded_make_an_instance_unfit_until_restarted() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        settings = Settings(poll_s=0.01)
+        partial = {"use": "partial", "at_update": "resubmit"}
+        async with Stage(first, second, settings=settings, interruption=partial) as stage:
+            client = stage.ask()
+            await first.order()
+
+            async def load(instance: Scripted, version: int) -> None:
+                if instance is first and first.description.started_at == 1.0:
+                    raise InstanceError("500 from reload_weights")
+
+            stage.driver.publish(1, load)
+            await until(lambda: "pause" in str(first.calls))
+            await first.answer(0, [4], "abort")
+            assert (await second.order()).token_ids == [*PROMPT, 4]
+            await second.answer(0, [5])
+            await until(lambda: client.sample)
+            assert client.response_ids == [4, 5]
+            await asyncio.sleep(0.05)
+            assert not stage.driver.attendants["i0"].joined
+            first.description = msgspec.structs.replace(first.description, started_at=2.0)
+            await until(lambda: stage.driver.attendants["i0"].joined)
+            await until(lambda: ("version", 1) in first.calls)
+
+    run(scene())
+
+
+def test_an_instance_that_dies_and_comes_back() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+            client = stage.ask()
+            await instance.order()
+            instance.dead = True
+            await until(lambda: not stage.driver.attendants["i0"].joined)
+            instance.dead = False
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+            assert client.response_ids == [6]
+
+    run(scene())
+
+
+def test_answers_that_were_forgotten_are_asked_for_again() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        settings = Settings(poll_s=0.01, forgotten_s=0.05)
+        async with Stage(instance, settings=settings) as stage:
+            client = stage.ask()
+            await instance.order(1)
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+
+    run(scene())
+
+
+def test_an_instance_that_makes_no_progress_is_lost() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        first.report = Gauges(1, 0, 0.5, generated_tokens=10)
+        settings = Settings(poll_s=0.01, stall_s=0.05)
+        async with Stage(first, second, settings=settings) as stage:
+            client = stage.ask()
+            await second.answer(0, [6])
+            await until(lambda: client.sample)
+            assert first.cancelled
+
+    run(scene())
