@@ -77,7 +77,6 @@ class Running:
         "given_up",
         "order_id",
         "payload",
-        "streamed",
         "task",
         "told",
     )
@@ -95,13 +94,9 @@ class Running:
         self.client = client
         self.order_id = order_id
         self.begun = begun  # seconds of the loop's clock
-        self.streamed = 0  # tokens that a stream has brought
-        self.told = 0  # of which the core knows
+        self.told = 0  # tokens of its stream that the core knows of
         self.given_up = False
         self.task: asyncio.Task[None]
-
-    def on_tokens(self, streamed: int) -> None:
-        self.streamed = streamed
 
 
 class Driver:
@@ -346,9 +341,7 @@ class Driver:
         dispatch = running.dispatch
         timeout = self.settings.attempt_timeout_s or None
         try:
-            attempting = running.payload.attempt(
-                running.client, dispatch, running.order_id, running.on_tokens
-            )
+            attempting = running.payload.attempt(running.client, dispatch, running.order_id)
             outcome = await (
                 attempting if timeout is None else asyncio.wait_for(attempting, timeout)
             )
@@ -402,14 +395,15 @@ class Driver:
         self._report_stream(running)
         if running.told:
             attempt = running.dispatch.attempt
-            piece = running.payload.streamed(attempt, running.told)
+            piece = running.payload.partial(attempt, running.told)
             running.payload.keep(attempt, running.told, piece)
 
     def _report_stream(self, running: Running) -> None:
-        tokens = min(running.streamed, running.dispatch.max_new_tokens)
+        dispatch = running.dispatch
+        tokens = min(running.payload.streamed(dispatch.attempt), dispatch.max_new_tokens)
         if tokens > running.told:
             running.told = tokens
-            self.tell(TokensArrived(running.dispatch.request, running.dispatch.attempt, tokens))
+            self.tell(TokensArrived(dispatch.request, dispatch.attempt, tokens))
 
     def _report_streams(self) -> None:
         for running in list(self._running.values()):

@@ -6,14 +6,14 @@ are exactly what the core counts, so a resumed request is sent prompt and pieces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
-from rollout_sched.live.ports import InstanceClient, InstanceError, Order, Outcome, Output
+from rollout_sched.live.ports import InstanceClient, InstanceError, OnTokens, Order, Outcome, Output
 
 
 class Piece(msgspec.Struct):
@@ -56,13 +56,7 @@ class TokenPayload:
             return None
         return [value for piece in self._pieces.values() for value in piece.logprobs or ()]
 
-    async def attempt(
-        self,
-        client: InstanceClient,
-        dispatch: Dispatch,
-        order_id: str,
-        on_tokens: Callable[[int], None],
-    ) -> Outcome:
+    async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
         order = Order(
             order_id,
             [*self.prompt_ids, *self.response_ids],
@@ -72,24 +66,23 @@ class TokenPayload:
             self.stream_every,
             self.session,
         )
-        if not self.stream_every:
-            output = await client.generate(order)
-        else:
-            stream = self._streams[dispatch.attempt] = Piece([], [])
-
-            def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
-                stream.token_ids.extend(token_ids)
-                if logprobs is None or stream.logprobs is None:
-                    stream.logprobs = None
-                else:
-                    stream.logprobs.extend(logprobs)
-                on_tokens(len(stream.token_ids))
-
-            output = await client.generate(order, collect)
-            del self._streams[dispatch.attempt]
+        collect = self._collect(dispatch.attempt) if self.stream_every else None
+        output = await client.generate(order, collect)
         self._check(output)
         piece = Piece(output.token_ids, output.logprobs)
         return Outcome(len(output.token_ids), output.finish, output.spans, piece)
+
+    def _collect(self, attempt: int) -> OnTokens:
+        stream = self._streams[attempt] = Piece([], [])
+
+        def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+            stream.token_ids.extend(token_ids)
+            if logprobs is None or stream.logprobs is None:
+                stream.logprobs = None
+            else:
+                stream.logprobs.extend(logprobs)
+
+        return collect
 
     def _check(self, output: Output) -> None:
         if self.sampling.get("logprobs") is None:
@@ -100,8 +93,12 @@ class TokenPayload:
                 f"{len(output.token_ids)} tokens came with {max(0, count)} log-probabilities"
             )
 
-    def streamed(self, attempt: int, tokens: int) -> Piece:
-        return self._streams.pop(attempt)
+    def streamed(self, attempt: int) -> int:
+        stream = self._streams.get(attempt)
+        return 0 if stream is None else len(stream.token_ids)
+
+    def partial(self, attempt: int, tokens: int) -> Piece:
+        return self._streams[attempt]
 
     def keep(self, attempt: int, tokens: int, piece: Piece) -> None:
         if len(piece.token_ids) > tokens:

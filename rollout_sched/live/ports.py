@@ -159,13 +159,14 @@ class Payload(Protocol):
     Its pieces, in order and joined, are always exactly the tokens that the core counts.
     """
 
-    async def attempt(
-        self, client: Any, dispatch: Dispatch, order_id: str, on_tokens: Callable[[int], None]
-    ) -> Outcome:
-        """Carry out a dispatch. `on_tokens` is told how many tokens were streamed so far."""
+    async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
+        """Carry out a dispatch. What it raises ends the attempt, not the request."""
 
-    def streamed(self, attempt: int, tokens: int) -> Any:
-        """The piece of an attempt that ended without an answer: its first `tokens` tokens."""
+    def streamed(self, attempt: int) -> int:
+        """How many tokens the stream of an attempt has brought so far."""
+
+    def partial(self, attempt: int, tokens: int) -> Any:
+        """The piece of an attempt that broke off: the first `tokens` tokens of its stream."""
 
     def keep(self, attempt: int, tokens: int, piece: Any) -> None:
         """Append a piece; of a piece that is longer than `tokens`, only so many."""
