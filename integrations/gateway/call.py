@@ -1,0 +1,137 @@
+"""One call of a client: what it asks, and where its answer goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model import Sample
+from rollout_sched.integrations.gateway import envelope as envelopes
+from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
+from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+#: The field that an answer carries beside what the instance said.
+FIELD = "rollout_sched"
+
+
+class Reply(Protocol):
+    """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole answer at once."""
+
+    def begin(self, headers: Headers) -> None:
+        """The answer comes as a stream of server-sent events."""
+
+    def write(self, events: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Call:
+    """A request for one response, as it came.
+
+    `limit`: new tokens the client allows, None for as many as fit. `keep_ids`: the client wants
+    the token ids too. `resumable`: ask for them whatever the client wants, to be able to go on.
+    """
+
+    __slots__ = (
+        "body",
+        "endpoint",
+        "headers",
+        "keep_ids",
+        "limit",
+        "path",
+        "prompt",
+        "resumable",
+        "salt",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: bytes,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        envelope: Envelope,
+        *,
+        resumable: bool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.prompt = envelope.input(endpoint)
+        self.limit = envelope.limit(endpoint)
+        self.salt = envelope.cache_salt
+        self.keep_ids = endpoint == "generate" or bool(envelope.return_token_ids)
+        self.resumable = resumable
+
+    def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
+        """(path, body) of an attempt that has no tokens to go on from."""
+        fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
+        if self.resumable and not self.keep_ids:
+            fields["return_token_ids"] = True
+        if self.salt is None and dispatch.max_new_tokens >= max_tokens:
+            return self.path, envelopes.with_fields(self.body, fields)
+        whole: dict[str, Any] = msgspec.json.decode(self.body)
+        if dispatch.max_new_tokens < max_tokens:
+            if self.endpoint == "generate":
+                sampling = whole.get("sampling_params") or {}
+                whole["sampling_params"] = {**sampling, "max_tokens": dispatch.max_new_tokens}
+            else:
+                whole.pop("max_completion_tokens", None)
+                whole["max_tokens"] = dispatch.max_new_tokens
+        return self.path, msgspec.json.encode(whole | fields)
+
+    def resumed(
+        self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
+    ) -> tuple[bytes, bytes]:
+        """(path, body) of an attempt that goes on."""
+        limit = dispatch.max_new_tokens
+        fields = resume(self.endpoint, self.body, prompt_ids, parts, limit, self._salt(dispatch))
+        return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
+
+    def prompt_ids(self, parts: list[Part]) -> list[int] | None:
+        """The prompt as tokens: as it came, or as the instance said."""
+        if envelopes.are_token_ids(self.prompt):
+            ids: list[int] = msgspec.json.decode(self.prompt)
+            return ids
+        return parts[0].prompt_ids
+
+    def _salt(self, dispatch: Dispatch) -> str:
+        """Versions never share KV unless the policy says so; nor do the client's own salts."""
+        return f"v{dispatch.salt}" if self.salt is None else f"{self.salt}/v{dispatch.salt}"
+
+
+def added(sample: Sample) -> bytes:
+    """The added field's value: which version and instance made which of the tokens."""
+    start, segments = 0, []
+    for segment in sample.segments:
+        end = start + segment.tokens
+        segments.append(
+            f'{{"version":{segment.version},"start":{start},"end":{end},'
+            f'"instance":"{segment.instance}"}}'
+        )
+        start = end
+    return f'{{"segments":[{",".join(segments)}]}}'.encode()
+
+
+def with_added(body: bytes, sample: Sample) -> bytes:
+    """An answer's JSON object with the added field at its end."""
+    end = body.rindex(b"}")
+    return b'%b,"%b":%b}' % (body[:end], FIELD.encode(), added(sample))
+
+
+def error_body(status: int, text: str) -> bytes:
+    """An error as OpenAI's and vLLM's clients expect it."""
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    return msgspec.json.encode({"error": {"message": text, "type": kind, "code": status}})
+
+
+JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")

@@ -1,0 +1,134 @@
+"""The envelope of a client's request: what the scheduler must know, and no more than that.
+
+A rollout request carries thousands of token ids and gets thousands back. Only the fields named
+here are read; the rest of the body passes through as the bytes it came in.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any, Literal
+
+import msgspec
+
+Endpoint = Literal["completions", "chat", "generate"]
+
+#: Hot paths, and what is spoken there.
+ENDPOINTS: dict[bytes, Endpoint] = {
+    b"/v1/completions": "completions",
+    b"/v1/chat/completions": "chat",
+    b"/inference/v1/generate": "generate",
+}
+
+#: What OpenAI's completions, and vLLM's, take when the client names no limit.
+COMPLETIONS_MAX_TOKENS = 16
+
+#: English text as byte-pair tokens, roughly; it only weighs prompts that come as text.
+BYTES_PER_TOKEN = 4
+
+_NOTHING = msgspec.Raw(b"")
+
+
+class BadRequest(Exception):
+    """The client's request cannot be used; the text says what to change."""
+
+
+class SamplingEnvelope(msgspec.Struct):
+    """The part of vLLM's SamplingParams that matters here."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+
+
+class Envelope(msgspec.Struct):
+    """The fields of the three endpoints' bodies that the gateway reads."""
+
+    prompt: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    token_ids: msgspec.Raw = _NOTHING
+    sampling_params: SamplingEnvelope | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    group_id: str | None = None
+    session_id: str | None = None
+
+    def samples(self) -> int:
+        """How many responses are asked for."""
+        n = self.n if self.sampling_params is None else self.sampling_params.n
+        return 1 if n is None else n
+
+    def limit(self, endpoint: Endpoint) -> int | None:
+        """New tokens the client allows; None: as many as fit."""
+        if endpoint == "generate":
+            return None if self.sampling_params is None else self.sampling_params.max_tokens
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        if self.max_tokens is None and endpoint == "completions":
+            return COMPLETIONS_MAX_TOKENS
+        return self.max_tokens
+
+    def input(self, endpoint: Endpoint) -> bytes:
+        """The prompt, messages or token ids as they stand in the body."""
+        raw = {"completions": self.prompt, "chat": self.messages, "generate": self.token_ids}
+        return bytes(raw[endpoint])
+
+
+_DECODER = msgspec.json.Decoder(Envelope)
+_FLAT_IDS = re.compile(rb"\[\s*\d")
+
+
+def read(body: bytes, endpoint: Endpoint) -> Envelope:
+    """The envelope of a body. Raises BadRequest naming the field."""
+    try:
+        envelope = _DECODER.decode(body)
+    except msgspec.DecodeError as error:
+        raise BadRequest(str(error)) from None
+    if not envelope.input(endpoint):
+        name = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}[endpoint]
+        raise BadRequest(f"`{name}` is missing")
+    if envelope.samples() < 1:
+        raise BadRequest("`n` must be at least 1")
+    limit = envelope.limit(endpoint)
+    if limit is not None and limit < 1:
+        raise BadRequest("`max_tokens` must be at least 1")
+    return envelope
+
+
+def are_token_ids(raw: bytes) -> bool:
+    """True for a flat list of token ids, False for text, messages or a list of prompts."""
+    return _FLAT_IDS.match(raw) is not None
+
+
+def several_prompts(raw: bytes) -> list[Any] | None:
+    """The prompts if `raw` is a list of them; None for one prompt."""
+    if not raw.startswith(b"[") or are_token_ids(raw):
+        return None
+    prompts = msgspec.json.decode(raw)
+    if not prompts:
+        raise BadRequest("`prompt` is empty")
+    return prompts if isinstance(prompts, list) else None
+
+
+def prompt_tokens(raw: bytes) -> int:
+    """Tokens of a prompt: counted if it came as ids, estimated from its bytes if as text."""
+    if are_token_ids(raw):
+        return raw.count(b",") + 1
+    return max(1, len(raw) // BYTES_PER_TOKEN)
+
+
+def group_of(raw: bytes) -> str:
+    """Siblings are known by their prompt where the client names no group."""
+    return f"p{zlib.crc32(raw):08x}"
+
+
+def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+    """The body with fields put in front; none of them may be in it already."""
+    if not fields:
+        return body
+    start = body.index(b"{") + 1
+    return b"{" + msgspec.json.encode(fields)[1:-1] + b"," + body[start:]
