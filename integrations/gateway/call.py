@@ -19,8 +19,19 @@ Headers = Sequence[tuple[bytes, bytes]]
 FIELD = "rollout_sched"
 
 
+class Exchange(Protocol):
+    """A stream that comes from an instance."""
+
+    def cancel(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
 class Reply(Protocol):
     """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
+
+    def upstream(self, exchange: Exchange) -> None:
+        """Where the stream's bytes come from, to be slowed down for a slow client."""
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole answer at once."""
@@ -48,6 +59,7 @@ class Call:
         "limit",
         "path",
         "prompt",
+        "request_id",
         "resumable",
         "salt",
     )
@@ -60,6 +72,7 @@ class Call:
         body: bytes,
         envelope: Envelope,
         *,
+        request_id: bytes = b"",
         resumable: bool,
     ) -> None:
         self.endpoint = endpoint
@@ -70,6 +83,7 @@ class Call:
         self.limit = envelope.limit(endpoint)
         self.salt = envelope.cache_salt
         self.keep_ids = endpoint == "generate" or bool(envelope.return_token_ids)
+        self.request_id = request_id
         self.resumable = resumable
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:

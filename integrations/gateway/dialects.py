@@ -150,17 +150,24 @@ def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def join(endpoint: Endpoint, parts: list[Part], last: dict[str, Any]) -> dict[str, Any]:
-    """One answer in the endpoint's dialect from all parts, of which `last` brought the last."""
+def join(
+    endpoint: Endpoint, parts: list[Part], last: dict[str, Any], finish: str
+) -> dict[str, Any]:
+    """One answer in the endpoint's dialect from all parts, of which `last` brought the last.
+
+    `finish` stands in where that one was interrupted with nothing left to do.
+    """
     token_ids = [token for part in parts for token in part.token_ids]
     choice = dict(last["choices"][0])
     choice.pop("weight_versions", None)
+    if choice.get("finish_reason") == "abort":
+        choice["finish_reason"] = finish
     choice["token_ids"] = token_ids
     text = "".join(part.text for part in parts)
     if endpoint == "chat":
         choice.pop("text", None)
         choice["message"] = {"role": "assistant", "content": text}
-        choice["logprobs"] = _chat_logprobs([part.logprobs for part in parts])
+        choice["logprobs"] = chat_logprobs([part.logprobs for part in parts])
     elif endpoint == "completions":
         choice["text"] = text
         choice["logprobs"] = _completion_logprobs([part.logprobs for part in parts])
@@ -205,7 +212,7 @@ def _completion_logprobs(shares: list[Any]) -> Any:
     return {**joined, "text_offset": offsets}
 
 
-def _chat_logprobs(shares: list[Any]) -> Any:
+def chat_logprobs(shares: list[Any]) -> Any:
     """Parts that were gone on with came as completions; chat has an object per token."""
     if not any(shares):
         return None

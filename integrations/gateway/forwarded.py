@@ -21,9 +21,11 @@ from rollout_sched.integrations.gateway.call import (
 )
 from rollout_sched.integrations.gateway.dialects import Part
 from rollout_sched.integrations.gateway.wire import Forwarding, announce, refuse
-from rollout_sched.live.ports import InstanceError, Outcome, RequestRejected
+from rollout_sched.live.ports import Outcome, RequestRejected
 
 Answer = dict[str, Any]
+
+NO_IDS = error_body(502, "the instance gives no token_ids, so an interrupted response cannot go on")
 
 
 class Raw(msgspec.Struct):
@@ -32,8 +34,8 @@ class Raw(msgspec.Struct):
     body: bytes
 
 
-class Last(msgspec.Struct):
-    """The last part of a response, and the answer that brought it."""
+class Share(msgspec.Struct):
+    """A part of a response, and the answer that brought it."""
 
     part: Part
     answer: Answer
@@ -46,57 +48,45 @@ class Forwarded:
         self.call = call
         self.reply = reply
         self.max_tokens = max_tokens
-        self._pieces: dict[int, Raw | Part | Last] = {}
+        self._pieces: dict[int, Raw | Share] = {}
 
     async def attempt(self, client: Forwarding, dispatch: Dispatch, order_id: str) -> Outcome:
         parts = self._parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
-            assert prompt_ids is not None  # see _partial
+            assert prompt_ids is not None  # see _outcome
             path, body = self.call.resumed(dispatch, prompt_ids, parts)
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
-        announce(client, path, order_id)
-        headers = [*self.call.headers, *client.request_headers]
-        headers.append((b"x-request-id", order_id.encode()))
+        name = announce(client, path, order_id, self.call.request_id)
+        headers = [*self.call.headers, *client.request_headers, name]
         response = await client.pool.request("POST", path.decode(), headers, body)
         if response.status != 200:
             raise refuse(response.status, response.body)
-        return self._outcome(response.body, first=not parts)
+        segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
+        return self._outcome(response.body, whole=not parts, segment=segment)
 
-    def _outcome(self, body: bytes, *, first: bool) -> Outcome:
-        finish = dialects.finish_of(body)
-        if finish == "abort":
-            return self._partial(dialects.decode(body))
-        spans: Spans = ()
-        piece: Raw | Last
-        if first:
-            tokens = dialects.tokens_of(body)
-            piece = Raw(body)
+    def _outcome(self, body: bytes, *, whole: bool, segment: bool) -> Outcome:
+        """`whole`: it is the first attempt; `segment`: one of which "length" is not the end."""
+        said = dialects.finish_of(body)
+        if whole and said != "abort" and not (segment and said == "length"):
+            spans: Spans = ()
             if self.call.endpoint == "generate":
                 spans = dialects.spans_of(dialects.decode(body))
-        else:
-            answer = dialects.decode(body)
-            part = dialects.part_of(answer)
-            if part is None:
-                raise InstanceError("the answer gives no token_ids")
-            tokens, spans, piece = (
-                len(part.token_ids),
-                dialects.spans_of(answer),
-                Last(part, answer),
-            )
-        return Outcome(tokens, "length" if finish == "length" else "stop", spans, piece)
-
-    def _partial(self, answer: Answer) -> Outcome:
-        """Interrupted. Without its tokens there is nothing to go on from, so it starts anew."""
+            finish: Any = "length" if said == "length" else "stop"
+            return Outcome(dialects.tokens_of(body), finish, spans, Raw(body))
+        answer = dialects.decode(body)
         part = dialects.part_of(answer)
-        if part is None or self.call.prompt_ids([part]) is None:
-            return Outcome(0, "abort", (), None)
-        return Outcome(len(part.token_ids), "abort", dialects.spans_of(answer), part)
+        if part is None or self.call.prompt_ids([*self._parts(), part]) is None:
+            if said == "abort":
+                # Without its tokens there is nothing to go on from: it starts anew.
+                return Outcome(0, "abort", (), None)
+            raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
+        finish = said if said in ("abort", "length") else "stop"
+        return Outcome(len(part.token_ids), finish, dialects.spans_of(answer), Share(part, answer))
 
     def _parts(self) -> list[Part]:
-        parts = (p.part if isinstance(p, Last) else p for p in self._pieces.values())
-        return [part for part in parts if isinstance(part, Part)]
+        return [share.part for share in self._pieces.values() if isinstance(share, Share)]
 
     # -- the driver's store ----------------------------------------------------------------
 
@@ -106,12 +96,11 @@ class Forwarded:
     def partial(self, attempt: int, tokens: int) -> None:
         """Nothing comes before the answer."""
 
-    def keep(self, attempt: int, tokens: int, piece: Raw | Part | Last | None) -> None:
-        if piece is None:
-            return
-        if isinstance(piece, Part) and len(piece.token_ids) > tokens:
-            piece.token_ids = piece.token_ids[:tokens]
-        self._pieces[attempt] = piece
+    def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
+        if isinstance(piece, Share):
+            del piece.part.token_ids[tokens:]
+        if tokens and piece is not None:
+            self._pieces[attempt] = piece
 
     def drop(self, attempt: int) -> None:
         if attempt:
@@ -130,8 +119,8 @@ class Forwarded:
         if isinstance(first, Raw):
             self.reply.answer(200, headers, self._whole(first.body, sample))
             return
-        assert isinstance(last, Last)
-        answer = dialects.join(self.call.endpoint, self._parts(), last.answer)
+        assert isinstance(last, Share)
+        answer = dialects.join(self.call.endpoint, self._parts(), last.answer, sample.finish)
         self._strip(answer)
         answer[FIELD] = msgspec.Raw(added(sample))
         self.reply.answer(200, headers, msgspec.json.encode(answer))

@@ -23,11 +23,18 @@ class Forwarding(Protocol):
     def known_as(self, order_id: str, engine_id: str) -> None: ...
 
 
-def announce(client: Forwarding, path: bytes, order_id: str) -> None:
-    """The engine makes its own id of ours; that is what an abort must name."""
+def announce(
+    client: Forwarding, path: bytes, order_id: str, request_id: bytes
+) -> tuple[bytes, bytes]:
+    """The header that names an attempt: as the client did, or by the order.
+
+    The engine makes its own id of it; that is what an abort must name.
+    """
+    name = request_id or order_id.encode()
     pattern = ENGINE_ID.get(path)
     if pattern is not None:
-        client.known_as(order_id, pattern % order_id)
+        client.known_as(order_id, pattern % name.decode("latin-1"))
+    return b"x-request-id", name
 
 
 def refuse(status: int, body: bytes) -> Exception:

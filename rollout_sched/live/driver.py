@@ -284,6 +284,11 @@ class Driver:
         for attendant in self.attendants.values():
             await attendant.close()
 
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response that every instance here takes; 0 without instances."""
+        known = (attendant.description for attendant in self.attendants.values())
+        return min((d.max_model_len for d in known if d is not None), default=0)
+
     # -- what attendants say ---------------------------------------------------------------
 
     def join(self, name: str, description: Description) -> None:

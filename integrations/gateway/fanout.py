@@ -1,0 +1,142 @@
+"""One call that asks for several responses: each is a request of its own, joined at the end.
+
+So the samples of one prompt may run on different instances, and the scheduler sees what it places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rollout_sched.integrations.gateway.call import FIELD, JSON, Exchange, Headers, Reply
+from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
+
+DONE = b"data: [DONE]"
+
+
+def split(body: bytes, endpoint: Endpoint, envelope: Envelope) -> list[bytes] | None:
+    """A body for each response, in the order of their index; None if only one is asked for."""
+    prompts = several_prompts(envelope.input(endpoint)) if endpoint == "completions" else None
+    samples = envelope.samples()
+    if prompts is None and samples == 1:
+        return None
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    bodies = []
+    for prompt in prompts or [None]:
+        for sample in range(samples):
+            bodies.append(msgspec.json.encode(_one(fields, endpoint, prompt, sample)))
+    return bodies
+
+
+def _one(fields: dict[str, Any], endpoint: Endpoint, prompt: Any, sample: int) -> dict[str, Any]:
+    one = dict(fields)
+    sampling = one
+    if endpoint == "generate":
+        sampling = one["sampling_params"] = dict(fields.get("sampling_params") or {})
+    sampling.pop("n", None)
+    if sampling.get("seed") is not None:
+        sampling["seed"] += sample  # as vLLM does, or all samples were the same
+    if prompt is not None:
+        one["prompt"] = prompt
+    return one
+
+
+class Fanout:
+    """Gathers the replies to the responses of one call. `withdraw` gives up those still open."""
+
+    def __init__(self, reply: Reply, count: int, samples: int) -> None:
+        self.withdraw: Callable[[], None]
+        self._reply = reply
+        self._samples = samples
+        self._answers: list[dict[str, Any] | None] = [None] * count
+        self._open = count
+        self._begun = False
+        self._over = False
+
+    def child(self, index: int) -> Child:
+        return Child(self, index)
+
+    def answered(self, index: int, status: int, headers: Headers, body: bytes) -> None:
+        if self._over:
+            return
+        if status != 200:
+            self._over = True
+            if self._begun:
+                self._reply.write(b"data: " + body + b"\n\n")
+                self._reply.end()
+            else:
+                self._reply.answer(status, headers, body)
+            self.withdraw()
+            return
+        self._answers[index] = msgspec.json.decode(body)
+        self._open -= 1
+        if not self._open:
+            self._over = True
+            self._reply.answer(200, [JSON], msgspec.json.encode(self._joined()))
+
+    def _joined(self) -> dict[str, Any]:
+        answers = [answer for answer in self._answers if answer is not None]
+        choices = []
+        for index, answer in enumerate(answers):
+            added = answer.pop(FIELD, None)
+            choices.append({**answer["choices"][0], "index": index, FIELD: added})
+        usages = [answer.get("usage") or {} for answer in answers]
+        prompt = sum(usage.get("prompt_tokens", 0) for usage in usages[:: self._samples])
+        made = sum(usage.get("completion_tokens", 0) for usage in usages)
+        usage = {
+            **usages[0],
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+        }
+        return {**answers[0], "choices": choices, "usage": usage}
+
+    # -- streams ---------------------------------------------------------------------------
+
+    def begin(self, headers: Headers) -> None:
+        if not self._begun and not self._over:
+            self._begun = True
+            self._reply.begin(headers)
+
+    def write(self, index: int, events: bytes) -> None:
+        if self._over:
+            return
+        for event in events.split(b"\n\n"):
+            if not event or event.startswith(DONE):
+                continue
+            fields = msgspec.json.decode(event.removeprefix(b"data:"))
+            for choice in fields.get("choices") or ():
+                choice["index"] = index
+            self._reply.write(b"data: " + msgspec.json.encode(fields) + b"\n\n")
+
+    def end(self) -> None:
+        self._open -= 1
+        if not self._open and not self._over:
+            self._over = True
+            self._reply.write(DONE + b"\n\n")
+            self._reply.end()
+
+
+class Child:
+    """Where one of the responses goes."""
+
+    def __init__(self, fanout: Fanout, index: int) -> None:
+        self._fanout = fanout
+        self._index = index
+
+    def upstream(self, exchange: Exchange) -> None:
+        """Slowing one of several streams down would not slow the others."""
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self._fanout.answered(self._index, status, headers, body)
+
+    def begin(self, headers: Headers) -> None:
+        self._fanout.begin(headers)
+
+    def write(self, events: bytes) -> None:
+        self._fanout.write(self._index, events)
+
+    def end(self) -> None:
+        self._fanout.end()

@@ -1,0 +1,240 @@
+"""The front: clients' calls on the hot paths become requests of the scheduler.
+
+Knows HTTP only as `Request` (see integrations.http.server) and the scheduler only through the
+driver. What a client asks for is checked before anything is queued; what may wait is bounded.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway import envelope as envelopes
+from rollout_sched.integrations.gateway.call import JSON, Call, Exchange, Headers, Reply, error_body
+from rollout_sched.integrations.gateway.envelope import ENDPOINTS, BadRequest, Endpoint, Envelope
+from rollout_sched.integrations.gateway.fanout import Fanout, split
+from rollout_sched.integrations.gateway.forwarded import Forwarded
+from rollout_sched.integrations.gateway.streamed import Streamed
+from rollout_sched.live.driver import Driver
+
+log = logging.getLogger(__name__)
+
+#: Headers between two neighbours, which are not passed on (RFC 9110, 7.6.1), and those that are
+#: ours to say to the instance.
+NOT_FORWARDED = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"content-length",
+        b"expect",
+        b"accept-encoding",
+        b"authorization",
+        b"x-request-id",
+    )
+)
+
+
+class HttpRequest(Protocol):
+    """A request whose body is there (integrations.http.server)."""
+
+    method: bytes
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    on_disconnect: Callable[[], None] | None
+    on_pause: Callable[[], None] | None
+    on_resume: Callable[[], None] | None
+
+    def header(self, name: bytes) -> bytes | None: ...
+    def answer(self, status: int, headers: Headers, body: bytes) -> None: ...
+    def begin(self, status: int, headers: Headers) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What may be here at once: requests, and bytes of their bodies."""
+
+    requests: int = 100_000
+    body_bytes: int = 4 * 2**30
+    retry_after_s: int = 1
+
+
+class Front:
+    """Answers the three hot paths; `keys` are the clients', none for an open gateway."""
+
+    def __init__(
+        self, driver: Driver, *, limits: Limits | None = None, keys: Sequence[str] = ()
+    ) -> None:
+        self.driver = driver
+        self.limits = limits or Limits()
+        self.keys = [b"Bearer " + key.encode() for key in keys]
+        self.open_requests = 0
+        self.open_bytes = 0
+        self.refused = 0
+        self._resumable = driver.scheduler.roles.interruption.keeps_partial
+
+    def wants(self, method: bytes, target: bytes) -> bool:
+        return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
+
+    def handle(self, request: HttpRequest) -> None:
+        endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
+        status, text = 400, ""
+        try:
+            if not self.admits(request.header(b"authorization")):
+                status, text = 401, "this gateway needs one of its API keys as a bearer token"
+            else:
+                envelope = envelopes.read(request.body, endpoint)
+                bodies = split(request.body, endpoint, envelope)
+                if self._full(request, 1 if bodies is None else len(bodies)):
+                    return
+                self._take(request, endpoint, envelope, bodies)
+                return
+        except (BadRequest, CallerError) as error:
+            text = str(error)
+        except Exception as error:
+            log.exception("a call could not be taken")
+            status, text = 500, f"the gateway failed: {error}"
+        request.answer(status, [JSON], error_body(status, text))
+
+    def admits(self, authorization: bytes | None) -> bool:
+        """Whether a client with this header may call."""
+        given = authorization or b""
+        return not self.keys or any(hmac.compare_digest(given, key) for key in self.keys)
+
+    def _full(self, request: HttpRequest, count: int) -> bool:
+        limits = self.limits
+        if (
+            self.open_requests + count <= limits.requests
+            and self.open_bytes + len(request.body) <= limits.body_bytes
+        ):
+            return False
+        self.refused += 1
+        text = f"{self.open_requests} requests are here already; try again later"
+        retry = (b"retry-after", b"%d" % limits.retry_after_s)
+        request.answer(503, [JSON, retry], error_body(503, text))
+        return True
+
+    def _take(
+        self,
+        request: HttpRequest,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        bodies: list[bytes] | None,
+    ) -> None:
+        count, size = 1 if bodies is None else len(bodies), len(request.body)
+        reply = HttpReply(request, partial(self._left, count, size))
+        submitted: list[str] = []
+
+        def withdraw() -> None:
+            for name in submitted:
+                self.driver.withdraw(name)
+
+        try:
+            if bodies is None:
+                submitted.append(self._submit(request, endpoint, envelope, request.body, reply))
+            else:
+                fanout = Fanout(reply, len(bodies), envelope.samples())
+                fanout.withdraw = withdraw
+                for index, body in enumerate(bodies):
+                    child = envelopes.read(body, endpoint)
+                    to = fanout.child(index)
+                    submitted.append(self._submit(request, endpoint, child, body, to))
+        except BaseException:
+            withdraw()
+            raise
+        self.open_requests += count
+        self.open_bytes += size
+        reply.watch(withdraw)
+
+    def _left(self, count: int, size: int) -> None:
+        self.open_requests -= count
+        self.open_bytes -= size
+
+    def _submit(
+        self,
+        request: HttpRequest,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        body: bytes,
+        reply: Reply,
+    ) -> str:
+        headers = [field for field in request.headers if field[0] not in NOT_FORWARDED]
+        call = Call(
+            endpoint,
+            request.target,
+            headers,
+            body,
+            envelope,
+            request_id=request.header(b"x-request-id") or b"",
+            resumable=self._resumable or bool(envelope.stream),
+        )
+        tokens = envelopes.prompt_tokens(call.prompt)
+        limit = call.limit
+        if limit is None:
+            tokens, limit = self._as_many_as_fit(tokens)
+        group = request.header(b"x-group-id")
+        name = group.decode("latin-1") if group else envelope.group_id
+        session = request.header(b"x-session-id")
+        kind: Any = Streamed if envelope.stream else Forwarded
+        return self.driver.submit(
+            kind(call, reply, limit),
+            tokens,
+            limit,
+            name or envelopes.group_of(call.prompt),
+            session.decode("latin-1") if session else envelope.session_id or "",
+        )
+
+    def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
+        """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""
+        most = self.driver.max_model_len()
+        tokens = min(tokens, max(1, most - 1))
+        return tokens, max(1, most - tokens)
+
+
+class HttpReply:
+    """The answer to a client over HTTP."""
+
+    def __init__(self, request: HttpRequest, left: Callable[[], None]) -> None:
+        self._request = request
+        self._left = left
+
+    def watch(self, withdraw: Callable[[], None]) -> None:
+        """Give the call up when the client goes away."""
+
+        def gone() -> None:
+            self._left()
+            withdraw()
+
+        self._request.on_disconnect = gone
+
+    def upstream(self, exchange: Exchange) -> None:
+        self._request.on_pause = exchange.pause
+        self._request.on_resume = exchange.resume
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self._left()
+        self._request.answer(status, headers, body)
+
+    def begin(self, headers: Headers) -> None:
+        self._request.begin(200, headers)
+
+    def write(self, events: bytes) -> None:
+        self._request.write(events)
+
+    def end(self) -> None:
+        self._left()
+        self._request.end()
