@@ -46,6 +46,11 @@ class TokenPayload:
         self._streams: dict[int, Piece] = {}
 
     @property
+    def attempts(self) -> int:
+        """Attempts whose tokens are kept."""
+        return len(self._pieces)
+
+    @property
     def response_ids(self) -> list[int]:
         return [token for piece in self._pieces.values() for token in piece.token_ids]
 
@@ -105,7 +110,8 @@ class TokenPayload:
             logprobs = None if piece.logprobs is None else piece.logprobs[:tokens]
             piece = Piece(piece.token_ids[:tokens], logprobs)
         self._streams.pop(attempt, None)
-        self._pieces[attempt] = piece
+        if tokens:
+            self._pieces[attempt] = piece
 
     def drop(self, attempt: int) -> None:
         if attempt:
