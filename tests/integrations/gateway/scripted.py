@@ -1,0 +1,200 @@
+"""A client and an instance that say what a test tells them to, byte by byte, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.live.scripted import Scripted
+
+
+class Asked(NamedTuple):
+    """What the gateway sent to an instance."""
+
+    target: str
+    headers: dict[bytes, bytes]
+    body: dict[str, Any]
+    receiver: Any
+    answer: asyncio.Future[Any] | None
+
+
+class Response(NamedTuple):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Exchange:
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.paused = 0
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def pause(self) -> None:
+        self.paused += 1
+
+    def resume(self) -> None:
+        self.paused -= 1
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.exchanges: list[Exchange] = []
+        self._came = asyncio.Event()
+
+    async def request(self, method: str, target: str, headers: Any, body: bytes) -> Response:
+        answer = asyncio.get_running_loop().create_future()
+        self._note(Asked(target, dict(headers), json.loads(body), None, answer))
+        response: Response = await answer
+        return response
+
+    def send(self, method: str, target: str, headers: Any, body: bytes, receiver: Any) -> Exchange:
+        self._note(Asked(target, dict(headers), json.loads(body), receiver, None))
+        self.exchanges.append(Exchange())
+        return self.exchanges[-1]
+
+    def _note(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        self._came.set()
+
+
+class Instance(Scripted):
+    """An instance that the gateway can forward to."""
+
+    def __init__(self, name: str = "i0", **other: Any) -> None:
+        super().__init__(name, **other)
+        self.pool = Pool()
+        self.request_headers = [(b"authorization", b"Bearer secret")]
+        self.names: dict[str, str] = {}
+
+    def known_as(self, order_id: str, engine_id: str) -> None:
+        self.names[order_id] = engine_id
+
+    async def asked(self, number: int = 0) -> Asked:
+        """The so-maniest call, waited for."""
+        async with asyncio.timeout(5):
+            while len(self.pool.asked) <= number:
+                self.pool._came.clear()
+                await self.pool._came.wait()
+        return self.pool.asked[number]
+
+    async def answer(self, number: int, body: Any, status: int = 200) -> None:  # type: ignore[override]
+        asked = await self.asked(number)
+        assert asked.answer is not None
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        asked.answer.set_result(Response(status, [], raw))
+
+    async def event(self, number: int, *events: Any, end: bool = False) -> None:
+        """Server-sent events of a stream; the first brings the head along."""
+        asked = await self.asked(number)
+        asked.receiver.on_head(200, [])
+        for event in events:
+            data = event if isinstance(event, bytes) else b"data: " + json.dumps(event).encode()
+            asked.receiver.on_data(data + b"\n\n")
+        if end:
+            asked.receiver.on_data(b"data: [DONE]\n\n")
+            asked.receiver.on_end()
+
+
+class Call:
+    """A client's HTTP request, and what came back."""
+
+    def __init__(self, target: str, body: Any, **headers: str) -> None:
+        self.method = b"POST"
+        self.target = target.encode()
+        self.headers = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        self.status = 0
+        self.answer_headers: dict[bytes, bytes] = {}
+        self.data = b""
+        self.over = asyncio.Event()
+
+    def header(self, name: bytes) -> bytes | None:
+        return dict(self.headers).get(name)
+
+    def answer(self, status: int, headers: Any, body: bytes) -> None:
+        assert not self.status, "answered twice"
+        self.status, self.answer_headers, self.data = status, dict(headers), body
+        self.over.set()
+
+    def begin(self, status: int, headers: Any) -> None:
+        assert not self.status, "begun twice"
+        self.status, self.answer_headers = status, dict(headers)
+
+    def write(self, data: bytes) -> None:
+        assert not self.over.is_set()
+        self.data += data
+
+    def end(self) -> None:
+        assert not self.over.is_set()
+        self.over.set()
+
+    async def json(self) -> dict[str, Any]:
+        async with asyncio.timeout(5):
+            await self.over.wait()
+        answer: dict[str, Any] = json.loads(self.data)
+        return answer
+
+    async def events(self) -> list[Any]:
+        """The events of a stream that has ended; "[DONE]" as it is."""
+        async with asyncio.timeout(5):
+            await self.over.wait()
+        texts = [part.removeprefix(b"data: ") for part in self.data.split(b"\n\n") if part]
+        return [text if text == b"[DONE]" else json.loads(text) for text in texts]
+
+
+def completion(
+    token_ids: list[int],
+    finish: str = "stop",
+    *,
+    prompt: list[int] | None = None,
+    logprobs: bool = False,
+) -> dict[str, Any]:
+    """A /v1/completions answer as vLLM gives it with return_token_ids."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": text_of(token_ids),
+        "logprobs": None,
+        "finish_reason": finish,
+        "token_ids": token_ids,
+        "prompt_token_ids": prompt,
+    }
+    if logprobs:
+        choice["logprobs"] = {
+            "tokens": [f"w{t} " for t in token_ids],
+            "token_logprobs": [-t / 10 for t in token_ids],
+            "top_logprobs": [{f"w{t} ": -t / 10} for t in token_ids],
+            "text_offset": [0] * len(token_ids),
+        }
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "tiny",
+        "choices": [choice],
+        "usage": {"prompt_tokens": 3, "completion_tokens": len(token_ids), "total_tokens": 0},
+    }
+
+
+def chunk(token_ids: list[int], finish: str | None = None, **other: Any) -> dict[str, Any]:
+    """One event of a /v1/completions stream."""
+    choice = {"index": 0, "text": text_of(token_ids), "token_ids": token_ids}
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "choices": [{**choice, "finish_reason": finish, **other}],
+    }
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(f"w{token} " for token in token_ids)
