@@ -38,7 +38,7 @@ class Work(msgspec.Struct):
     shared_tokens: int
     stream: Hashable
     known_tokens: int = 0
-    salt: int = 0
+    salt: Hashable = 0
     priority: int = 0
 
 

@@ -268,6 +268,39 @@ class Instance:
         step = self._step + self._steps_by(now)
         return {number: a.tokens_at(step) - a.context for number, a in self._live.items()}
 
+    # Steps, for whoever follows single tokens
+
+    def due_step(self, attempt: int, tokens: int) -> int | None:
+        """The step with which an attempt will have made `tokens` new tokens, if nobody intervenes;
+        None while it waits or prefills."""
+        live = self._live.get(attempt)
+        if live is None or live.state != DECODING:
+            return None
+        return live.context + tokens - live.shift
+
+    def step_at(self, step: int) -> float:
+        """When this step ends or ended, in seconds. Infinite if that is not settled yet: ask again
+        after the time that next_at tells."""
+        last, at = self._step, self._at
+        if self._end is not None:
+            last, at = last + 1, self._end
+        if step <= last:
+            return at
+        if not self._can_run() or self._must_decide(last):
+            return math.inf
+        steps, end = self._plan_jump(last, at)
+        if step - last >= steps:
+            return end if step - last == steps else math.inf
+        batch = self._batch
+        return at + self.spec.cost.jump(step - last, batch.count, batch.context(last))
+
+    def spans_by(self, attempt: int, step: int) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of what a decoding attempt has made with this step, one not before the
+        last change of the version."""
+        live = self._live[attempt]
+        made = live.tokens_at(step) - live.span_start
+        return (*live.spans, (self.version, made)) if made else live.spans
+
     # Gauges and counters, as of the last call of advance
 
     @property
