@@ -1,0 +1,118 @@
+"""The body of an HTTP/1.1 message, cut out of the packets it arrives in.
+
+Every framing has `feed(data) -> (payload, rest)`: `rest` is None as long as the body goes on, and
+then what came after its end.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, Malformed, read_fields
+
+#: Longest line that opens a chunk, and longest block of trailers, in bytes.
+MAX_CHUNK_LINE = 1024
+MAX_TRAILERS = 16 * 1024
+
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\n-\x1f\x7f]*)?\r\n")
+_CRLF = b"\r\n"
+
+
+class Length:
+    """As many bytes as Content-Length said."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        left = self._left - len(data)
+        if left < 0:
+            self._left = 0
+            return data[:left], data[left:]
+        self._left = left
+        return data, None if left else b""
+
+
+class UntilClose:
+    """All that comes before the connection closes."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        return data, None
+
+
+class Chunked:
+    """Transfer-Encoding: chunked. Trailers are checked and dropped."""
+
+    __slots__ = ("_held", "_left", "_trailing")
+
+    def __init__(self) -> None:
+        self._held = b""  # framing that is not complete yet
+        self._left = -1  # bytes to come of the open chunk; -1: no chunk is open
+        self._trailing = False  # the last chunk has been seen
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        pos = 0
+        pieces: list[bytes] = []
+        while not self._trailing:
+            if self._left < 0:
+                line = _CHUNK.match(data, pos)
+                if line is None:
+                    self._hold_line(data, pos)
+                    return _join(pieces), None
+                pos = line.end()
+                self._left = int(line[1], 16)
+                if not self._left:
+                    self._trailing = True
+                    break
+            end = pos + self._left
+            if pos < len(data) and self._left:
+                pieces.append(data[pos:end])
+            if len(data) < end + 2:
+                self._left = max(0, end - len(data))
+                self._held = data[end:]
+                return _join(pieces), None
+            if data[end : end + 2] != _CRLF:
+                raise Malformed("a chunk is longer than it said")
+            pos = end + 2
+            self._left = -1
+        return _join(pieces), self._trailers(data, pos)
+
+    def _hold_line(self, data: bytes, pos: int) -> None:
+        self._held = data[pos:]
+        if len(self._held) > MAX_CHUNK_LINE or b"\n" in self._held:
+            raise Malformed("not the size of a chunk")
+
+    def _trailers(self, data: bytes, pos: int) -> bytes | None:
+        if data.startswith(_CRLF, pos):
+            return data[pos + 2 :]
+        end = data.find(END, pos)
+        if (len(data) if end < 0 else end) - pos > MAX_TRAILERS:
+            raise Malformed("trailers are too long", status=431)
+        if end < 0:
+            self._held = data[pos:]
+            return None
+        read_fields(data[pos : end + 4], 0, 1)
+        return data[end + 4 :]
+
+
+Body = Length | Chunked | UntilClose
+
+
+def body_of(length: int) -> Body:
+    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for."""
+    if length == CHUNKED:
+        return Chunked()
+    if length == UNTIL_CLOSE:
+        return UntilClose()
+    return Length(length)
+
+
+def _join(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,324 @@
+"""One request and its answer on one client connection.
+
+Invariants:
+- a connection is idle, or carries one exchange, or is dropped;
+- it is given back for reuse only if it kept to the protocol: the answer ended where it said,
+  nothing came after it, and the whole request had been taken;
+- after `on_end`, `on_error` or `Exchange.cancel` a receiver hears nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of
+from rollout_sched.integrations.http.heads import (
+    END,
+    UNTIL_CLOSE,
+    Headers,
+    Malformed,
+    has_body,
+    read_response,
+)
+
+#: Longest head of an answer, in bytes.
+MAX_HEAD = 64 * 1024
+
+#: A server that closes an idle connection just as we reuse it answers with a close within a round
+#: trip. One that closes later than this, in seconds, had the request and may have worked on it, so
+#: the request is not sent again behind the scheduler's back.
+RACE_S = 1.0
+
+#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+JOIN_BELOW = 32 * 1024
+
+
+class ExchangeError(ConnectionError):
+    """An exchange that did not come to its end; the base of the two below."""
+
+
+class NotConnected(ExchangeError):
+    """No connection could be had: the instance has not seen the request."""
+
+
+class AnswerBroken(ExchangeError):
+    """The connection broke or what came is not HTTP: the instance may have seen the request."""
+
+
+class Receiver(Protocol):
+    """Gets an answer as it arrives: one head, data, and then one end or one error.
+
+    An exception out of a callback closes the connection.
+    """
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_error(self, error: Exception) -> None: ...
+
+
+class Exchange:
+    """One request on its way and its answer."""
+
+    __slots__ = (
+        "body",
+        "connection",
+        "head",
+        "head_only",
+        "paused",
+        "receiver",
+        "redialled",
+        "sent_at",
+    )
+
+    def __init__(self, head: bytes, body: bytes, head_only: bool, receiver: Receiver) -> None:
+        self.head = head  # the request, kept as long as it may have to be sent again
+        self.body = body
+        self.head_only = head_only
+        self.receiver: Receiver | None = receiver
+        self.connection: Connection | None = None
+        self.paused = False
+        self.redialled = False
+        self.sent_at = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether its end, its error or its cancelling is behind it."""
+        return self.receiver is None
+
+    def cancel(self) -> None:
+        """Close the connection, so that the server sees the client go. No callback follows."""
+        connection = self.connection
+        self.receiver = self.connection = None
+        if connection is not None:
+            connection.drop()
+
+    def pause(self) -> None:
+        """Stop reading the answer, so that the server has to wait.
+
+        Meanwhile nobody notices if the server goes away.
+        """
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self.paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    def finish(self) -> Receiver:
+        """Let go of everything; returns the receiver, for its last word."""
+        receiver = self.receiver
+        assert receiver is not None
+        self.receiver = self.connection = None
+        self.head = self.body = b""
+        return receiver
+
+
+class Home(Protocol):
+    """What a connection asks of the pool it belongs to."""
+
+    url: str
+    unasked: int
+
+    def joined(self, connection: Connection) -> None: ...
+
+    def release(self, connection: Connection) -> None: ...
+
+    def left(self, connection: Connection) -> None: ...
+
+    def dial(self, exchange: Exchange) -> None: ...
+
+    def now(self) -> float: ...
+
+
+class Connection(asyncio.Protocol):
+    """Sends requests one after the other and cuts their answers out of what comes back."""
+
+    __slots__ = (
+        "_body",
+        "_data",
+        "_exchange",
+        "_home",
+        "_keep",
+        "_paused",
+        "_readable",
+        "_transport",
+        "idle_since",
+        "reused",
+    )
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._transport: asyncio.Transport
+        self._readable: Callable[[int], list[tuple[int, int]]] | None = None
+        self._exchange: Exchange | None = None
+        self._body: Body | None = None  # None until the head of the answer is there
+        self._data = b""  # the part of that head that is there
+        self._keep = False
+        self._paused = False
+        self.reused = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._home.joined(self)
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._readable = poll.poll
+
+    def usable(self) -> bool:
+        """Whether a connection without an exchange can carry one: open, and nothing to be read.
+
+        Looking at the socket costs half a microsecond and keeps a second answer, or the server's
+        close, that has arrived but was not read yet, from meeting the next request.
+        """
+        if self._transport.is_closing():
+            return False
+        return self._readable is None or not self._readable(0)
+
+    def carry(self, exchange: Exchange) -> None:
+        """Send an exchange's request; what comes back goes to its receiver."""
+        self._exchange = exchange
+        exchange.connection = self
+        if exchange.paused:
+            self.pause()
+        if len(exchange.body) < JOIN_BELOW:
+            self._transport.write(exchange.head + exchange.body)
+        else:
+            self._transport.writelines((exchange.head, exchange.body))
+        if not self.reused:
+            exchange.head = exchange.body = b""
+
+    def drop(self) -> None:
+        """Close at once. An exchange it carries hears nothing of it."""
+        self._exchange = None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            self._unasked()
+            return
+        try:
+            if self._body is None:
+                self._read_head(exchange, data)
+            else:
+                self._read_body(exchange, self._body, data)
+        except Malformed as error:
+            self.fail(f"the answer is not HTTP/1.1: {error}")
+
+    def eof_received(self) -> None:
+        self._closed(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(exc)
+        self._home.left(self)
+
+    def fail(self, text: str, cause: Exception | None = None) -> None:
+        """Close at once; the exchange it carries, if any, ends with an error."""
+        exchange = self._exchange
+        self.drop()
+        if exchange is not None:
+            error = AnswerBroken(f"{self._home.url}: {text}" + (f" ({cause})" if cause else ""))
+            exchange.finish().on_error(error)
+
+    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+        searched = max(0, len(self._data) - len(END))
+        if self._data:
+            data = self._data + data
+        while True:
+            end = data.find(END, searched)
+            if (len(data) if end < 0 else end) > MAX_HEAD:
+                raise Malformed(f"its head is longer than {MAX_HEAD} bytes")
+            if end < 0:
+                self._data = data
+                return
+            end += len(END)
+            status, head = read_response(data[:end])
+            data = data[end:]
+            if status >= 200:
+                break
+            if status == 101:
+                raise Malformed("it switches to another protocol")
+            exchange.head = exchange.body = b""  # the others announce that the answer will come
+            searched = 0
+        self._data = b""
+        exchange.head = exchange.body = b""
+        bodiless = exchange.head_only or not has_body(status)
+        length = 0 if bodiless else head.length(UNTIL_CLOSE)
+        self._keep = head.keep_alive
+        self._body = body = body_of(length)
+        assert exchange.receiver is not None
+        exchange.receiver.on_head(status, head.headers)
+        if (data or not length) and self._exchange is exchange:
+            self._read_body(exchange, body, data)
+
+    def _read_body(self, exchange: Exchange, body: Body, data: bytes) -> None:
+        payload, rest = body.feed(data)
+        if payload:
+            assert exchange.receiver is not None
+            exchange.receiver.on_data(payload)
+        if rest is not None and self._exchange is exchange:
+            self._end(exchange, rest)
+
+    def _end(self, exchange: Exchange, rest: bytes) -> None:
+        """The answer is complete. The connection is free before the receiver hears of it."""
+        self._exchange = self._body = None
+        receiver = exchange.finish()
+        if rest:
+            self._unasked()
+        elif self._keep and not self._transport.get_write_buffer_size():
+            self.resume()
+            self._home.release(self)
+        else:
+            self._transport.abort()
+        receiver.on_end()
+
+    def _unasked(self) -> None:
+        """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
+        if not self._transport.is_closing():
+            self._home.unasked += 1
+            self._transport.abort()
+
+    def _closed(self, exc: Exception | None) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if isinstance(self._body, UntilClose) and exc is None:
+            self._keep = False
+            self._end(exchange, b"")
+        elif self._body is not None:
+            self.fail("the connection closed in the middle of the answer", exc)
+        elif self._may_redial(exchange):
+            self.drop()
+            exchange.connection = None
+            exchange.redialled = True
+            self._home.dial(exchange)
+        else:
+            self.fail("the connection closed before the answer", exc)
+
+    def _may_redial(self, exchange: Exchange) -> bool:
+        """Whether this connection was closed before it was reused, as far as one can tell."""
+        untouched = self.reused and bool(exchange.head) and not self._data
+        recent = self._home.now() - exchange.sent_at < RACE_S
+        return untouched and recent and not exchange.redialled
