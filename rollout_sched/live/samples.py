@@ -22,6 +22,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     uid       the group's id, used once
     sampling  vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for log-probs
+    each      what differs from that by sample, such as the seed; over-sampling begins anew
     extra     comes back with every sample
     """
 
@@ -30,7 +31,14 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Positive
     max_tokens: Positive
     sampling: dict[str, Any] = {}
+    each: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
+
+    def sampling_of(self, index: int) -> dict[str, Any]:
+        """The sampling parameters of the sample with this index."""
+        return (
+            {**self.sampling, **self.each[index % len(self.each)]} if self.each else self.sampling
+        )
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ class TrainerDesk:
 
             def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
                 return TokenPayload(
-                    prompt.prompt_ids, prompt.sampling, stream_every=self.stream_every
+                    prompt.prompt_ids, prompt.sampling_of(index), stream_every=self.stream_every
                 )
 
             try:

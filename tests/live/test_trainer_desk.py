@@ -77,6 +77,18 @@ def test_a_batch_of_samples() -> None:
     run(scene())
 
 
+def test_samples_may_differ_in_how_they_are_drawn() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.desk.submit([prompt(samples=3, each=[{"seed": 1}, {"seed": 2}])])
+            asking = stage.ask()
+            seeds = [(await stage.instance.order(k)).sampling["seed"] for k in range(3)]
+            assert seeds == [1, 2, 1]
+            asking.cancel()
+
+    run(scene())
+
+
 def test_nothing_is_left() -> None:
     async def scene() -> None:
         async with Stage() as stage:
