@@ -159,7 +159,7 @@ class Driver:
 
     def tell(self, event: Event) -> None:
         """Something has happened. Raises CallerError, and nothing has changed, if the caller asked
-        for the impossible."""
+        for the impossible. A scheduler that is broken is told nothing more."""
         self._inbox.append(event)
         if self._handling:
             return
@@ -172,7 +172,7 @@ class Driver:
 
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
-            raise self.broken
+            return
         now = self.now
         try:
             actions = self.scheduler.handle(event, now)
@@ -180,7 +180,7 @@ class Driver:
             raise
         except Exception as error:
             self._break(error)
-            raise
+            return
         for observer in self.observers:
             observer(now, event, actions)
         for action in actions:
@@ -200,6 +200,10 @@ class Driver:
         if self.on_group_failed is not None:
             for group in self._factories:
                 self._loop.call_soon(self.on_group_failed, group, error)
+
+    def _check_sound(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     # -- what callers ask for --------------------------------------------------------------
 
@@ -230,6 +234,7 @@ class Driver:
         self, group: str, samples: int, prompt_tokens: int, max_tokens: int, make: PayloadFactory
     ) -> None:
         """Ask for a group; `make(index)` is called when a sample is first dispatched."""
+        self._check_sound()
         if group in self._factories:
             raise CallerError(f"group {group!r} is already here; give each group its own id")
         self._factories[group] = make
@@ -248,6 +253,7 @@ class Driver:
         session: str = "",
     ) -> str:
         """Ask for one response, to be answered when it is finished; returns the request's id."""
+        self._check_sound()
         self._requests += 1
         request = f"{self._run_id}.{self._requests}"
         self._payloads[request] = payload
@@ -267,6 +273,7 @@ class Driver:
 
     def publish(self, version: int, applier: Applier) -> None:
         """New weights; `applier` brings them to each instance when its turn comes."""
+        self._check_sound()
         before, self._applier = self._applier, applier
         try:
             self.tell(WeightsPublished(version))
