@@ -1,0 +1,171 @@
+"""From measurements to figures: medians with their ranges, ratios, and the targets.
+
+A repetition measures all arms one after the other, so a ratio is taken within a repetition, where
+both saw the same machine, and the median of these ratios is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from benchmarks.live.arms import OURS, REFERENCE
+from benchmarks.live.figures import markdown, spread
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One arm, one shape, one repetition.
+
+    answered: requests that got a 200; if none did, the arm does not take this shape at all. cpu_us
+    is per request, or per event where answers are streams; latencies are in microseconds,
+    `added` beyond what the instance held the request. `foreign` is the share of the machine that
+    others used. Core shares are CPU seconds by wall seconds. `balance`: requests of the instance
+    that got the most, by the mean (1: evenly).
+    """
+
+    shape: str
+    arm: str
+    repetition: int
+    answered: int
+    per_s: float
+    cpu_us: float
+    added_p50: float
+    added_p99: float
+    transit_p50: float
+    transit_p99: float
+    rss_mb: float
+    core: float
+    others_core: float
+    balance: float
+    errors: int
+    foreign: float
+
+
+Field = Callable[[Measurement], float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Our figure shall be at most `limit` times the reference's."""
+
+    shape: str
+    what: str
+    field: Field
+    limit: float
+
+
+#: What the gateway must reach with its scheduler on, against the fastest peer that balances.
+TARGETS = (
+    Target("short64", "CPU per request", lambda m: m.cpu_us, 1.5),
+    Target("rltok16", "CPU per request", lambda m: m.cpu_us, 1.0),
+    Target("held1024", "added latency p50", lambda m: m.added_p50, 1.0),
+    Target("held1024", "added latency p99", lambda m: m.added_p99, 1.0),
+    Target("stream256", "transit p50", lambda m: m.transit_p50, 1.0),
+    Target("stream256", "transit p99", lambda m: m.transit_p99, 1.0),
+)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A target and what was measured. `ratio` None: one of the two arms did not run."""
+
+    shape: str
+    what: str
+    limit: float
+    ratio: float | None
+    least: float | None
+    most: float | None
+
+    @property
+    def met(self) -> bool:
+        return self.ratio is not None and self.ratio <= self.limit
+
+    def show(self) -> str:
+        claim = f"{self.shape}: {self.what} at most {self.limit:g}x {REFERENCE}'s"
+        if self.ratio is None:
+            return f"NOT JUDGED  {claim}: {OURS} or {REFERENCE} was not measured"
+        word = "met        " if self.met else "MISSED     "
+        return f"{word} {claim}: {self.ratio:.2f}x ({self.least:.2f}-{self.most:.2f})"
+
+
+def verdicts(measurements: Sequence[Measurement], shapes: Sequence[str]) -> list[Verdict]:
+    """Every target whose shape was asked for, judged."""
+    return [judge(target, measurements) for target in TARGETS if target.shape in shapes]
+
+
+def judge(target: Target, measurements: Sequence[Measurement]) -> Verdict:
+    """Compare ours with the reference, repetition by repetition."""
+    found = ratios(measurements, target.shape, OURS, target.field)
+    if not found:
+        return Verdict(target.shape, target.what, target.limit, None, None, None)
+    seen = spread(found)
+    return Verdict(target.shape, target.what, target.limit, seen.median, seen.least, seen.most)
+
+
+def ratios(measurements: Sequence[Measurement], shape: str, arm: str, field: Field) -> list[float]:
+    """The arm's figure by the reference's, of each repetition that has both."""
+    by_arm = {
+        name: {m.repetition: field(m) for m in measurements if (m.shape, m.arm) == (shape, name)}
+        for name in (arm, REFERENCE)
+    }
+    return [
+        value / by_arm[REFERENCE][repetition]
+        for repetition, value in by_arm[arm].items()
+        if by_arm[REFERENCE].get(repetition, 0) > 0
+    ]
+
+
+def errors(measurements: Sequence[Measurement], arm: str) -> int:
+    """Answers of an arm that were not 200 or did not come whole."""
+    return sum(m.errors for m in measurements if m.arm == arm)
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    field: Field
+    decimals: int
+    relative: bool = False  # show the ratio to the reference as well
+
+
+def columns(streams: bool, held: bool) -> list[Column]:
+    """What is worth showing of a shape."""
+    unit = "event" if streams else "request"
+    shown = [
+        Column(f"CPU us/{unit}", lambda m: m.cpu_us, 1, relative=True),
+        Column("events/s" if streams else "requests/s", lambda m: m.per_s, 0),
+    ]
+    if streams:
+        shown.append(Column("transit p50 us", lambda m: m.transit_p50, 0, relative=True))
+        shown.append(Column("transit p99 us", lambda m: m.transit_p99, 0, relative=True))
+    else:
+        latency = "added" if held else "latency"
+        shown.append(Column(f"{latency} p50 us", lambda m: m.added_p50, 0, relative=held))
+        shown.append(Column(f"{latency} p99 us", lambda m: m.added_p99, 0, relative=held))
+    return [
+        *shown,
+        Column("RSS MB", lambda m: m.rss_mb, 0),
+        Column("core", lambda m: m.core, 2),
+        Column("other core", lambda m: m.others_core, 2),
+        Column("balance", lambda m: m.balance, 2),
+        Column("errors", lambda m: m.errors, 0),
+    ]
+
+
+def table(measurements: Sequence[Measurement], shape: str, shown: Sequence[Column]) -> list[str]:
+    """A Markdown table of one shape: an arm a row, median (least-most), then the ratio."""
+    rows = [["arm", *(column.title for column in shown)]]
+    for arm in dict.fromkeys(m.arm for m in measurements if m.shape == shape):
+        rows.append([arm, *(_cell(measurements, shape, arm, column) for column in shown)])
+    return markdown(rows)
+
+
+def _cell(measurements: Sequence[Measurement], shape: str, arm: str, column: Column) -> str:
+    rows = [m for m in measurements if (m.shape, m.arm) == (shape, arm)]
+    if not any(m.answered for m in rows):
+        return "refuses these" if column.title == "errors" else "-"
+    values = [column.field(m) for m in rows]
+    text = spread(values).show(column.decimals)
+    found = ratios(measurements, shape, arm, column.field) if column.relative else []
+    return f"{text} {spread(found).median:.2f}x" if any(found) else text

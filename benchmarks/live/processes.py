@@ -1,0 +1,127 @@
+"""Programs under test: started pinned to a core, in sessions of their own, and always stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from benchmarks.live.machine import CORES
+
+LOOPBACK = "127.0.0.1"
+
+
+class StartError(RuntimeError):
+    """A program did not come up; the text holds the end of what it wrote."""
+
+
+class Processes:
+    """Everything that was started, in a temporary folder that holds logs and built programs."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="bench_live_")
+        self.folder = Path(self._temporary.name)
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._running:
+            stop(process)
+        self._temporary.cleanup()
+
+    @property
+    def sessions(self) -> list[int]:
+        """The sessions of everything started so far, for `machine.usage`."""
+        return [process.pid for process in self._running]
+
+    def start(self, name: str, command: Sequence[str], core: int | None) -> subprocess.Popen[bytes]:
+        """Start a program; what it writes goes to NAME.log in the folder."""
+        with open(self.folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: pin(core),
+            )
+        self._running.append(process)
+        return process
+
+    def start_server(
+        self, name: str, command: Sequence[str], core: int | None, ready: Request, patience_s: float
+    ) -> subprocess.Popen[bytes]:
+        """Start a program and wait until it answers `ready` with 200.
+
+        Raises StartError if it exits or takes longer; then it is stopped.
+        """
+        process = self.start(name, command, core)
+        give_up = time.monotonic() + patience_s
+        while time.monotonic() < give_up and process.poll() is None:
+            try:
+                with urlopen(ready, timeout=5) as answer:
+                    if answer.status == 200:
+                        return process
+            except (URLError, OSError):
+                time.sleep(0.2)
+        stop(process)
+        end = (self.folder / f"{name}.log").read_text("utf-8", "replace")[-1500:]
+        raise StartError(f"{name} did not answer within {patience_s:.0f} s; it wrote:\n{end}")
+
+    def build(self, source: Path) -> Path:
+        """Compile a C program of one file."""
+        program = self.folder / source.stem
+        subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
+        return program
+
+
+def pin(core: int | None) -> None:
+    """Keep the calling process on one core, where there is more than one; None leaves it free."""
+    if core is not None and core < CORES:
+        os.sched_setaffinity(0, {core})
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all processes of its group: ask first, kill after five seconds."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(5)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def url(port: int, path: str = "") -> str:
+    """The address of a path on a port of this machine."""
+    return f"http://{LOOPBACK}:{port}{path}"
+
+
+def script(name: str) -> str:
+    """A command that stands beside the running Python."""
+    return str(Path(sys.executable).parent / name)

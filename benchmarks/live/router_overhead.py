@@ -1,0 +1,244 @@
+"""What a router costs on the way to the instances: `python -m benchmarks.live.router_overhead`.
+
+A load generator in C keeps so many requests in flight through each router to four bare instances,
+also in C, that do nothing but answer. The router under test has one core to itself, all else shares
+the other. Each repetition measures every arm in turn, in another order than the one before; a
+measurement during which others used the machine is taken again.
+
+Figures are medians (least-most) over repetitions, and ratios to vllm-router's. CPU per request is
+what to compare: requests per second depend on who shares the machine. Exit code 1 if a target is
+missed or could not be judged, or if one of our answers was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import msgspec
+
+from benchmarks.live import arms, machine, overhead_verdict, request_shapes
+from benchmarks.live.arms import Arm, Running
+from benchmarks.live.figures import names
+from benchmarks.live.overhead_verdict import Measurement
+from benchmarks.live.processes import Processes, StartError, free_port, pin, url
+from benchmarks.live.request_shapes import Shape
+
+HERE = Path(__file__).parent
+INSTANCES = 4
+ROUTER_CORE, OTHER_CORE = 1, 0
+
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        arms.direct(),
+        arms.nginx(),
+        arms.vllm_router(),
+        arms.vllm_router("vllm-router-cache-aware", "cache_aware"),
+        arms.sglang_router(),
+        arms.relay(),
+        arms.ours(),
+    )
+}
+DEFAULT_ARMS = ("direct", "nginx", "vllm-router", "sglang-router", "rollout-sched")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What stays the same from one measurement to the next.
+
+    foreign_limit  share of the machine that others may use meanwhile
+    patience_s     seconds to wait for others to be quiet, before each
+    attempts       measurements taken at most, of which the least disturbed counts
+    scale          factor on the seconds of each
+    """
+
+    processes: Processes
+    generator: Path
+    instances: Sequence[int]
+    foreign_limit: float
+    patience_s: float
+    attempts: int
+    scale: float
+
+    def measure(self, shape: Shape, running: Running, repetition: int) -> Measurement:
+        """The least disturbed of a few attempts, the first quiet one at once."""
+        taken = []
+        for _ in range(self.attempts):
+            machine.wait_until_quiet(self.processes.sessions, self.foreign_limit, self.patience_s)
+            taken.append(self._attempt(shape, running, repetition))
+            if taken[-1].foreign <= self.foreign_limit:
+                break
+        return min(taken, key=lambda measurement: measurement.foreign)
+
+    def _attempt(self, shape: Shape, running: Running, repetition: int) -> Measurement:
+        answered = self._answered()
+        before = machine.instant(self.processes.sessions)
+        router = machine.usage(running.sessions)
+        load, rss = self._load(shape, running)
+        cpu_s = machine.usage(running.sessions).cpu_s - router.cpu_s
+        after = machine.instant(self.processes.sessions)
+        shares = [now - then for now, then in zip(self._answered(), answered, strict=True)]
+        wall_s = load["wall_s"]
+        others_s = after.own_s - before.own_s - cpu_s + load["cpu_s"]
+        count = load["events"] if shape.streams else load["completed"]
+        return Measurement(
+            shape=shape.name,
+            arm=running.arm.name,
+            repetition=repetition,
+            answered=load["completed"] - load["not_200"],
+            per_s=load["events"] / wall_s
+            if shape.streams
+            else load["in_window"] / load["window_s"],
+            cpu_us=cpu_s * 1e6 / max(count, 1),
+            added_p50=load["latency_us"]["p50"] - shape.hold_us,
+            added_p99=load["latency_us"]["p99"] - shape.hold_us,
+            transit_p50=load["transit_us"]["p50"],
+            transit_p99=load["transit_us"]["p99"],
+            rss_mb=rss / 2**20,
+            core=cpu_s / wall_s,
+            others_core=others_s / wall_s,
+            balance=max(shares) * len(shares) / max(sum(shares), 1),
+            errors=sum(load[kind] for kind in ("not_200", "refused", "cut", "unfinished")),
+            foreign=before.foreign_share(after, also_ours_s=load["cpu_s"]),
+        )
+
+    def _load(self, shape: Shape, running: Running) -> tuple[dict[str, Any], int]:
+        """Run the load generator; (what it says, most bytes of memory the router had)."""
+        body = self.processes.folder / f"{shape.name}.json"
+        body.write_text(shape.body)
+        options = {
+            "-p": ",".join(map(str, running.ports)),
+            "-P": request_shapes.PATH,
+            "-b": str(body),
+            "-c": str(shape.connections),
+            "-d": str(shape.window_s * self.scale),
+            "-w": str(shape.warm_up_s),
+            "-g": "20",
+        }
+        command = [str(self.generator), *(word for option in options.items() for word in option)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, preexec_fn=lambda: pin(OTHER_CORE)
+        ) as generator:
+            most = 0
+            while True:
+                most = max(most, machine.usage(running.sessions).rss_bytes)
+                try:
+                    said, _ = generator.communicate(timeout=0.5)
+                    return msgspec.json.decode(said), most
+                except subprocess.TimeoutExpired:
+                    continue
+
+    def _answered(self) -> list[int]:
+        """Requests each instance has had so far."""
+        counts = []
+        for port in self.instances:
+            with urlopen(url(port, "/stats"), timeout=5) as answer:
+                counts.append(msgspec.json.decode(answer.read())["requests"])
+        return counts
+
+
+def run(options: argparse.Namespace) -> list[Measurement]:
+    """Start everything, measure every arm under every shape, stop everything."""
+    with Processes() as processes:
+        generator = processes.build(HERE / "load_generator.c")
+        program = processes.build(HERE / "bare_instance.c")
+        instances = [free_port() for _ in range(INSTANCES)]
+        for port in instances:
+            processes.start(f"instance-{port}", [str(program), str(port)], OTHER_CORE)
+        chosen = [ARMS[name] for name in options.arms]
+        running = arms.start(chosen, instances, processes, ROUTER_CORE, request_shapes.MODEL)
+        bench = Bench(
+            processes,
+            generator,
+            instances,
+            options.foreign,
+            patience_s=2.0 if options.quick else 20.0,
+            attempts=1 if options.quick else 3,
+            scale=0.5 if options.quick else 1.0,
+        )
+        return measure_all(bench, options.shapes, running, options.repetitions)
+
+
+def measure_all(
+    bench: Bench, shapes: Sequence[str], running: Sequence[Running], repetitions: int
+) -> list[Measurement]:
+    """All arms in turn, the turn beginning one arm further each time."""
+    measurements = []
+    for name in shapes:
+        for repetition in range(repetitions):
+            first = repetition % len(running)
+            for one in [*running[first:], *running[:first]]:
+                found = bench.measure(request_shapes.SHAPES[name], one, repetition)
+                measurements.append(found)
+                print(
+                    f"{name} repetition {repetition + 1}: {one.arm.name}, "
+                    f"{found.cpu_us:.1f} us CPU, others used {found.foreign:.0%}",
+                    flush=True,
+                )
+    return measurements
+
+
+def report(measurements: Sequence[Measurement], options: argparse.Namespace) -> bool:
+    """Print tables and targets, write the JSON; whether all is well."""
+    for name in options.shapes:
+        shape = request_shapes.SHAPES[name]
+        print(f"\n{name}: {shape.about}; median (least-most) ratio to {arms.REFERENCE}")
+        shown = overhead_verdict.columns(shape.streams, shape.hold_us > 0)
+        print("\n".join(overhead_verdict.table(measurements, name, shown)))
+    noisy = sum(m.foreign > options.foreign for m in measurements)
+    print(
+        f"\n{options.repetitions} repetitions; in {noisy} of {len(measurements)} measurements "
+        f"others used more than {options.foreign:.0%} of the machine"
+    )
+    verdicts = overhead_verdict.verdicts(measurements, options.shapes)
+    print("\n".join(verdict.show() for verdict in verdicts))
+    lost = overhead_verdict.errors(measurements, arms.OURS)
+    if lost:
+        print(f"MISSED      {lost} answers of {arms.OURS} were not 200 or did not come whole")
+    write(options.json, measurements, verdicts)
+    return not lost and all(verdict.met for verdict in verdicts)
+
+
+def write(
+    path: Path, measurements: Sequence[Measurement], verdicts: Sequence[overhead_verdict.Verdict]
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"cores": machine.CORES, "targets": verdicts, "measurements": measurements}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    print(f"written: {path}")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arms", type=names(ARMS), default=list(DEFAULT_ARMS))
+    parser.add_argument(
+        "--shapes", type=names(request_shapes.SHAPES), default=list(request_shapes.DEFAULT)
+    )
+    parser.add_argument("--repetitions", type=int, help="default: 3, or 1 with --quick")
+    parser.add_argument("--foreign", type=float, default=0.12, help="share others may use")
+    parser.add_argument("--quick", action="store_true", help="half the seconds, no second try")
+    parser.add_argument("--json", type=Path, default=Path("out/router_overhead.json"))
+    options = parser.parse_args(arguments)
+    options.repetitions = options.repetitions or (1 if options.quick else 3)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        measurements = run(options)
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return int(not report(measurements, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
