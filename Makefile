@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
+PEERS_VENV ?= .venv-peers
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-vllm check format bench clean
+.PHONY: demo test test-vllm check format bench bench-live clean
 
 demo: $(VENV)/.ready
 	$(BIN)/rollout-sched replay lrm_math_open \
@@ -35,8 +36,13 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/replay_speed.py
 	$(BIN)/python benchmarks/decision_cost.py
 
+# Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
+# About 20 minutes; `make bench-live QUICK=--quick` takes about three.
+bench-live: $(VENV)/.ready $(PEERS_VENV)/.ready
+	PEERS=$(PEERS_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -53,4 +59,9 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
 	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers msgspec numpy rich
+	touch $@
+
+$(PEERS_VENV)/.ready: benchmarks/live/requirements.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install -q -r benchmarks/live/requirements.txt
 	touch $@

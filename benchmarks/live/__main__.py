@@ -1,0 +1,22 @@
+"""Both live benches one after the other: `python -m benchmarks.live [--quick]`.
+
+Exit code 1 if one of them missed something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.live import rollout_time, router_overhead
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.live", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter, to see it work")
+    arguments = ["--quick"] if parser.parse_args().quick else []
+    return router_overhead.main(arguments) | rollout_time.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Targets are judged on ratios within repetitions, and never passed by default."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from benchmarks.live.arms import OURS, REFERENCE
+from benchmarks.live.overhead_verdict import (
+    TARGETS,
+    Measurement,
+    Target,
+    columns,
+    errors,
+    judge,
+    ratios,
+    table,
+    verdicts,
+)
+
+CPU = Target("short64", "CPU per request", lambda m: m.cpu_us, 1.5)
+
+
+def measured(arm, repetition, cpu_us, **more):
+    nothing = dict.fromkeys(Measurement.__struct_fields__, 0)
+    known = {"shape": "short64", "arm": arm, "repetition": repetition, "cpu_us": cpu_us}
+    return Measurement(**nothing | {"answered": 100} | known | more)
+
+
+def test_ratios_are_taken_within_a_repetition():
+    # the machine was half as fast in the second: a ratio of medians would say otherwise
+    found = [
+        measured(REFERENCE, 0, 50.0),
+        measured(OURS, 0, 60.0),
+        measured(OURS, 1, 120.0),
+        measured(REFERENCE, 1, 100.0),
+        measured(OURS, 2, 70.0),
+    ]
+    assert ratios(found, "short64", OURS, CPU.field) == [1.2, 1.2]
+
+
+@pytest.mark.parametrize(("ours", "met"), [(75.0, True), (76.0, False)])
+def test_a_target_is_met_up_to_its_limit(ours, met):
+    verdict = judge(CPU, [measured(REFERENCE, 0, 50.0), measured(OURS, 0, ours)])
+    assert verdict.met is met
+    assert verdict.show().startswith("met" if met else "MISSED")
+
+
+@pytest.mark.parametrize("alone", [OURS, REFERENCE])
+def test_what_was_not_measured_is_not_met(alone):
+    verdict = judge(CPU, [measured(alone, 0, 50.0)])
+    assert not verdict.met
+    assert verdict.show().startswith("NOT JUDGED")
+
+
+def test_every_target_of_the_shapes_asked_for_is_judged():
+    assert [(v.shape, v.what) for v in verdicts([], ["held1024", "rltok16"])] == [
+        (target.shape, target.what) for target in TARGETS if target.shape in ("held1024", "rltok16")
+    ]
+
+
+def test_errors_are_those_of_one_arm_in_all_repetitions():
+    found = [
+        measured(OURS, 0, 1.0, errors=2),
+        measured(OURS, 1, 1.0, errors=3),
+        measured(REFERENCE, 0, 1.0, errors=40),
+    ]
+    assert errors(found, OURS) == 5
+
+
+def test_the_table_shows_median_range_and_ratio_and_who_refuses():
+    found = [
+        measured(REFERENCE, 0, 50.0),
+        measured(REFERENCE, 1, 52.0),
+        measured(OURS, 0, 60.0),
+        measured(OURS, 1, 52.0),
+        measured("other", 0, 1.0, answered=0, errors=9),
+    ]
+    lines = table(found, "short64", columns(streams=False, held=False))
+    cells = {line.split("|")[1].strip(): line for line in lines[2:]}
+    assert "56.0 (52.0-60.0) 1.10x" in cells[OURS]
+    assert "51.0 (50.0-52.0) 1.00x" in cells[REFERENCE]
+    assert "refuses these" in cells["other"]
+    assert "1.0 " not in cells["other"]
+
+
+def test_measurements_survive_their_json():
+    one = measured(OURS, 0, 1.5)
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Measurement) == one
