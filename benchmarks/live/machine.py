@@ -80,12 +80,27 @@ def instant(sessions: Iterable[int] = ()) -> Instant:
     return Instant(time.monotonic(), busy_s(), time.process_time() + usage(sessions).cpu_s)
 
 
-def wait_until_quiet(sessions: Iterable[int], limit: float, patience_s: float) -> None:
-    """Return once others used less than `limit` of the machine for a second, or patience ends."""
-    sessions = list(sessions)
-    give_up = time.monotonic() + patience_s
-    while time.monotonic() < give_up:
-        before = instant(sessions)
-        time.sleep(1.0)
-        if before.foreign_share(instant(sessions)) < limit:
-            return
+class Patience:
+    """Seconds to spend on waiting for others and on measuring again, over a whole run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+
+    def spend(self, since: Instant) -> None:
+        self.left_s -= time.monotonic() - since.wall_s
+
+    def wait_until_quiet(self, sessions: Iterable[int], limit: float, most_s: float) -> None:
+        """Return once others used less than `limit` of the machine for a second.
+
+        Or after `most_s` seconds, or when patience ends; a first second is always given.
+        """
+        sessions = list(sessions)
+        give_up = time.monotonic() + min(most_s, self.left_s)
+        while True:
+            before = instant(sessions)
+            time.sleep(1.0)
+            if before.foreign_share(instant(sessions)) < limit:
+                return
+            self.spend(before)
+            if time.monotonic() >= give_up:
+                return

@@ -80,9 +80,11 @@ class Processes:
                         return process
             except (URLError, OSError):
                 time.sleep(0.2)
+        exit_code = process.poll()
         stop(process)
-        end = (self.folder / f"{name}.log").read_text("utf-8", "replace")[-1500:]
-        raise StartError(f"{name} did not answer within {patience_s:.0f} s; it wrote:\n{end}")
+        wrote = (self.folder / f"{name}.log").read_text("utf-8", "replace")[-1500:]
+        said = f"did not answer within {patience_s:.0f} s" if exit_code is None else "exited"
+        raise StartError(f"{name} {said}; it wrote:\n{wrote}")
 
     def build(self, source: Path) -> Path:
         """Compile a C program of one file."""

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.live import arms, request_shapes, router_overhead
 from benchmarks.live.arms import Arm
+from benchmarks.live.machine import Patience
 from benchmarks.live.processes import Processes, StartError, free_port
 from benchmarks.live.request_shapes import Shape
 
@@ -35,7 +36,13 @@ def bench():
         for port in instances:
             processes.start(f"instance-{port}", [str(program), str(port)], None)
         yield router_overhead.Bench(
-            processes, generator, instances, foreign_limit=1.0, patience_s=0, attempts=1, scale=1
+            processes,
+            generator,
+            instances,
+            foreign_limit=1.0,
+            patience=Patience(0),
+            attempts=1,
+            scale=1.0,
         )
 
 
@@ -52,7 +59,7 @@ def test_short_requests_are_counted_and_spread(bench, running, arm):
     found = bench.measure(small("short"), running[arm], 0)
     assert found.errors == 0
     assert found.answered > 20
-    assert found.balance == pytest.approx(1, abs=0.5)
+    assert 1 <= found.balance < 2
     assert 0 < found.added_p50 <= found.added_p99
     assert (found.rss_mb > 1) is (arm == "bare-relay")
 
@@ -82,7 +89,7 @@ def test_answers_that_are_not_200_are_errors(bench, running, monkeypatch):
 
 def test_an_arm_that_does_not_come_up_says_what_it_wrote(bench):
     arm = Arm("broken", lambda place: [sys.executable, "-c", "print('no such option')"])
-    with pytest.raises(StartError, match=r"(?s)broken did not answer.*no such option"):
+    with pytest.raises(StartError, match=r"(?s)broken exited.*no such option"):
         arms.start([arm], bench.instances, bench.processes, None, request_shapes.MODEL)
 
 
