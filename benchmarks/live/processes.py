@@ -33,6 +33,8 @@ class Processes:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Processes:
+        # Without this a terminated bench would leave everything it started behind.
+        self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return self
 
     def __exit__(
@@ -44,6 +46,7 @@ class Processes:
         for process in self._running:
             stop(process)
         self._temporary.cleanup()
+        signal.signal(signal.SIGTERM, self._before)
 
     @property
     def sessions(self) -> list[int]:
