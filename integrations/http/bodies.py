@@ -98,7 +98,7 @@ class Chunked:
         if end < 0:
             self._held = data[pos:]
             return None
-        read_fields(data[pos : end + 4], 0, 1)
+        read_fields(data[pos:end])
         return data[end + 4 :]
 
 

@@ -174,12 +174,12 @@ class Pool:
         task.add_done_callback(self._dialled)
 
     def _open(self, method: str, target: str) -> bytes:
-        line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
+        line = f"{method} {self._prefix}{target} HTTP/1.1".encode()
         if not target.startswith("/") or not is_request_line(line):
             raise ValueError(f"{method!r} and {target!r} do not make a request line")
         if len(self._openings) >= MAX_OPENINGS:
             self._openings.clear()
-        opening = line + b"host: %b\r\n" % self._authority.encode()
+        opening = b"%b\r\nhost: %b\r\n" % (line, self._authority.encode())
         self._openings[method, target] = opening
         return opening
 

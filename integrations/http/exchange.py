@@ -253,9 +253,8 @@ class Connection(asyncio.Protocol):
             if end < 0:
                 self._data = data
                 return
-            end += len(END)
             status, head = read_response(data[:end])
-            data = data[end:]
+            data = data[end + len(END) :]
             if status >= 200:
                 break
             if status == 101:

@@ -334,8 +334,8 @@ class Connection(asyncio.Protocol):
                 self._reading = True
                 self._wait()
             return False
-        end += len(END)
         method, target, head = read_request(data[start:end])
+        end += len(END)
         if target[0] != _SLASH:
             target = _AUTHORITY.sub(b"", target, count=1) or b"/"
         if not server.app.wants(method, target):
