@@ -27,6 +27,7 @@ NAMES = 1 << 30
 LIMIT = 1 << 31
 """one more than the largest id"""
 _WORDS = 1 << 17
+_LOGPROBS = 1 << 62  # no version
 
 Spans = Sequence[tuple[int, int]]
 Words = NDArray[np.uint64]
@@ -101,7 +102,7 @@ def tokens(response: int, start: int, spans: Spans) -> list[int]:
 
 def logprobs(response: int, start: int, count: int) -> list[float]:
     """One for each of the tokens, between -4 and 0."""
-    words = _mixed(response, start, count, -1)
+    words = _mixed(response, start, count, _LOGPROBS)
     return [word / -1024 for word in (words >> np.uint64(52)).tolist()]
 
 

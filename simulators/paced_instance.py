@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,9 +27,18 @@ from rollout_sched.simulators import made_up_text as text
 from rollout_sched.simulators.instance import Ended, Instance, InstanceSpec, PauseMode, Work
 from rollout_sched.simulators.token_streams import TokenStreams
 
-#: How many tokens an order would generate before it stops by itself, at least 1.
-Lengths = Callable[[Order], int]
 Stream = tuple[int, ...]
+
+
+class Response(NamedTuple):
+    """What an order is to begin or to go on with; `made_tokens` of it are in the context."""
+
+    name: int
+    made_tokens: int
+
+
+#: How many tokens a response has when it stops by itself, those made before included.
+Lengths = Callable[[Order, Response], int]
 
 
 class _Answering:
@@ -128,12 +137,17 @@ class PacedInstance:
         number = self._submit(order, on_tokens)
         answering = self._answering[number]
         try:
-            return await answering.answer
+            output = await answering.answer
         except asyncio.CancelledError:
             if self._answering.pop(number, None) is not None:
                 self._forget(number, answering)
                 self._abort(number, answering)
             raise
+        rest = answering.streamed
+        if on_tokens is not None and rest < len(output.token_ids):
+            logprobs = output.logprobs
+            on_tokens(output.token_ids[rest:], None if logprobs is None else logprobs[rest:])
+        return output
 
     async def abort(self, order_id: str) -> None:
         self._check_open()
@@ -219,10 +233,11 @@ class PacedInstance:
             context = text.read(order.token_ids)
         except ValueError as error:
             raise RequestRejected(str(error)) from None
-        name = context.name or text.name(context, _draw(order))
-        answering = _Answering(order, name, context.made_tokens, on_tokens)
         self._attempts += 1
         number = self._attempts
+        name = context.name or text.name(context, _draw(order, number))
+        answering = _Answering(order, name, context.made_tokens, on_tokens)
+        length = self._lengths(order, Response(name, context.made_tokens))
         # One line of text has one writer; a second one gets a line of its own.
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
@@ -230,7 +245,7 @@ class PacedInstance:
         work = Work(
             number,
             len(order.token_ids),
-            max(1, self._lengths(order)),
+            max(1, length - context.made_tokens),
             order.max_new_tokens,
             prompt_stream=context.prompt,
             shared_tokens=context.prompt_tokens,
@@ -307,8 +322,6 @@ class PacedInstance:
         if answering is None:
             return  # nobody waits any more
         self._forget(ended.attempt, answering)
-        if answering.on_tokens is not None and answering.streamed < ended.tokens:
-            self._send(answering, ended.tokens, ended.spans)
         ids, logprobs = self._text(answering, 0, ended.spans)
         if not answering.answer.done():
             answering.answer.set_result(Output(ids, logprobs, ended.reason, ended.spans))
@@ -350,13 +363,13 @@ class PacedInstance:
         )
 
 
-def _draw(order: Order) -> str:
-    """What the response depends on besides its context: nothing if it is greedy."""
+def _draw(order: Order, number: int) -> str:
+    """What a new response depends on besides its context: nothing if it is greedy."""
     sampling = order.sampling
     if sampling.get("temperature") == 0:
         return ""
     seed = sampling.get("seed")
-    return f"id {order.id}" if seed is None else f"seed {seed}"
+    return f"{order.id} {number}" if seed is None else f"seed {seed}"
 
 
 def _without(spans: text.Spans, tokens: int) -> list[tuple[int, int]]:
