@@ -1,0 +1,171 @@
+"""Control calls to one vLLM server: few, bounded in rate, in time and in the size of the answer."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from rollout_sched.integrations.vllm.throttle import Throttle, throttle
+from rollout_sched.live.ports import InstanceError
+
+KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
+CONNECT_S = 10.0
+LARGEST_ANSWER = 32 * 2**20  # bytes; /metrics has 28 KB for each data-parallel rank
+
+#: What to do about a refusal, by its status.
+REMEDIES = {
+    401: "give the API key that vLLM was started with (--api-key)",
+    403: "start vLLM with --enable-scale-out",
+    404: "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, or use a newer one",
+    405: "it is no vLLM server, or an older one",
+}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Status and body of an HTTP answer."""
+
+    status: int
+    body: bytes
+
+
+class Control:
+    """GET and POST to one server.
+
+    A call that is safe to repeat is sent again, once and on a new connection, when the server
+    resets the one it was sent on, as it does to connections that were idle too long. Other calls
+    get a new connection at once, and are never repeated.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        rate: int,
+        limit_s: float,
+    ) -> None:
+        self.url = url
+        self._headers = dict(headers)
+        self._tls = tls
+        self.throttle: Throttle = throttle(rate, "control_rate")
+        self._limit_s = limit_s
+        self._open: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
+
+    async def get(self, path: str) -> Answer:
+        """Any answer at all; InstanceError if there is none."""
+        return await self.send("GET", path)
+
+    async def call(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+        throttled: bool = True,
+        limit_s: float | None = None,
+    ) -> bytes:
+        """POST that must succeed, within `limit_s` seconds. Returns the body of the 200.
+
+        `throttled=False` is for a caller that has passed the throttle already.
+        """
+        if throttled:
+            await self.throttle()
+        answer = await self._exchange("POST", path, body, query, repeatable, limit_s)
+        if answer.status != 200:
+            raise refusal(path, answer)
+        return answer.body
+
+    async def send(self, method: str, path: str, body: Any = None) -> Answer:
+        """Any answer at all to a call that is safe to repeat; InstanceError if there is none."""
+        await self.throttle()
+        return await self._exchange(method, path, body, None, True, None)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, str] | None,
+        repeatable: bool,
+        limit_s: float | None,
+    ) -> Answer:
+        timeout = aiohttp.ClientTimeout(limit_s or self._limit_s, sock_connect=CONNECT_S)
+        data = None if body is None else msgspec.json.encode(body)
+        options = {"data": data, "params": query, "timeout": timeout}
+        kept, fresh = self._sessions()
+        with as_instance_errors(path):
+            if repeatable:
+                try:
+                    return await self._once(kept, method, path, options)
+                except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
+                    pass  # an idle connection that the server closed just now
+            return await self._once(fresh, method, path, options)
+
+    async def _once(
+        self, session: aiohttp.ClientSession, method: str, path: str, options: dict[str, Any]
+    ) -> Answer:
+        # Redirects are not followed: they would carry the API key elsewhere.
+        url = self.url + path
+        async with session.request(method, url, allow_redirects=False, **options) as response:
+            body = bytearray()
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    raise InstanceError(f"{path} answered with more than {LARGEST_ANSWER} bytes")
+            return Answer(response.status, bytes(body))
+
+    def _sessions(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+        """One that keeps connections and one that does not; made within the event loop."""
+        if self._open is None:
+            self._open = (
+                session(self._headers, self._tls, keepalive_timeout=KEEP_ALIVE_S),
+                session(self._headers, self._tls, force_close=True),
+            )
+        return self._open
+
+    async def close(self) -> None:
+        for each in self._open or ():
+            await each.close()
+        self._open = None
+
+
+def session(
+    headers: Mapping[str, str], tls: ssl.SSLContext | None, **connector: Any
+) -> aiohttp.ClientSession:
+    """Connections to one server, as many as needed at once."""
+    verify: Any = True if tls is None else tls
+    return aiohttp.ClientSession(
+        headers=headers, connector=aiohttp.TCPConnector(ssl=verify, limit=0, **connector)
+    )
+
+
+@contextmanager
+def as_instance_errors(path: str) -> Iterator[None]:
+    """What can go wrong on the way is the instance's fault."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise InstanceError(f"{path} did not answer in time") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise InstanceError(f"{path} failed: {error or type(error).__name__}") from error
+
+
+def refusal(path: str, answer: Answer) -> InstanceError:
+    """What a status other than 200 means, and what to do about it."""
+    text = f"{path} answered {answer.status}: {answer.body[:200].decode(errors='replace')}"
+    remedy = REMEDIES.get(answer.status)
+    return InstanceError(f"{text}; {remedy}" if remedy else text)
+
+
+def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
+    """The JSON of an answer as a type; InstanceError if it is something else."""
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InstanceError(f"{path} is not understood ({error}): {body[:200]!r}") from error

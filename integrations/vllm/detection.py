@@ -1,0 +1,188 @@
+"""What a vLLM server offers, found by calls that change nothing, and what to do where it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+
+from rollout_sched.integrations.vllm import metrics_text
+from rollout_sched.integrations.vllm.answers import version_of
+from rollout_sched.integrations.vllm.control import Answer, Control, decoded, refusal
+from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
+from rollout_sched.live.ports import Description, InstanceError
+
+Endpoint = Literal["auto", "generate", "completions"]
+
+DEV_ABORT = "/abort_requests"
+OPEN_ABORT = "/inference/v1/abort_requests"
+
+_DEV_MODE = "set VLLM_SERVER_DEV_MODE=1 in vLLM's environment"
+#: capability -> (endpoint, what is missed without it and what to do)
+_DEV_ENDPOINTS = {
+    "pause": (
+        "/pause",
+        f"cannot be paused for a weight update; {_DEV_MODE}",
+    ),
+    "collective_rpc": (
+        "/collective_rpc",
+        f"cannot reload weights from disk; {_DEV_MODE}",
+    ),
+    "weight_transfer": (
+        "/start_weight_update",
+        "cannot receive weights by weight transfer; use vLLM 0.22 or newer, set "
+        "VLLM_SERVER_DEV_MODE=1 in its environment and give --weight-transfer-config",
+    ),
+    "set_version": (
+        "/update_weight_version",
+        f"cannot label tokens with our versions; use vLLM 0.28 or newer and {_DEV_MODE}",
+    ),
+}
+_FIRST_WITH_SPANS = (0, 32)
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What was found.
+
+    notes       in plain words, what is missing and what to do about it
+    dialect     the endpoint that generates
+    abort_path  where aborts go; None if nowhere
+    block_size  tokens of one KV block
+    """
+
+    description: Description
+    dialect: Dialect
+    abort_path: str | None
+    block_size: int
+    notes: tuple[str, ...]
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def detect(
+    control: Control, endpoint: Endpoint = "auto", slots: int | None = None
+) -> Findings:
+    """Ask a server what it is. Raises InstanceError, with what to do, if it cannot be used."""
+    models = await _models(control)
+    text = await _metrics(control)
+    cache = metrics_text.cache_config(text)
+    generates, aborts, dev_aborts, *dev = await asyncio.gather(
+        # Without its required fields the request is refused before anything is generated, and
+        # the list of ids to abort is missing.
+        control.send("POST", Generate.target, {}),
+        control.send("POST", OPEN_ABORT, {}),
+        *(control.get(path) for path in (DEV_ABORT, *(p for p, _ in _DEV_ENDPOINTS.values()))),
+    )
+    notes: list[str] = []
+    dialect = _dialect(endpoint, generates, notes)
+    abort_path = _abort_path(aborts, dev_aborts, notes)
+    capabilities = {dialect.capability} | ({"abort"} if abort_path else set())
+    for (capability, (_, note)), answer in zip(_DEV_ENDPOINTS.items(), dev, strict=True):
+        if answer.status == 405:  # the path is there, for POST
+            capabilities.add(capability)
+        else:
+            notes.append(note)
+    if dialect.capability == "generate" and await _vllm_version(control) >= _FIRST_WITH_SPANS:
+        capabilities.add("weight_versions")
+    description = Description(
+        slots=slots or await _slots(control) * cache.engines,
+        kv_tokens=cache.kv_tokens,
+        max_model_len=models.data[0].max_model_len,
+        version=await _version(control),
+        started_at=metrics_text.started_at(text),
+        model=models.data[0].id,
+        capabilities=frozenset(capabilities),
+    )
+    return Findings(description, dialect, abort_path, cache.block_size, tuple(notes))
+
+
+def _dialect(endpoint: Endpoint, probe: Answer, notes: list[str]) -> Dialect:
+    offered = probe.status in (400, 422)
+    if endpoint == "generate" and not offered:
+        raise refusal(Generate.target, probe)
+    if offered and endpoint != "completions":
+        return Generate()
+    if endpoint == "auto":
+        remedy = (
+            "start vLLM with --enable-scale-out"
+            if probe.status == 403
+            else "use a vLLM that has /inference/v1/generate"
+        )
+        notes.append(
+            f"is used through /v1/completions and does not say which weights made a token; {remedy}"
+        )
+    return Completions()
+
+
+def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | None:
+    if dev_probe.status == 405:
+        return DEV_ABORT
+    if probe.status in (400, 422):
+        return OPEN_ABORT
+    notes.append(
+        "cannot abort a request and keep its tokens: what was not streamed of an interrupted one "
+        f"is lost; start vLLM with --enable-scale-out, or {_DEV_MODE}"
+    )
+    return None
+
+
+async def _models(control: Control) -> _Models:
+    answer = await control.get("/v1/models")
+    if answer.status != 200:
+        raise refusal("/v1/models", answer)
+    models: _Models = decoded("/v1/models", answer.body, _Models)
+    if not models.data:
+        raise InstanceError("/v1/models names no model")
+    return models
+
+
+async def _metrics(control: Control) -> bytes:
+    answer = await control.get("/metrics")
+    if answer.status != 200:
+        raise InstanceError(
+            f"/metrics answered {answer.status}; start vLLM without "
+            "--disable-log-stats, and let /metrics through"
+        )
+    return answer.body
+
+
+async def _slots(control: Control) -> int:
+    """max_num_seqs, which only the development mode tells."""
+    path = "/server_info?config_format=json"
+    answer = await control.get(path)
+    if answer.status == 200:
+        config: Any = decoded(path, answer.body, dict[str, Any]).get("vllm_config")
+        scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
+        told = scheduler.get("max_num_seqs") if isinstance(scheduler, dict) else None
+        if isinstance(told, int) and told > 0:
+            return told
+    raise InstanceError(
+        f"it does not tell how many sequences it runs at once (/server_info answered "
+        f"{answer.status}): give slots, with the value of vLLM's --max-num-seqs, or {_DEV_MODE}"
+    )
+
+
+async def _version(control: Control) -> int | None:
+    answer = await control.get("/weight_info")
+    if answer.status != 200:
+        return None
+    told = decoded("/weight_info", answer.body, dict[str, Any])
+    return version_of(told.get("weight_version"))
+
+
+async def _vllm_version(control: Control) -> tuple[int, ...]:
+    """(major, minor); () where it is not told, which is smaller than any."""
+    answer = await control.get("/version")
+    if answer.status != 200:
+        return ()
+    told = str(decoded("/version", answer.body, dict[str, Any]).get("version"))
+    parts = told.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(p.isdecimal() for p in parts) else ()

@@ -1,0 +1,208 @@
+"""The two endpoints that take tokens and give tokens: what is sent, what comes, what aborts it.
+
+`/inference/v1/generate` is made for this. `/v1/completions` takes token ids as well and is there
+on every vLLM, but does not say which weights made a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+
+from rollout_sched.integrations.vllm.answers import Piece, VersionSpan
+from rollout_sched.live.ports import InstanceError, Order, RequestRejected
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
+
+_T = TypeVar("_T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Dialect(Protocol):
+    """How one endpoint is spoken to."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def capability(self) -> str: ...
+
+    def engine_id(self, order_id: str) -> str:
+        """The id under which the engine knows the request, which is what abort needs."""
+
+    def body(self, order: Order, model: str) -> bytes:
+        """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
+
+    def read(self, data: bytes) -> Piece:
+        """A whole answer or one chunk of a stream. Raises InstanceError if it is neither."""
+
+
+class _TokenLogprob(msgspec.Struct):
+    logprob: Logprob
+    token_id: int | None = None  # since vLLM 0.32
+
+
+class _GenerateLogprobs(msgspec.Struct):
+    content: list[_TokenLogprob]
+
+
+class _GenerateChoice(msgspec.Struct):
+    token_ids: list[TokenId]
+    finish_reason: str | None = None
+    logprobs: _GenerateLogprobs | None = None
+    weight_versions: list[VersionSpan] | None = None
+
+
+class _GenerateAnswer(msgspec.Struct):
+    choices: list[_GenerateChoice]
+
+
+class Generate:
+    """`POST /inference/v1/generate`."""
+
+    target = "/inference/v1/generate"
+    capability = "generate"
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_GenerateAnswer).decode
+
+    def engine_id(self, order_id: str) -> str:
+        return f"generate-tokens-{order_id}"
+
+    def body(self, order: Order, model: str) -> bytes:
+        sampling = _sampling(order)
+        if not sampling.get("stop"):  # stop strings need the text; nobody else here does
+            sampling.setdefault("detokenize", False)
+        if order.stream_every:
+            sampling["stream_interval"] = order.stream_every
+        request: dict[str, Any] = {
+            "model": model,
+            "request_id": order.id,
+            "token_ids": order.token_ids,
+            "sampling_params": sampling,
+            "stream": order.stream_every > 0,
+        }
+        if order.salt:
+            request["cache_salt"] = order.salt
+        return _encode(request)
+
+    def read(self, data: bytes) -> Piece:
+        choice = _only(_decoded(self._decode, data).choices)
+        if choice is None:
+            return Piece([])
+        logprobs = None
+        if choice.logprobs is not None:
+            content = choice.logprobs.content
+            logprobs = [entry.logprob for entry in content]
+            named = [entry.token_id for entry in content if entry.token_id is not None]
+            if named and named != choice.token_ids:
+                raise InstanceError("its log-probs name other tokens than its answer")
+        return Piece(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+
+
+class _CompletionLogprobs(msgspec.Struct):
+    token_logprobs: list[Logprob]
+
+
+class _CompletionChoice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    finish_reason: str | None = None
+    logprobs: _CompletionLogprobs | None = None
+
+
+class _CompletionAnswer(msgspec.Struct):
+    choices: list[_CompletionChoice]
+
+
+#: What `/v1/completions` would take from the model's generation_config.json where a request does
+#: not say it; `/inference/v1/generate` takes these values, so both endpoints sample alike.
+NEUTRAL_SAMPLING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+#: SamplingParams of vLLM 0.32 that `/v1/completions` has no field for and would ignore.
+UNKNOWN_TO_COMPLETIONS = frozenset(
+    {
+        "extra_args",
+        "flat_logprobs",
+        "prompt_logprob_start",
+        "prompt_logprob_token_ids",
+        "skip_reading_prefix_cache",
+        "trace_decode_token_ids",
+    }
+)
+
+
+class Completions:
+    """`POST /v1/completions` with token ids."""
+
+    target = "/v1/completions"
+    capability = "completions"
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_CompletionAnswer).decode
+
+    def engine_id(self, order_id: str) -> str:
+        return f"cmpl-{order_id}-0"  # of the first and only prompt
+
+    def body(self, order: Order, model: str) -> bytes:
+        sampling = _sampling(order)
+        sampling.pop("detokenize", None)
+        if unknown := sorted(UNKNOWN_TO_COMPLETIONS & sampling.keys()):
+            raise RequestRejected(
+                f"sampling parameter {unknown[0]!r} is not offered by {self.target}; "
+                "start vLLM with --enable-scale-out, or leave it out"
+            )
+        request: dict[str, Any] = {
+            **NEUTRAL_SAMPLING,
+            **sampling,
+            "model": model,
+            "request_id": order.id,
+            "prompt": order.token_ids,
+            "return_token_ids": True,
+            "stream": order.stream_every > 0,
+        }
+        if order.stream_every:
+            request["stream_interval"] = order.stream_every
+        if order.salt:
+            request["cache_salt"] = order.salt
+        return _encode(request)
+
+    def read(self, data: bytes) -> Piece:
+        choice = _only(_decoded(self._decode, data).choices)
+        if choice is None:
+            return Piece([])
+        if choice.token_ids is None:
+            raise InstanceError("it does not answer with token ids; vLLM 0.10.2 is the first to")
+        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+        return Piece(choice.token_ids, logprobs, choice.finish_reason)
+
+
+def _sampling(order: Order) -> dict[str, Any]:
+    if order.sampling.get("n", 1) != 1:
+        raise RequestRejected("an order is for one response: leave n out, send one order for each")
+    return {**order.sampling, "max_tokens": order.max_new_tokens}
+
+
+def _decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InstanceError(f"its answer is not understood ({error}): {data[:200]!r}") from error
+
+
+def _only(choices: list[_T]) -> _T | None:
+    """The one choice of an answer; None in the chunk that only tells the usage."""
+    if len(choices) > 1:
+        raise InstanceError(f"it answered with {len(choices)} choices where one was asked for")
+    return choices[0] if choices else None

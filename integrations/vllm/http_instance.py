@@ -1,0 +1,204 @@
+"""A vLLM server behind the live driver's port."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm import metrics_text
+from rollout_sched.integrations.vllm.abort_batch import AbortBatch
+from rollout_sched.integrations.vllm.answers import Assembly
+from rollout_sched.integrations.vllm.control import Answer, Control, refusal
+from rollout_sched.integrations.vllm.detection import Endpoint, Findings, detect
+from rollout_sched.integrations.vllm.event_stream import EventStream
+from rollout_sched.integrations.vllm.generation_calls import GenerationCalls
+from rollout_sched.integrations.vllm.throttle import throttle
+from rollout_sched.live.ports import (
+    Description,
+    Gauges,
+    OnTokens,
+    Order,
+    Output,
+    RequestRejected,
+)
+
+AT_FAULT = (400, 413, 422)  # statuses that blame the request
+
+
+class HttpInstance:
+    """One vLLM server (`live.ports.InstanceClient`).
+
+    url             http(s)://host:port, with a path before the endpoints if a proxy adds one
+    name            what it is called; the url if not given
+    api_key         vLLM's --api-key
+    tls             for https, an SSLContext with the authorities and certificates to use; None for
+                    the system's
+    slots           vLLM's --max-num-seqs, where the server does not tell it
+    endpoint        "generate" or "completions" to insist on one; "auto" takes the better one
+    control_rate    control calls in a second at most
+    dispatch_rate   orders sent in a second at most
+    control_limit_s seconds until a control call is given up
+    answer_limit_s  seconds until an attempt is given up; None: never
+
+    `describe` comes first: it finds out what the server offers, `findings` tells what that was.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        slots: int | None = None,
+        endpoint: Endpoint = "auto",
+        control_rate: int = 100,
+        dispatch_rate: int = 2000,
+        control_limit_s: float = 30.0,
+        answer_limit_s: float | None = None,
+    ) -> None:
+        url = _checked_url(url)
+        headers = _headers(api_key)
+        self.name = name or url
+        self.control = Control(url, headers, tls, control_rate, control_limit_s)
+        self._calls = GenerationCalls(url, headers, tls, answer_limit_s)
+        self._dispatch_throttle = throttle(dispatch_rate, "dispatch_rate")
+        self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
+        self._slots = slots
+        self._endpoint = endpoint
+        self._findings: Findings | None = None
+        self._cuttable: dict[str, asyncio.Task[Output]] = {}
+
+    @property
+    def findings(self) -> Findings:
+        """What the last `describe` found. Raises CallerError before the first."""
+        if self._findings is None:
+            raise CallerError(f"{self.name}: describe() it before anything else")
+        return self._findings
+
+    async def describe(self) -> Description:
+        self._findings = await detect(self.control, self._endpoint, self._slots)
+        return self._findings.description
+
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+        assembly = Assembly(order, on_tokens)
+        if self.findings.abort_path is not None:
+            return await self._attempt(order, assembly)
+        task = self._cuttable[order.id] = asyncio.create_task(self._attempt(order, assembly))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            return assembly.cut()  # it was `abort` that cancelled
+        finally:
+            self._cuttable.pop(order.id, None)
+
+    async def _attempt(self, order: Order, assembly: Assembly) -> Output:
+        dialect = self.findings.dialect
+        body = dialect.body(order, self.findings.description.model)
+        headers = _session_header(order.session)
+        events = EventStream()
+
+        def receive(data: bytes) -> None:
+            for payload in events.feed(data):
+                assembly.add(dialect.read(payload))
+
+        await self._dispatch_throttle()
+        answer = await self._calls.post(
+            dialect.target, headers, body, _largest(order), receive if order.stream_every else None
+        )
+        _raise_if_refused(dialect.target, answer)
+        if not order.stream_every:
+            assembly.add(dialect.read(answer.body))
+        return assembly.output()
+
+    async def abort(self, order_id: str) -> None:
+        """Where the server cannot abort, the connection is cut: the answer then has the tokens
+        that were streamed."""
+        if self.findings.abort_path is not None:
+            await self._aborts.add(self.findings.dialect.engine_id(order_id))
+        elif task := self._cuttable.get(order_id):
+            task.cancel()
+
+    async def _send_aborts(self, engine_ids: list[str]) -> None:
+        path = self.findings.abort_path
+        assert path is not None
+        await self.control.call(path, {"request_ids": engine_ids}, throttled=False)
+
+    async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        # Left out, clear_cache is true, and drops the KV of everything that runs even with "keep".
+        query = {"mode": mode, "clear_cache": "true" if clear_cache else "false"}
+        await self.control.call("/pause", query=query)
+
+    async def resume(self) -> None:
+        await self.control.call("/resume")
+
+    async def set_version(self, version: int) -> None:
+        if "set_version" in self.findings.description.capabilities:
+            await self.control.call("/update_weight_version", {"new_version": str(version)})
+
+    async def call(
+        self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None
+    ) -> bytes:
+        """A control call of the user's own, such as one that loads weights; never repeated.
+
+        `limit_s` is in seconds. Raises InstanceError for any status but 200.
+        """
+        return await self.control.call(path, body, repeatable=False, limit_s=limit_s)
+
+    async def gauges(self) -> Gauges:
+        answer = await self.control.get("/metrics")
+        if answer.status != 200:
+            raise refusal("/metrics", answer)
+        return metrics_text.gauges(answer.body)
+
+    async def close(self) -> None:
+        await self._calls.close()
+        await self.control.close()
+
+
+def _raise_if_refused(target: str, answer: Answer) -> None:
+    if answer.status in AT_FAULT:
+        text = answer.body[:500].decode(errors="replace")
+        raise RequestRejected(
+            f"{target} answered {answer.status}: {text}", answer.status, answer.body
+        )
+    if answer.status != 200:
+        raise refusal(target, answer)
+
+
+def _largest(order: Order) -> int:
+    """Bytes an honest answer stays below: a token with one log-prob has some 150."""
+    top = max(int(order.sampling.get("logprobs") or 0), 0)
+    prompt = int(order.sampling.get("prompt_logprobs") or 0) + 1
+    return 2**20 + 512 * (2 + top) * order.max_new_tokens + 512 * prompt * len(order.token_ids)
+
+
+def _session_header(session: str) -> dict[str, str]:
+    if not session:
+        return {}
+    if not (session.isascii() and session.isprintable()):
+        raise RequestRejected(f"session {session[:80]!r} cannot be a header: printable ASCII only")
+    return {"X-Session-ID": session}
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        if not (api_key and api_key.isascii() and api_key.isprintable()):
+            raise CallerError("the API key is empty or not printable ASCII")
+        headers["Authorization"] = f"Bearer {api_key}"
+    return headers
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise CallerError(f"instance {url!r}: give it as http://host:port or https://host:port")
+    return url.rstrip("/")

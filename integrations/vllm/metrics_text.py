@@ -1,0 +1,97 @@
+"""The few figures we need from vLLM's `/metrics`, found without parsing the other 53 KB."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from rollout_sched.live.ports import Gauges, InstanceError
+
+_LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    """`engines` of one instance (data-parallel ranks), their KV cache together, one block."""
+
+    engines: int
+    kv_tokens: int
+    block_size: int
+
+
+def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
+    """(labels, value) of each sample of a metric. Raises InstanceError if a value is no number."""
+    key = name.encode()
+    at = text.find(key)
+    while at >= 0:
+        after = at + len(key)
+        starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else it is a comment, or longer
+        if starts_line and text[after : after + 1] in (b"{", b" "):
+            end = text.find(b"\n", after)
+            labels, _, value = text[after : end if end >= 0 else len(text)].rpartition(b" ")
+            yield labels, _number(name, value)
+        at = text.find(key, after)
+
+
+def total(text: bytes, name: str, label: bytes = b"") -> float:
+    """The sum over engines, of the samples whose labels hold `label`; 0 where there is none."""
+    return sum(value for labels, value in samples(text, name) if label in labels)
+
+
+def gauges(text: bytes) -> Gauges:
+    """Load and counters, over all engines of the instance. `kv_usage` is their mean.
+
+    vLLM does not count what is prefilled anew after a preemption, so `reprefilled_tokens` is 0.
+    """
+    usage = [value for _, value in samples(text, "vllm:kv_cache_usage_perc")]
+    running = total(text, "vllm:num_requests_running")
+    if not usage:
+        raise InstanceError("/metrics has no vllm:kv_cache_usage_perc: is it vLLM?")
+    prompt = "vllm:prompt_tokens_by_source_total"
+    return Gauges(
+        running=int(running),
+        waiting=int(total(text, "vllm:num_requests_waiting")),
+        kv_usage=sum(usage) / len(usage),
+        preemptions=int(total(text, "vllm:num_preemptions_total")),
+        prefill_tokens=int(total(text, prompt, b'"local_compute"')),
+        cached_tokens=int(total(text, prompt, b'"local_cache_hit"')),
+        generated_tokens=int(total(text, "vllm:generation_tokens_total")),
+    )
+
+
+def cache_config(text: bytes) -> CacheConfig:
+    """From `vllm:cache_config_info`, which has one sample for each engine."""
+    engines = [
+        dict(_LABEL.findall(labels)) for labels, _ in samples(text, "vllm:cache_config_info")
+    ]
+    try:
+        sizes = [_kv_tokens(labels) for labels in engines]
+        return CacheConfig(len(engines), sum(sizes), int(engines[0][b"block_size"]))
+    except (IndexError, KeyError, ValueError) as error:
+        raise InstanceError(
+            f"/metrics does not tell the size of its KV cache: {error!r}"
+        ) from error
+
+
+def _kv_tokens(labels: dict[bytes, bytes]) -> int:
+    told = labels.get(b"kv_cache_size_tokens", b"None")  # older vLLM has no such label
+    if told != b"None":
+        return int(told)
+    return int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"])
+
+
+def started_at(text: bytes) -> float:
+    """Unix seconds; 0 where it is not told."""
+    return total(text, "process_start_time_seconds")
+
+
+def _number(name: str, value: bytes) -> float:
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise InstanceError(f"/metrics: {name} is {value[:40]!r}") from error
+    if not math.isfinite(number):
+        raise InstanceError(f"/metrics: {name} is {number}")
+    return number
