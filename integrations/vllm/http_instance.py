@@ -143,14 +143,23 @@ class HttpInstance:
         if "set_version" in self.findings.description.capabilities:
             await self.control.call("/update_weight_version", {"new_version": str(version)})
 
-    async def call(
-        self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None
-    ) -> bytes:
-        """A control call of the user's own, such as one that loads weights; never repeated.
+    @property
+    def started_at(self) -> float:
+        """Unix seconds, as `describe` found it last."""
+        return self.findings.description.started_at
 
-        `limit_s` is in seconds. Raises InstanceError for any status but 200.
-        """
-        return await self.control.call(path, body, repeatable=False, limit_s=limit_s)
+    async def collective_rpc(
+        self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
+    ) -> None:
+        """Call a method of every worker (`integrations.vllm.weights.Workers`). Never repeated."""
+        body = {"method": method, "kwargs": kwargs}
+        await self.control.call("/collective_rpc", body, repeatable=False, limit_s=limit_s)
+
+    async def weight_transfer(
+        self, step: str, body: Mapping[str, Any], limit_s: float | None = None
+    ) -> None:
+        """A step of vLLM's weight transfer, by the name of its endpoint. Never repeated."""
+        await self.control.call(f"/{step}", body, repeatable=False, limit_s=limit_s)
 
     async def gauges(self) -> Gauges:
         answer = await self.control.get("/metrics")

@@ -62,24 +62,23 @@ def gauges(text: bytes) -> Gauges:
 
 
 def cache_config(text: bytes) -> CacheConfig:
-    """From `vllm:cache_config_info`, which has one sample for each engine."""
-    engines = [
-        dict(_LABEL.findall(labels)) for labels, _ in samples(text, "vllm:cache_config_info")
-    ]
+    """From `vllm:cache_config_info`, which has one sample for each engine, all of them equal."""
+    engines = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
     try:
-        sizes = [_kv_tokens(labels) for labels in engines]
-        return CacheConfig(len(engines), sum(sizes), int(engines[0][b"block_size"]))
+        config = dict(_LABEL.findall(engines[0]))
+        block_size = int(config[b"block_size"])
+        told = config.get(b"kv_cache_size_tokens", b"None")  # of one engine, in newer versions
+        # num_gpu_blocks is the sum over engines (vllm/v1/engine/core_client.py, line 852).
+        kv_tokens = (
+            int(config[b"num_gpu_blocks"]) * block_size
+            if told == b"None"
+            else int(told) * len(engines)
+        )
     except (IndexError, KeyError, ValueError) as error:
         raise InstanceError(
             f"/metrics does not tell the size of its KV cache: {error!r}"
         ) from error
-
-
-def _kv_tokens(labels: dict[bytes, bytes]) -> int:
-    told = labels.get(b"kv_cache_size_tokens", b"None")  # older vLLM has no such label
-    if told != b"None":
-        return int(told)
-    return int(labels[b"num_gpu_blocks"]) * int(labels[b"block_size"])
+    return CacheConfig(len(engines), kv_tokens, block_size)
 
 
 def started_at(text: bytes) -> float:

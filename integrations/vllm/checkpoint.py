@@ -1,0 +1,68 @@
+"""Is there a whole checkpoint? Asked before vLLM is, since a failed load ruins the instance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+
+INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")  # nothing but their presence is checked
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raises CallerError if `folder` has no weights that vLLM can load, or files cut short.
+
+    Reads the head of each safetensors file: what a file says it holds must be there.
+    """
+    if not folder.is_dir():
+        raise CallerError(f"weights {folder}: no such folder; a model folder is needed")
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if index.exists():
+        files = sorted({folder / name for name in _read_index(index).weight_map.values()})
+    for file in files:
+        _check_safetensors(file)
+    if not files and not any(path for kind in _OTHER_WEIGHTS for path in folder.glob(kind)):
+        raise CallerError(f"weights {folder}: holds no weights (*.safetensors, *.bin, *.pt)")
+
+
+def _read_index(path: Path) -> _Index:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (OSError, ValueError) as error:
+        raise CallerError(f"weights {path}: {error}") from error
+
+
+def _check_safetensors(file: Path) -> None:
+    """The format: length of the head (8 bytes, little endian), the head as JSON, the data."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            size = file.stat().st_size
+            if not 0 < length <= size - 8:
+                raise CallerError(f"weights {file}: no safetensors file, or cut short")
+            head: dict[str, Any] = msgspec.json.decode(stream.read(length), type=dict[str, Any])
+        head.pop("__metadata__", None)
+        tensors = msgspec.convert(head, dict[str, _Tensor])
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        if isinstance(error, CallerError):
+            raise
+        raise CallerError(f"weights {file}: {error}") from error
+    end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if not tensors or 8 + length + end != size:
+        raise CallerError(
+            f"weights {file}: has {size} bytes where its head promises {8 + length + end}; "
+            "was it written to its end?"
+        )

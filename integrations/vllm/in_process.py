@@ -1,0 +1,169 @@
+"""A vLLM engine of this process (`AsyncLLM`) behind the live driver's port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Literal
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.answers import Assembly, Piece, VersionSpan, version_of
+from rollout_sched.integrations.vllm.engine_gauges import EngineGauges
+from rollout_sched.live.ports import (
+    Description,
+    Gauges,
+    InstanceError,
+    OnTokens,
+    Order,
+    Output,
+    RequestRejected,
+)
+
+_LOWEST_LOGPROB = -9999.0  # what vLLM's server sends for -inf and NaN
+
+
+class InProcessInstance:
+    """An `AsyncLLM` (`live.ports.InstanceClient`). `close` leaves the engine to its owner.
+
+    `gauges` must be what was given to the engine as a stat logger; `start` sees to that.
+    """
+
+    #: Lives and dies with this process, so it is never another one than it was.
+    started_at = 0.0
+
+    def __init__(
+        self, engine: Any, gauges: EngineGauges | None = None, name: str = "in-process"
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self._gauges = gauges
+
+    @classmethod
+    def start(cls, engine_args: Any, name: str = "in-process") -> InProcessInstance:
+        """A new engine from vLLM's AsyncEngineArgs; call within the event loop it is to run in."""
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        gauges = EngineGauges()
+        engine = AsyncLLM.from_engine_args(engine_args, stat_loggers=[gauges.logger_factory()])
+        return cls(engine, gauges, name)
+
+    async def describe(self) -> Description:
+        config = self.engine.vllm_config
+        engines = config.parallel_config.data_parallel_size
+        served = config.model_config.served_model_name
+        return Description(
+            slots=config.scheduler_config.max_num_seqs * engines,
+            # vLLM has summed the blocks over its engines.
+            kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+            max_model_len=config.model_config.max_model_len,
+            version=version_of(await self.engine.get_weight_version()),
+            started_at=self.started_at,
+            model=served if isinstance(served, str) else served[0],
+            capabilities=frozenset(
+                {"generate", "abort", "pause", "collective_rpc", "weight_transfer"}
+                | {"set_version", "weight_versions"}
+            ),
+        )
+
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+        assembly = Assembly(order, on_tokens)
+        wants_logprobs = order.sampling.get("logprobs") is not None
+        async with aclosing(self._answers(order)) as answers:
+            async for answer in answers:
+                assembly.add(_piece(answer.outputs[0], wants_logprobs))
+        return assembly.output()
+
+    async def _answers(self, order: Order) -> AsyncGenerator[Any, None]:
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import TokensPrompt
+
+        params = _sampling_params(order)
+        prompt = TokensPrompt(prompt_token_ids=list(order.token_ids))
+        if order.salt:
+            prompt["cache_salt"] = order.salt
+        session = order.session or None
+        try:
+            async for answer in self.engine.generate(
+                prompt, params, request_id=order.id, session_id=session
+            ):
+                yield answer
+        except (VLLMClientError, ValueError) as error:
+            raise RequestRejected(str(error), body=str(error).encode()) from error
+        except Exception as error:  # whatever befell the engine
+            raise InstanceError(f"generate failed: {type(error).__name__}: {error}") from error
+
+    async def abort(self, order_id: str) -> None:
+        await self.engine.abort(order_id)
+
+    async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        await self._control(
+            "pause", self.engine.pause_generation(mode=mode, clear_cache=clear_cache)
+        )
+
+    async def resume(self) -> None:
+        await self._control("resume", self.engine.resume_generation())
+
+    async def set_version(self, version: int) -> None:
+        await self._control("set_version", self.engine.update_weight_version(str(version)))
+
+    async def collective_rpc(
+        self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
+    ) -> None:
+        """Call a method of every worker (`integrations.vllm.weights.Workers`)."""
+        call = self.engine.collective_rpc(method, timeout=limit_s, kwargs=dict(kwargs))
+        await self._control(method, call)
+
+    async def weight_transfer(
+        self, step: str, body: Mapping[str, Any], limit_s: float | None = None
+    ) -> None:
+        """A step of vLLM's weight transfer, by the name of its endpoint; `body` as there."""
+        await self.collective_rpc(step, body, limit_s)
+
+    async def gauges(self) -> Gauges:
+        if self._gauges is None:
+            raise CallerError(
+                f"{self.name}: its load is not known; make it by InProcessInstance.start, or give "
+                "EngineGauges to it and its logger_factory() to AsyncLLM as a stat logger"
+            )
+        return self._gauges.now()
+
+    async def close(self) -> None:
+        """Does nothing: `engine.shutdown()` is for who made the engine."""
+
+    async def _control(self, what: str, call: Any) -> None:
+        try:
+            await call
+        except Exception as error:  # the engine raises whatever its workers raised
+            raise InstanceError(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def _sampling_params(order: Order) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = dict(order.sampling)
+    if sampling.pop("n", 1) != 1:
+        raise RequestRejected("an order is for one response: leave n out, send one order for each")
+    if not sampling.get("stop"):  # stop strings need the text; nobody else here does
+        sampling.setdefault("detokenize", False)
+    if order.stream_every:
+        sampling["stream_interval"] = order.stream_every
+    kind = RequestOutputKind.DELTA if order.stream_every else RequestOutputKind.FINAL_ONLY
+    try:
+        return SamplingParams(**sampling, max_tokens=order.max_new_tokens, output_kind=kind)
+    except (TypeError, ValueError) as error:
+        raise RequestRejected(f"sampling: {error}", body=str(error).encode()) from error
+
+
+def _piece(choice: Any, wants_logprobs: bool) -> Piece:
+    token_ids = list(choice.token_ids)
+    logprobs = None
+    if wants_logprobs and choice.logprobs is not None:
+        pairs = zip(token_ids, choice.logprobs, strict=True)
+        logprobs = [_bounded(entry[token].logprob) for token, entry in pairs]
+    spans = choice.weight_versions
+    versions = None if spans is None else [VersionSpan(s.version, s.start, s.end) for s in spans]
+    return Piece(token_ids, logprobs, choice.finish_reason, versions)
+
+
+def _bounded(logprob: float) -> float:
+    return max(_LOWEST_LOGPROB, logprob)  # the first, if the second is NaN

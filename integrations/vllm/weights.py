@@ -1,0 +1,127 @@
+"""Appliers: how new weights come into a vLLM instance.
+
+An applier only changes weights. The driver has closed the gate and paused the instance before, and
+labels, resumes and opens it afterwards. Whatever an applier raises makes the instance unfit: after
+a failed load vLLM's model is half torn down, and the next request kills the engine.
+
+A user's own applier is any `async def apply(client, version)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
+from rollout_sched.live.ports import InstanceClient
+
+LOAD_LIMIT_S = 900.0
+
+
+class Workers(Protocol):
+    """What the appliers need of a client beyond the port; HttpInstance and InProcessInstance
+    have it."""
+
+    @property
+    def started_at(self) -> float: ...
+
+    async def collective_rpc(
+        self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
+    ) -> None: ...
+
+    async def weight_transfer(
+        self, step: str, body: Mapping[str, Any], limit_s: float | None = None
+    ) -> None: ...
+
+
+class ReloadFromDisk:
+    """Every instance loads a checkpoint from disk (vLLM's `reload_weights`).
+
+    path          a folder as vLLM loads models from, with `{version}` where the version goes, or a
+                  function of the version
+    visible_here  whether this machine sees it too: then it is checked before an instance is touched
+    limit_s       seconds until a load is given up
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Callable[[int], str | Path],
+        *,
+        visible_here: bool = True,
+        limit_s: float = LOAD_LIMIT_S,
+    ) -> None:
+        self._path = path
+        self._visible_here = visible_here
+        self._limit_s = limit_s
+
+    def path(self, version: int) -> Path:
+        """Where the weights of a version are. Raises CallerError if the template is no good."""
+        if callable(self._path):
+            return Path(self._path(version))
+        try:
+            return Path(str(self._path).format(version=version))
+        except (KeyError, IndexError, ValueError) as error:
+            raise CallerError(
+                f"path {str(self._path)!r}: only {{version}} can stand in braces"
+            ) from error
+
+    def check(self, version: int) -> None:
+        """Raises CallerError if there is no whole checkpoint. To be called before any pause."""
+        if self._visible_here:
+            check_checkpoint(self.path(version))
+
+    async def __call__(self, client: InstanceClient, version: int) -> None:
+        self.check(version)
+        kwargs = {"weights_path": str(self.path(version))}
+        await _workers(client).collective_rpc("reload_weights", kwargs, self._limit_s)
+
+
+Info = Mapping[str, Any] | Callable[[InstanceClient, int], Any]
+
+
+class WeightTransfer:
+    """vLLM's weight transfer: init once per instance, then start, update, finish.
+
+    `init_info` and `update_info` are what the backend of `--weight-transfer-config` wants: a
+    mapping, or a function of (client, version), plain or async, that makes it. An `update_info`
+    that is a list of mappings makes one update call for each, such as one for each bucket.
+    """
+
+    def __init__(
+        self,
+        update_info: Info | list[Mapping[str, Any]],
+        init_info: Info | None = None,
+        *,
+        limit_s: float = LOAD_LIMIT_S,
+    ) -> None:
+        self._init_info: Info = {} if init_info is None else init_info
+        self._update_info = update_info
+        self._limit_s = limit_s
+        self._initialized: WeakKeyDictionary[InstanceClient, float] = WeakKeyDictionary()
+
+    async def __call__(self, client: InstanceClient, version: int) -> None:
+        workers = _workers(client)
+        if self._initialized.get(client) != workers.started_at:
+            body = {"init_info": await _made(self._init_info, client, version)}
+            await workers.weight_transfer("init_weight_transfer_engine", body, self._limit_s)
+            self._initialized[client] = workers.started_at
+        infos = await _made(self._update_info, client, version)
+        await workers.weight_transfer("start_weight_update", {}, self._limit_s)
+        for info in infos if isinstance(infos, list) else [infos]:
+            await workers.weight_transfer("update_weights", {"update_info": info}, self._limit_s)
+        await workers.weight_transfer("finish_weight_update", {}, self._limit_s)
+
+
+async def _made(info: Any, client: InstanceClient, version: int) -> Any:
+    made = info(client, version) if callable(info) else info
+    return await made if inspect.isawaitable(made) else made
+
+
+def _workers(client: InstanceClient) -> Workers:
+    if not hasattr(client, "collective_rpc"):
+        raise CallerError(f"{client.name}: {type(client).__name__} cannot load weights")
+    return cast(Workers, client)
