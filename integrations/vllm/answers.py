@@ -81,7 +81,7 @@ class Assembly:
 
     def add(self, piece: Piece) -> None:
         tokens = len(piece.token_ids)
-        if self._finish is not None:
+        if self._finish is not None and (tokens or piece.finish is not None):
             raise InstanceError("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:
             raise InstanceError(f"it sent more than the {self._limit} tokens it may make")

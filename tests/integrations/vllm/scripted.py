@@ -15,19 +15,20 @@ from rollout_sched.live.ports import Order
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-METRICS = """\
+CACHE = 'block_size="32",engine="0",kv_cache_size_tokens="131072",num_gpu_blocks="4096"'
+METRICS = f"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
-vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
-vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
-vllm:num_preemptions_total{engine="0",model_name="tiny"} 7.0
-vllm:num_preemptions_created{engine="0",model_name="tiny"} 1.7952339746249556e+09
-vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="local_compute"} 622.0
-vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="local_cache_hit"} 288.0
-vllm:generation_tokens_total{engine="0",model_name="tiny"} 749.0
-vllm:cache_config_info{block_size="32",engine="0",kv_cache_size_tokens="131072",num_gpu_blocks="4096"} 1.0
+vllm:num_requests_running{{engine="0",model_name="tiny"}} 3.0
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} 2.0
+vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="capacity"}} 2.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} 0.25
+vllm:num_preemptions_total{{engine="0",model_name="tiny"}} 7.0
+vllm:num_preemptions_created{{engine="0",model_name="tiny"}} 1.7952339746249556e+09
+vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="local_compute"}} 622.0
+vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="local_cache_hit"}} 288.0
+vllm:generation_tokens_total{{engine="0",model_name="tiny"}} 749.0
+vllm:cache_config_info{{{CACHE}}} 1.0
 process_start_time_seconds 1.79523393016e+09
 """
 GREEDY: dict[str, Any] = {"temperature": 0.0, "logprobs": 0}
@@ -61,6 +62,11 @@ def completed(token_ids: list[int], finish: str | None = "length") -> dict[str, 
     logprobs = {"token_logprobs": [-0.5 - t % 2 for t in token_ids], "tokens": ["w"]}
     choice = {"index": 0, "text": "w", "token_ids": token_ids, "finish_reason": finish}
     return {"id": "cmpl-a", "choices": [{**choice, "logprobs": logprobs}]}
+
+
+def event(chunk: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: %b\n\n" % json.dumps(chunk).encode()
 
 
 class ScriptedVllm:
@@ -135,11 +141,7 @@ class ScriptedVllm:
             for i, chunk in enumerate(chunks):
                 if gate is not None and i == len(chunks) - 1:
                     await gate.wait()
-                raw = (
-                    chunk
-                    if isinstance(chunk, bytes)
-                    else b"data: %b\n\n" % json.dumps(chunk).encode()
-                )
+                raw = chunk if isinstance(chunk, bytes) else event(chunk)
                 await response.write(raw)
             await response.write_eof()
             return response

@@ -1,0 +1,102 @@
+"""Pieces of an answer: joined when they can be true, refused when they cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.integrations.vllm.answers import (
+    Assembly,
+    Piece,
+    VersionSpan,
+    spans_of,
+    version_of,
+)
+from rollout_sched.live.ports import InstanceError
+from tests.integrations.vllm.scripted import an_order
+
+
+def assembled(pieces):
+    assembly = Assembly(an_order())
+    for piece in pieces:
+        assembly.add(piece)
+    return assembly.output()
+
+
+@pytest.mark.parametrize(
+    ("label", "version"),
+    [
+        ("0", 0),
+        ("17", 17),
+        *((label, None) for label in ("default", "", "-1", "1.0", "²", "9" * 5000, None, 17)),
+    ],
+)
+def test_only_plain_integers_are_versions(label, version):
+    assert version_of(label) == version
+
+
+def test_pieces_are_joined_and_handed_on():
+    got = []
+    assembly = Assembly(an_order(tokens=3), lambda tokens, logprobs: got.append((tokens, logprobs)))
+    assembly.add(Piece([1], [-0.5]))
+    assembly.add(Piece([]))
+    assembly.add(Piece([2, 3], [-0.25, -1.0], "length", [VersionSpan("4", 0, 3)]))
+    output = assembly.output()
+    assert (output.token_ids, output.logprobs) == ([1, 2, 3], [-0.5, -0.25, -1.0])
+    assert (output.finish, output.spans) == ("length", ((4, 3),))
+    assert got == [([1], [-0.5]), ([2, 3], [-0.25, -1.0])]
+
+
+def test_logprobs_not_asked_for_are_left_out():
+    assembly = Assembly(an_order(sampling={}))
+    assembly.add(Piece([1], [-0.5], "stop"))
+    assert assembly.output().logprobs is None
+
+
+def test_an_abort_before_the_first_token_is_an_answer():
+    output = assembled([Piece([], None, "abort", [])])
+    assert (output.token_ids, output.logprobs, output.finish, output.spans) == ([], [], "abort", ())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([Piece([1, 2, 3, 4, 5], [-1.0] * 5)], "more than the 4 tokens"),
+        ([Piece([1, 2], [-1.0])], "1 log-probs with 2 tokens"),
+        ([Piece([1, 2], None, "stop")], "0 log-probs with 2 tokens"),
+        ([Piece([1], [-1.0], "error")], "finish_reason 'error'"),
+        ([Piece([1], [-1.0], "stop"), Piece([2], [-1.0])], "after the end"),
+        ([Piece([1], [-1.0])], "broke off"),
+        ([Piece([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
+    ],
+)
+def test_what_cannot_be_true_is_the_instances_fault(pieces, says):
+    with pytest.raises(InstanceError, match=says):
+        assembled(pieces)
+
+
+def test_a_cut_answer_has_what_came():
+    assembly = Assembly(an_order())
+    assembly.add(Piece([1], [-1.0]))
+    output = assembly.cut()
+    assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
+
+
+def test_spans_are_counts_and_equal_neighbours_are_one():
+    told = [VersionSpan("3", 0, 2), VersionSpan("4", 2, 5), VersionSpan("4", 5, 6)]
+    assert spans_of(told, 6) == ((3, 2), (4, 4))
+
+
+def test_one_unknown_label_makes_all_unknown():
+    assert spans_of([VersionSpan("default", 0, 2), VersionSpan("4", 2, 5)], 5) == ()
+
+
+@pytest.mark.parametrize(
+    "bounds", [[(0, 2), (3, 5)], [(1, 5)], [(0, 4)], [(0, 3), (2, 5)], [(0, 5), (5, 5)], [(0, -1)]]
+)
+def test_spans_with_gaps_are_refused(bounds):
+    with pytest.raises(InstanceError, match="do not cover"):
+        spans_of([VersionSpan("1", start, end) for start, end in bounds], 5)
+
+
+def test_the_usage_may_follow_the_end():
+    assert assembled([Piece([1], [-1.0], "stop"), Piece([])]).finish == "stop"

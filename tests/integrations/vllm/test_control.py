@@ -1,0 +1,166 @@
+"""Control calls: what is repeated, what is refused, and by when they are given up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollout_sched.integrations.vllm import control as control_module
+from rollout_sched.integrations.vllm.control import Answer, Control
+from rollout_sched.live.ports import InstanceError
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@asynccontextmanager
+async def wire(*scripts, limit_s=5.0):
+    """A Control on a server that gives one script to each connection: for every request the
+    bytes to answer with, and None to reset the connection instead."""
+    left = list(scripts)
+    requests = []
+
+    async def serve(reader, writer):
+        script = left.pop(0)
+        try:
+            for answer in script:
+                head = await reader.readuntil(b"\r\n\r\n")
+                requests.append(head.split(b" HTTP")[0])
+                for line in head.lower().split(b"\r\n"):
+                    if line.startswith(b"content-length:"):
+                        await reader.readexactly(int(line[15:]))
+                if answer is None:
+                    writer.transport.abort()
+                    return
+                writer.write(answer)
+                await writer.drain()
+            await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    control = Control(f"http://127.0.0.1:{port}", {}, None, 100, limit_s)
+    try:
+        yield control, requests
+    finally:
+        await control.close()
+        server.close()
+
+
+def test_a_reset_of_a_kept_connection_is_tried_again_on_a_new_one():
+    async def calls():
+        async with wire([OK, None], [OK]) as (control, requests):
+            await control.call("/resume")
+            body = await control.call("/resume")
+            return body, requests
+
+    assert asyncio.run(calls()) == (b"{}", [b"POST /resume"] * 3)
+
+
+def test_it_is_tried_again_only_once():
+    async def calls():
+        async with wire([None], [None], [OK]) as (control, requests):
+            with pytest.raises(InstanceError, match="/resume failed"):
+                await control.call("/resume")
+            return requests
+
+    assert asyncio.run(calls()) == [b"POST /resume"] * 2
+
+
+def test_what_is_not_safe_is_never_repeated_and_has_its_own_connection():
+    async def calls():
+        async with wire([OK], [None], [OK]) as (control, requests):
+            await control.call("/resume")  # leaves a connection behind that must not be used
+            with pytest.raises(InstanceError, match="/update_weights failed"):
+                await control.call("/update_weights", {}, repeatable=False)
+            return requests
+
+    assert asyncio.run(calls()) == [b"POST /resume", b"POST /update_weights"]
+
+
+def test_no_answer_in_time():
+    async def call():
+        async with wire([b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], limit_s=0.05) as (
+            control,
+            _,
+        ):
+            with pytest.raises(InstanceError, match="/resume did not answer in time"):
+                await control.call("/resume")
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: nonsense\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_the_instances_fault(answer):
+    async def call():
+        async with wire([answer], [answer]) as (control, _):
+            with pytest.raises(InstanceError, match="/resume"):
+                await control.call("/resume")
+
+    asyncio.run(call())
+
+
+def test_too_long_an_answer(monkeypatch):
+    monkeypatch.setattr(control_module, "LARGEST_ANSWER", 10)
+    long = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b"x" * 11
+
+    async def call():
+        async with wire([long]) as (control, _):
+            with pytest.raises(InstanceError, match="more than 10 bytes"):
+                await control.get("/metrics")
+
+    asyncio.run(call())
+
+
+def test_redirects_are_answers():
+    there = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+
+    async def call():
+        async with wire([there]) as (control, _):
+            return await control.get("/metrics")
+
+    assert asyncio.run(call()) == Answer(302, b"")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (401, "API key"),
+        (403, "--enable-scale-out"),
+        (404, "VLLM_SERVER_DEV_MODE"),
+        (500, "answered 500"),
+    ],
+)
+def test_refusals_say_what_to_do(status, says):
+    answer = b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status
+
+    async def call():
+        async with wire([answer]) as (control, _):
+            with pytest.raises(InstanceError, match=says):
+                await control.call("/pause")
+
+    asyncio.run(call())
+
+
+def test_nobody_is_there():
+    async def call():
+        async with wire() as (control, _):
+            control.url = "http://127.0.0.1:1"
+            with pytest.raises(InstanceError, match="/metrics failed"):
+                await control.get("/metrics")
+
+    asyncio.run(call())

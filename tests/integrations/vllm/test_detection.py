@@ -1,0 +1,163 @@
+"""What is found out about a server, and what is said about what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.live.ports import Description, InstanceError
+from tests.integrations.vllm.scripted import ScriptedVllm
+
+DEV_ENDPOINTS = (
+    "/abort_requests",
+    "/pause",
+    "/collective_rpc",
+    "/start_weight_update",
+    "/update_weight_version",
+    "/weight_info",
+    "/server_info",
+)
+
+
+def describe(server, **settings):
+    async def described():
+        async with server.serving():
+            instance = HttpInstance(server.url, **settings)
+            try:
+                return await instance.describe(), instance.findings
+            finally:
+                await instance.close()
+
+    return asyncio.run(described())
+
+
+def test_a_server_with_everything():
+    description, findings = describe(ScriptedVllm())
+    assert description == Description(
+        slots=64,
+        kv_tokens=131072,
+        max_model_len=8192,
+        version=None,
+        started_at=1795233930.16,
+        model="tiny",
+        capabilities=frozenset(
+            {"generate", "abort", "pause", "collective_rpc", "weight_transfer", "set_version"}
+            | {"weight_versions"}
+        ),
+    )
+    assert (findings.notes, findings.block_size) == ((), 32)
+    assert findings.abort_path == "/abort_requests"
+
+
+def test_finding_out_changes_nothing():
+    server = ScriptedVllm()
+    describe(server)
+    assert server.seen == []
+
+
+def test_a_version_that_is_a_number():
+    server = ScriptedVllm()
+    server.weight_version = "17"
+    assert describe(server)[0].version == 17
+
+
+def test_without_scale_out_completions_are_used_and_the_flag_is_named():
+    server = ScriptedVllm()
+    server.scale_out = False
+    description, findings = describe(server)
+    assert findings.dialect.capability == "completions"
+    assert "weight_versions" not in description.capabilities
+    assert len(findings.notes) == 1
+    assert "--enable-scale-out" in findings.notes[0]
+
+
+def test_without_the_dev_mode_aborts_take_the_open_way():
+    server = ScriptedVllm()
+    server.missing.update(DEV_ENDPOINTS)
+    description, findings = describe(server, slots=8)
+    assert (description.slots, description.version) == (8, None)
+    assert description.capabilities == {"generate", "abort", "weight_versions"}
+    assert findings.abort_path == "/inference/v1/abort_requests"
+    assert len(findings.notes) == 4
+    assert all("VLLM_SERVER_DEV_MODE=1" in note for note in findings.notes)
+
+
+def test_without_both_nothing_can_be_aborted():
+    server = ScriptedVllm()
+    server.scale_out = False
+    server.missing.update(DEV_ENDPOINTS)
+    description, findings = describe(server, slots=8)
+    assert findings.abort_path is None
+    assert description.capabilities == {"completions"}
+    assert any("what was not streamed" in note for note in findings.notes)
+
+
+def test_slots_that_are_not_told_must_be_given():
+    server = ScriptedVllm()
+    server.missing.add("/server_info")
+    with pytest.raises(InstanceError, match=r"give slots.*--max-num-seqs"):
+        describe(server)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [{}, {"vllm_config": "text"}, {"vllm_config": {"scheduler_config": {"max_num_seqs": "x"}}}],
+)
+def test_server_info_of_another_shape_is_not_believed(info):
+    server = ScriptedVllm()
+    server.server_info = info
+    with pytest.raises(InstanceError, match="give slots"):
+        describe(server)
+
+
+def test_all_engines_of_an_instance_count():
+    server = ScriptedVllm()
+    server.metrics += server.metrics.replace('engine="0"', 'engine="1"')
+    description, _ = describe(server)
+    assert (description.slots, description.kv_tokens) == (128, 262144)
+
+
+def test_insisting_on_completions():
+    description, findings = describe(ScriptedVllm(), endpoint="completions")
+    assert findings.dialect.target == "/v1/completions"
+    assert findings.notes == ()
+    assert "completions" in description.capabilities
+
+
+def test_insisting_on_generate_where_it_is_off():
+    server = ScriptedVllm()
+    server.scale_out = False
+    with pytest.raises(InstanceError, match=r"403.*--enable-scale-out"):
+        describe(server, endpoint="generate")
+
+
+def test_the_key_is_used_and_missed():
+    server = ScriptedVllm()
+    server.api_key = "secret"
+    assert describe(server, api_key="secret")[0].model == "tiny"
+    with pytest.raises(InstanceError, match=r"401.*API key"):
+        describe(server)
+
+
+@pytest.mark.parametrize("models", [{"data": []}, {"data": [{"id": 3}]}, [], "tiny", None])
+def test_models_of_another_shape(models):
+    server = ScriptedVllm()
+    server.models = models
+    with pytest.raises(InstanceError, match="/v1/models"):
+        describe(server)
+
+
+def test_no_metrics():
+    server = ScriptedVllm()
+    server.missing.add("/metrics")
+    with pytest.raises(InstanceError, match=r"/metrics answered 404.*--disable-log-stats"):
+        describe(server)
+
+
+def test_a_server_of_another_kind():
+    server = ScriptedVllm()
+    server.handlers.clear()
+    with pytest.raises(InstanceError, match="/v1/models answered 404"):
+        describe(server)

@@ -1,0 +1,140 @@
+"""What is sent to the two generating endpoints, and what is made of their answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollout_sched.integrations.vllm.dialects import NEUTRAL_SAMPLING, Completions, Generate
+from rollout_sched.live.ports import InstanceError, RequestRejected
+from tests.integrations.vllm.scripted import an_order, completed, generated
+
+
+def sent(dialect, order):
+    return json.loads(dialect.body(order, "tiny"))
+
+
+def encoded(answer):
+    return json.dumps(answer).encode()
+
+
+def test_generate_sends_tokens_limits_and_salt():
+    assert sent(Generate(), an_order(sampling={"top_p": 0.5})) == {
+        "model": "tiny",
+        "request_id": "a",
+        "token_ids": [5, 6, 7],
+        "cache_salt": "3",
+        "stream": False,
+        "sampling_params": {"top_p": 0.5, "max_tokens": 4, "detokenize": False},
+    }
+
+
+def test_generate_streams_with_an_interval():
+    body = sent(Generate(), an_order(stream_every=16))
+    assert body["stream"] is True
+    assert body["sampling_params"]["stream_interval"] == 16
+
+
+def test_stop_strings_need_the_text():
+    body = sent(Generate(), an_order(sampling={"stop": ["END"]}))
+    assert "detokenize" not in body["sampling_params"]
+
+
+def test_completions_sends_the_same_with_nothing_left_to_the_models_defaults():
+    sampling = {"top_p": 0.5, "logprobs": 0, "detokenize": False}
+    assert sent(Completions(), an_order(sampling=sampling, stream_every=8)) == {
+        **NEUTRAL_SAMPLING,
+        "top_p": 0.5,
+        "logprobs": 0,
+        "max_tokens": 4,
+        "model": "tiny",
+        "request_id": "a",
+        "prompt": [5, 6, 7],
+        "return_token_ids": True,
+        "cache_salt": "3",
+        "stream": True,
+        "stream_interval": 8,
+    }
+
+
+def test_completions_refuses_what_it_would_ignore():
+    order = an_order(sampling={"skip_reading_prefix_cache": True})
+    with pytest.raises(RequestRejected, match=r"skip_reading_prefix_cache.*--enable-scale-out"):
+        Completions().body(order, "tiny")
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+def test_an_order_is_for_one_response(dialect):
+    with pytest.raises(RequestRejected, match="one response"):
+        dialect.body(an_order(sampling={"n": 2}), "tiny")
+
+
+def test_no_salt_is_no_field():
+    order = an_order()
+    order = type(order)(order.id, order.token_ids, 4, "", {})
+    assert "cache_salt" not in sent(Generate(), order)
+    assert "cache_salt" not in sent(Completions(), order)
+
+
+def test_the_ids_that_abort_needs():
+    assert Generate().engine_id("x") == "generate-tokens-x"
+    assert Completions().engine_id("x") == "cmpl-x-0"
+
+
+def test_generate_is_read():
+    piece = Generate().read(encoded(generated([10, 11], "stop", [("4", 0, 2)])))
+    assert (piece.token_ids, piece.logprobs, piece.finish) == ([10, 11], [-0.5, -1.5], "stop")
+    assert [(s.version, s.start, s.end) for s in piece.versions] == [("4", 0, 2)]
+
+
+def test_completions_is_read():
+    piece = Completions().read(encoded(completed([10, 11], "stop")))
+    assert (piece.token_ids, piece.logprobs, piece.finish) == ([10, 11], [-0.5, -1.5], "stop")
+    assert piece.versions is None
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+def test_the_usage_chunk_is_an_empty_piece(dialect):
+    piece = dialect.read(b'{"choices": [], "usage": {"prompt_tokens": 3}}')
+    assert (piece.token_ids, piece.finish) == ([], None)
+
+
+def test_logprobs_of_vllm_before_0_32_name_no_tokens():
+    choice = {"token_ids": [5], "logprobs": {"content": [{"token": "x", "logprob": -1}]}}
+    assert Generate().read(encoded({"choices": [choice]})).logprobs == [-1.0]
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>502 Bad Gateway</html>",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"error": {"message": "EngineCore encountered an issue"}}',
+        b'{"choices": [{"token_ids": [1, "2"]}]}',
+        b'{"choices": [{"token_ids": [1, -2]}]}',
+        b'{"choices": [{"token_ids": [4294967296]}]}',
+        b'{"choices": [{"token_ids": [true]}]}',
+        b'{"choices": [{"token_ids": [1], "finish_reason": 7}]}',
+        b'{"choices": [{"token_ids": [1], "logprobs": [-0.5]}]}',
+        b'{"choices": [{"token_ids": [1]}, {"token_ids": [2]}]}',
+    ],
+)
+def test_garbage_is_the_instances_fault(dialect, answer):
+    with pytest.raises(InstanceError):
+        dialect.read(answer)
+
+
+def test_logprobs_of_other_tokens_are_refused():
+    answer = generated([10, 11])
+    answer["choices"][0]["token_ids"] = [10, 12]
+    with pytest.raises(InstanceError, match="other tokens"):
+        Generate().read(encoded(answer))
+
+
+def test_completions_without_token_ids_says_which_vllm_has_them():
+    with pytest.raises(InstanceError, match=r"0\.10\.2"):
+        Completions().read(b'{"choices": [{"text": "hello", "finish_reason": "stop"}]}')

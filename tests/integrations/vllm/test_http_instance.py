@@ -1,0 +1,389 @@
+"""A vLLM server behind the port, against a server that does what it is told to, or lies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.live.ports import InstanceError, RequestRejected
+from tests.integrations.vllm.scripted import (
+    ScriptedVllm,
+    an_order,
+    completed,
+    event,
+    generated,
+)
+
+GENERATE = "/inference/v1/generate"
+
+
+@asynccontextmanager
+async def joined(server=None, **settings):
+    """(a described instance, its server)"""
+    server = server or ScriptedVllm()
+    async with server.serving():
+        instance = HttpInstance(server.url, **settings)
+        await instance.describe()
+        try:
+            yield instance, server
+        finally:
+            await instance.close()
+
+
+def without_abort():
+    server = ScriptedVllm()
+    server.scale_out = False
+    server.missing.add("/abort_requests")
+    return server
+
+
+def generate_against(script, order=None, **settings):
+    """What becomes of an order when the server does as `script(server)` says."""
+
+    async def generate():
+        async with joined(**settings) as (instance, server):
+            script(server)
+            return await asyncio.wait_for(instance.generate(order or an_order()), 10)
+
+    return asyncio.run(generate())
+
+
+def test_an_answer():
+    output = generate_against(
+        lambda s: s.answer(GENERATE, generated([10, 11], "stop", [("4", 0, 2)]))
+    )
+    assert (output.token_ids, output.logprobs) == ([10, 11], [-0.5, -1.5])
+    assert (output.finish, output.spans) == ("stop", ((4, 2),))
+
+
+def test_through_completions():
+    output = generate_against(lambda s: None, endpoint="completions")
+    assert (output.token_ids, output.finish, output.spans) == ([10, 11, 12, 13], "length", ())
+
+
+def test_the_order_arrives_as_it_was_given():
+    async def seen():
+        async with joined() as (instance, server):
+            await instance.generate(an_order("x", session="s1"))
+            return server.seen
+
+    ((path, body),) = asyncio.run(seen())
+    assert (path, body["request_id"], body["cache_salt"]) == (GENERATE, "x", "3")
+
+
+def test_the_session_is_a_header_and_cannot_be_two():
+    async def sessions():
+        async with joined() as (instance, server):
+            got = []
+
+            async def handler(request):
+                got.append(request.headers.get("X-Session-ID"))
+                return web.json_response(generated([10], "stop"))
+
+            server.handlers["POST", GENERATE] = handler
+            await instance.generate(an_order(session="s 1"))
+            await instance.generate(an_order())
+            with pytest.raises(RequestRejected, match="session"):
+                await instance.generate(an_order(session="a\r\nX-Evil: 1"))
+            return got
+
+    assert asyncio.run(sessions()) == ["s 1", None]
+
+
+def test_a_stream_is_handed_on_as_it_comes():
+    async def streamed():
+        gate = asyncio.Event()
+        got = []
+
+        def on_tokens(tokens, logprobs):
+            got.append((list(tokens), list(logprobs)))
+            if len(got) == 2:
+                gate.set()  # the rest comes only when this has arrived
+
+        async with joined() as (instance, server):
+            chunks = [
+                generated([10], None),
+                generated([11, 12], None),
+                generated([13], "length", [("4", 0, 3), ("5", 3, 4)]),
+                {"choices": [], "usage": {}},
+                b"data: [DONE]\n\n",
+            ]
+            server.stream(GENERATE, chunks, gate)
+            output = await asyncio.wait_for(
+                instance.generate(an_order(stream_every=2), on_tokens), 10
+            )
+            return got, output, server.seen[0][1]
+
+    got, output, body = asyncio.run(streamed())
+    assert got == [([10], [-0.5]), ([11, 12], [-1.5, -0.5]), ([13], [-1.5])]
+    assert output.token_ids == [10, 11, 12, 13]
+    assert (output.finish, output.spans) == ("length", ((4, 3), (5, 1)))
+    assert body["sampling_params"]["stream_interval"] == 2
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_request_at_fault_is_rejected_with_the_answer(status):
+    with pytest.raises(RequestRejected, match="out of vocabulary") as caught:
+        generate_against(lambda s: s.answer(GENERATE, b'{"error": "out of vocabulary"}', status))
+    assert (caught.value.status, caught.value.body) == (status, b'{"error": "out of vocabulary"}')
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(401, "API key"), (403, "--enable-scale-out"), (404, "404"), (301, "301"), (204, "204")]
+    + [(status, str(status)) for status in (429, 500, 502, 503)],
+)
+@pytest.mark.parametrize("stream_every", [0, 8])
+def test_any_other_status_is_the_instances_fault(status, says, stream_every):
+    with pytest.raises(InstanceError, match=says):
+        generate_against(
+            lambda s: s.answer(GENERATE, b"", status), an_order(stream_every=stream_every)
+        )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"null",
+        b"<html>",
+        {"choices": []},
+        generated([10, 11], None),
+        generated([10, 11], "error"),
+        generated([10, 11, 12, 13, 14], "length"),
+        generated([10, 11], "stop", [("4", 0, 3)]),
+        {"choices": [{"token_ids": [10], "finish_reason": "stop"}]},
+    ],
+)
+def test_an_answer_that_cannot_be_true(answer):
+    with pytest.raises(InstanceError):
+        generate_against(lambda s: s.answer(GENERATE, answer))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [],
+        [b"data: [DONE]\n\n"],
+        [b"garbage\n\n"],
+        [b"data: garbage\n\n"],
+        [generated([10], None)],
+        [generated([10], None), event(generated([11], "stop"))[:-40]],
+        [generated([10], None), {"error": {"message": "EngineCore encountered an issue"}}],
+        [generated([10], "stop"), generated([11], "stop")],
+        [generated([10, 11, 12], None), generated([13, 14], None)],
+    ],
+)
+def test_a_stream_that_cannot_be_true(chunks):
+    with pytest.raises(InstanceError):
+        generate_against(lambda s: s.stream(GENERATE, chunks), an_order(stream_every=1))
+
+
+def test_an_answer_without_end_is_not_kept():
+    async def endless(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 2**16)
+
+    def script(server):
+        server.handlers["POST", GENERATE] = endless
+
+    with pytest.raises(InstanceError, match="more than"):
+        generate_against(script)
+
+
+def test_a_connection_that_breaks_is_never_tried_again():
+    calls = []
+
+    def script(server):
+        async def reset(request):
+            calls.append(request.path)
+            request.transport.abort()
+            return web.Response()
+
+        server.handlers["POST", GENERATE] = reset
+
+    with pytest.raises(InstanceError, match=f"{GENERATE} failed"):
+        generate_against(script)
+    assert calls == [GENERATE]
+
+
+def test_an_attempt_can_have_a_limit():
+    def script(server):
+        server.stream(GENERATE, [generated([10], "stop")], asyncio.Event())
+
+    with pytest.raises(InstanceError, match="did not answer in time"):
+        generate_against(script, answer_limit_s=0.05)
+
+
+def test_aborts_carry_the_engines_ids_in_one_call():
+    async def aborts(endpoint):
+        async with joined(endpoint=endpoint) as (instance, server):
+            await asyncio.gather(instance.abort("a"), instance.abort("b"))
+            return server.seen
+
+    path = "/abort_requests"
+    assert asyncio.run(aborts("generate")) == [
+        (path, {"request_ids": ["generate-tokens-a", "generate-tokens-b"]})
+    ]
+    assert asyncio.run(aborts("completions")) == [(path, {"request_ids": ["cmpl-a-0", "cmpl-b-0"]})]
+
+
+def test_where_nothing_can_be_aborted_the_connection_is_cut():
+    async def cut():
+        first = asyncio.Event()
+        async with joined(without_abort()) as (instance, server):
+
+            async def handler(request):
+                response = web.StreamResponse()
+                await response.prepare(request)
+                await response.write(event(completed([10, 11], None)))
+                await asyncio.Event().wait()
+
+            server.handlers["POST", "/v1/completions"] = handler
+            order = an_order(stream_every=2)
+            attempt = asyncio.create_task(instance.generate(order, lambda *_: first.set()))
+            await asyncio.wait_for(first.wait(), 10)
+            await instance.abort("somebody else")
+            await instance.abort("a")
+            return await asyncio.wait_for(attempt, 10)
+
+    output = asyncio.run(cut())
+    assert (output.token_ids, output.logprobs) == ([10, 11], [-0.5, -1.5])
+    assert (output.finish, output.spans) == ("abort", ())
+
+
+@pytest.mark.parametrize("server", [ScriptedVllm, without_abort])
+def test_cancelling_an_attempt_closes_its_connection(server):
+    async def cancelled():
+        there, gone = asyncio.Event(), asyncio.Event()
+        async with joined(server()) as (instance, scripted):
+
+            async def handler(request):
+                there.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:  # aiohttp's test server cancels the handler of a connection that closes
+                    gone.set()
+
+            scripted.handlers["POST", instance.findings.dialect.target] = handler
+            attempt = asyncio.create_task(instance.generate(an_order()))
+            await asyncio.wait_for(there.wait(), 10)
+            attempt.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await attempt
+            await asyncio.wait_for(gone.wait(), 10)
+
+    asyncio.run(cancelled())
+
+
+def test_clear_cache_is_always_said():
+    async def seen():
+        async with joined() as (instance, server):
+            await instance.pause("keep", clear_cache=False)
+            await instance.pause("abort", clear_cache=True)
+            await instance.resume()
+            await instance.set_version(7)
+            return server.seen
+
+    assert asyncio.run(seen()) == [
+        ("/pause", {"mode": "keep", "clear_cache": "false"}),
+        ("/pause", {"mode": "abort", "clear_cache": "true"}),
+        ("/resume", {}),
+        ("/update_weight_version", {"new_version": "7"}),
+    ]
+
+
+def test_a_label_is_left_out_where_it_is_not_offered():
+    server = ScriptedVllm()
+    server.missing.add("/update_weight_version")
+
+    async def seen():
+        async with joined(server) as (instance, _):
+            await instance.set_version(7)
+            return server.seen
+
+    assert asyncio.run(seen()) == []
+
+
+def test_weight_calls_pass_their_answer_on():
+    async def calls():
+        async with joined() as (instance, server):
+            await instance.collective_rpc("reload_weights", {"weights_path": "w"})
+            server.answer("/update_weights", b"torn", 500)
+            with pytest.raises(InstanceError, match="/update_weights answered 500: torn"):
+                await instance.weight_transfer("update_weights", {"update_info": {"a": 1}})
+            return server.seen
+
+    assert asyncio.run(calls()) == [
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "w"}}),
+        ("/update_weights", {"update_info": {"a": 1}}),
+    ]
+
+
+def test_load():
+    async def load():
+        async with joined() as (instance, server):
+            gauges = await instance.gauges()
+            server.missing.add("/metrics")
+            with pytest.raises(InstanceError, match="404"):
+                await instance.gauges()
+            return gauges
+
+    gauges = asyncio.run(load())
+    assert (gauges.running, gauges.waiting, gauges.generated_tokens) == (3, 2, 749)
+
+
+def test_the_key_goes_with_every_order():
+    server = ScriptedVllm()
+    server.api_key = "secret"
+
+    async def generate():
+        async with joined(server, api_key="secret") as (instance, _):
+            return await instance.generate(an_order())
+
+    assert asyncio.run(generate()).finish == "length"
+
+
+def test_it_must_be_described_first():
+    instance = HttpInstance("http://127.0.0.1:1")
+    with pytest.raises(CallerError, match="describe"):
+        asyncio.run(instance.generate(an_order()))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://host", "http://", "http://host/?a=1", "http://host/#a"]
+)
+def test_a_url_that_is_none(url):
+    with pytest.raises(CallerError, match="http://host:port"):
+        HttpInstance(url)
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
+def test_a_key_that_cannot_be_sent(key):
+    with pytest.raises(CallerError, match="API key") as caught:
+        HttpInstance("http://127.0.0.1:1", api_key=key)
+    assert not key or key not in str(caught.value)
+
+
+def test_names():
+    assert HttpInstance("http://127.0.0.1:1/").name == "http://127.0.0.1:1"
+    assert HttpInstance("http://127.0.0.1:1/", name="a").name == "a"
+
+
+def test_many_at_once():
+    async def outputs():
+        async with joined() as (instance, server):
+            orders = [an_order(str(i), 1 + i % 7) for i in range(200)]
+            got = await asyncio.gather(*(instance.generate(order) for order in orders))
+            return [len(output.token_ids) for output in got], len(json.dumps(server.seen))
+
+    lengths, _ = asyncio.run(outputs())
+    assert lengths == [1 + i % 7 for i in range(200)]

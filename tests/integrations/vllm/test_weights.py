@@ -1,0 +1,130 @@
+"""Appliers: the calls they make, in order, and what they check before the first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
+from rollout_sched.live.ports import InstanceError
+from tests.integrations.vllm.test_checkpoint import safetensors
+
+
+class Recorder:
+    """A client that keeps what it is asked to do."""
+
+    name = "i0"
+
+    def __init__(self, fails=""):
+        self.started_at = 1.0
+        self.calls = []
+        self._fails = fails
+
+    async def collective_rpc(self, method, kwargs, limit_s=None):
+        self._note(method, kwargs)
+
+    async def weight_transfer(self, step, body, limit_s=None):
+        self._note(step, body)
+
+    def _note(self, what, body):
+        self.calls.append((what, body))
+        if what == self._fails:
+            raise InstanceError(f"{what} answered 500")
+
+
+def apply(applier, *versions, client=None):
+    client = client or Recorder()
+    for version in versions:
+        asyncio.run(applier(client, version))
+    return client.calls
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "v7"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(safetensors())
+    return folder
+
+
+def test_a_reload_names_the_versions_folder(tmp_path, checkpoint):
+    calls = [("reload_weights", {"weights_path": str(checkpoint)})]
+    assert apply(ReloadFromDisk(f"{tmp_path}/v{{version}}"), 7) == calls
+    assert apply(ReloadFromDisk(lambda version: tmp_path / f"v{version}"), 7) == calls
+
+
+def test_a_bad_path_reaches_no_instance(tmp_path, checkpoint):
+    applier = ReloadFromDisk(f"{tmp_path}/v{{version}}")
+    applier.check(7)
+    with pytest.raises(CallerError, match="v8: no such folder"):
+        applier.check(8)
+    client = Recorder()
+    with pytest.raises(CallerError, match="v8: no such folder"):
+        apply(applier, 8, client=client)
+    assert client.calls == []
+
+
+def test_a_path_that_only_instances_see_is_not_checked():
+    applier = ReloadFromDisk("/only/there/{version}", visible_here=False)
+    assert apply(applier, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
+
+
+@pytest.mark.parametrize("template", ["/w/{step}", "/w/{}", "/w/{version"])
+def test_a_template_with_other_braces(template):
+    with pytest.raises(CallerError, match="braces"):
+        ReloadFromDisk(template).check(1)
+
+
+def test_a_transfer_begins_once_and_goes_through_its_steps():
+    applier = WeightTransfer({"path": "p"}, {"port": 1})
+    update = [
+        ("start_weight_update", {}),
+        ("update_weights", {"update_info": {"path": "p"}}),
+        ("finish_weight_update", {}),
+    ]
+    init = ("init_weight_transfer_engine", {"init_info": {"port": 1}})
+    assert apply(applier, 1, 2) == [init, *update, *update]
+
+
+def test_a_restarted_instance_is_initialized_anew():
+    client = Recorder()
+    applier = WeightTransfer({})
+    apply(applier, 1, client=client)
+    client.started_at = 2.0
+    apply(applier, 2, client=client)
+    inits = [what for what, _ in client.calls if what.startswith("init")]
+    assert len(inits) == 2
+
+
+def test_infos_may_be_made_for_each_instance_and_version():
+    async def update(client, version):
+        return [{"bucket": i, "version": version} for i in range(2)]
+
+    applier = WeightTransfer(update, lambda client, version: {"name": client.name})
+    bodies = [body for _, body in apply(applier, 5)]
+    assert bodies == [
+        {"init_info": {"name": "i0"}},
+        {},
+        {"update_info": {"bucket": 0, "version": 5}},
+        {"update_info": {"bucket": 1, "version": 5}},
+        {},
+    ]
+
+
+def test_a_failed_step_ends_the_update_and_a_failed_init_is_made_up_for():
+    client = Recorder(fails="init_weight_transfer_engine")
+    applier = WeightTransfer({})
+    for _ in range(2):
+        with pytest.raises(InstanceError, match="500"):
+            apply(applier, 1, client=client)
+    assert [what for what, _ in client.calls] == ["init_weight_transfer_engine"] * 2
+
+
+def test_a_client_without_workers():
+    class Other:
+        name = "i1"
+
+    with pytest.raises(CallerError, match="i1: Other cannot load weights"):
+        apply(ReloadFromDisk("/w", visible_here=False), 1, client=Other())
