@@ -58,7 +58,8 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
-	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers msgspec numpy rich
+	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers msgspec numpy rich \
+	  asyncio-throttle
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.http.client import Pool, Response
+from rollout_sched.integrations.http.exchange import ExchangeError
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.control import Answer, Control, refusal
+from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Answer, Control, refusal
 from rollout_sched.integrations.vllm.detection import Endpoint, Findings, detect
 from rollout_sched.integrations.vllm.event_stream import EventStream
-from rollout_sched.integrations.vllm.generation_calls import GenerationCalls
+from rollout_sched.integrations.vllm.pooled_call import post
 from rollout_sched.integrations.vllm.throttle import throttle
 from rollout_sched.live.ports import (
     Description,
     Gauges,
+    InstanceError,
     OnTokens,
     Order,
     Output,
     RequestRejected,
 )
 
+#: Headers about one connection (RFC 9110, 7.6.1), and those the pool and the key write anew.
+NOT_FORWARDED = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"}
+    | {b"upgrade", b"host", b"content-length", b"authorization", b"proxy-authorization"}
+)
 AT_FAULT = (400, 413, 422)  # statuses that blame the request
 
 
@@ -43,6 +51,8 @@ class HttpInstance:
     dispatch_rate   orders sent in a second at most
     control_limit_s seconds until a control call is given up
     answer_limit_s  seconds until an attempt is given up; None: never
+
+    `pool` holds the connections that orders travel on.
 
     `describe` comes first: it finds out what the server offers, `findings` tells what that was.
     """
@@ -65,7 +75,12 @@ class HttpInstance:
         headers = _headers(api_key)
         self.name = name or url
         self.control = Control(url, headers, tls, control_rate, control_limit_s)
-        self._calls = GenerationCalls(url, headers, tls, answer_limit_s)
+        self.pool = Pool(url, ssl=tls, keepalive_s=KEEP_ALIVE_S)
+        self._header_lines = b"".join(
+            b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in headers.items()
+        )
+        self._authorization = headers.get("Authorization", "").encode()
+        self._answer_limit_s = answer_limit_s
         self._dispatch_throttle = throttle(dispatch_rate, "dispatch_rate")
         self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
         self._slots = slots
@@ -102,7 +117,7 @@ class HttpInstance:
     async def _attempt(self, order: Order, assembly: Assembly) -> Output:
         dialect = self.findings.dialect
         body = dialect.body(order, self.findings.description.model)
-        headers = _session_header(order.session)
+        lines = self._header_lines + _session_line(order.session)
         events = EventStream()
 
         def receive(data: bytes) -> None:
@@ -110,8 +125,14 @@ class HttpInstance:
                 assembly.add(dialect.read(payload))
 
         await self._dispatch_throttle()
-        answer = await self._calls.post(
-            dialect.target, headers, body, _largest(order), receive if order.stream_every else None
+        answer = await post(
+            self.pool,
+            dialect.target,
+            lines,
+            body,
+            largest=_largest(order),
+            receive=receive if order.stream_every else None,
+            limit_s=self._answer_limit_s,
         )
         _raise_if_refused(dialect.target, answer)
         if not order.stream_every:
@@ -167,8 +188,24 @@ class HttpInstance:
             raise refusal("/metrics", answer)
         return metrics_text.gauges(answer.body)
 
+    async def forward(
+        self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Response:
+        """Pass a call on as it came, but for what belongs to the connection it came on, and with
+        this instance's key for the caller's. Header names are lower-case."""
+        kept = [field for field in headers if field[0] not in NOT_FORWARDED]
+        if self._authorization:
+            kept.append((b"authorization", self._authorization))
+        await self._dispatch_throttle()
+        try:
+            return await self.pool.request(method, target, kept, body, self._answer_limit_s)
+        except TimeoutError as error:
+            raise InstanceError(f"{target} did not answer in time") from error
+        except ExchangeError as error:
+            raise InstanceError(f"{target} failed: {error}") from error
+
     async def close(self) -> None:
-        await self._calls.close()
+        self.pool.close()
         await self.control.close()
 
 
@@ -189,12 +226,12 @@ def _largest(order: Order) -> int:
     return 2**20 + 512 * (2 + top) * order.max_new_tokens + 512 * prompt * len(order.token_ids)
 
 
-def _session_header(session: str) -> dict[str, str]:
+def _session_line(session: str) -> bytes:
     if not session:
-        return {}
+        return b""
     if not (session.isascii() and session.isprintable()):
         raise RequestRejected(f"session {session[:80]!r} cannot be a header: printable ASCII only")
-    return {"X-Session-ID": session}
+    return b"X-Session-ID: %b\r\n" % session.encode()
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
@@ -207,7 +244,14 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 
 def _checked_url(url: str) -> str:
+    hint = f"instance {url!r}: give it as http://host:port or https://host:port"
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise CallerError(f"instance {url!r}: give it as http://host:port or https://host:port")
+    try:
+        parts.port  # noqa: B018  (raises for a port that is none)
+    except ValueError as error:
+        raise CallerError(hint) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise CallerError(hint)
+    if parts.query or parts.fragment:
+        raise CallerError(hint)
     return url.rstrip("/")
