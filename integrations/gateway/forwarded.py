@@ -20,7 +20,7 @@ from rollout_sched.integrations.gateway.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, announce, refuse
+from rollout_sched.integrations.gateway.wire import Forwarding, engine_id, refuse
 from rollout_sched.live.ports import Outcome, RequestRejected
 
 Answer = dict[str, Any]
@@ -58,9 +58,10 @@ class Forwarded:
             path, body = self.call.resumed(dispatch, prompt_ids, parts)
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
-        name = announce(client, path, order_id, self.call.request_id)
-        headers = [*self.call.headers, *client.request_headers, name]
-        response = await client.pool.request("POST", path.decode(), headers, body)
+        name = self.call.request_id or order_id.encode()
+        headers = [*self.call.headers, *client.request_headers, (b"x-request-id", name)]
+        async with client.passing(order_id, engine_id(path, name)):
+            response = await client.pool.request("POST", path.decode(), headers, body)
         if response.status != 200:
             raise refuse(response.status, response.body)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens

@@ -20,7 +20,7 @@ from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import dialects
 from rollout_sched.integrations.gateway.call import JSON, Call, Reply, error_body, with_added
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, announce, refuse
+from rollout_sched.integrations.gateway.wire import Forwarding, engine_id, refuse
 from rollout_sched.live.ports import InstanceError, Outcome, RequestRejected
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -73,18 +73,17 @@ class Streamed:
 
     async def attempt(self, client: Forwarding, dispatch: Dispatch, order_id: str) -> Outcome:
         path, body = self._question(dispatch)
-        name = announce(client, path, order_id, self.call.request_id)
-        headers = [*self.call.headers, *client.request_headers, name]
+        name = self.call.request_id or order_id.encode()
+        headers = [*self.call.headers, *client.request_headers, (b"x-request-id", name)]
         stream = self._streams[dispatch.attempt] = Stream()
-        resumed = dispatch.response_tokens > 0
-        receiver = Receiver(self, stream, resumed=resumed)
-        exchange = client.pool.send("POST", path.decode(), headers, body, receiver)
-        self.reply.upstream(exchange)
-        try:
-            await receiver.over
-        except asyncio.CancelledError:
-            exchange.cancel()
-            raise
+        receiver = Receiver(self, stream, resumed=dispatch.response_tokens > 0)
+        async with client.passing(order_id, engine_id(path, name)):
+            exchange = client.pool.send("POST", path.decode(), headers, body, receiver)
+            self.reply.upstream(exchange)
+            try:
+                await receiver.over
+            finally:
+                exchange.cancel()
         return self._outcome(stream)
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from rollout_sched.integrations.gateway.dialects import ENGINE_ID
@@ -12,7 +13,7 @@ _INSTANCE_AT_FAULT = (404, 408, 409, 425, 429)
 
 
 class Forwarding(Protocol):
-    """What the gateway needs of an instance's client beside the port."""
+    """What the gateway needs of an instance's client beside the port (integrations.vllm)."""
 
     @property
     def name(self) -> str: ...
@@ -20,21 +21,12 @@ class Forwarding(Protocol):
     def pool(self) -> Any: ...
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]: ...
-    def known_as(self, order_id: str, engine_id: str) -> None: ...
+    def passing(self, order_id: str, engine_id: str) -> AbstractAsyncContextManager[None]: ...
 
 
-def announce(
-    client: Forwarding, path: bytes, order_id: str, request_id: bytes
-) -> tuple[bytes, bytes]:
-    """The header that names an attempt: as the client did, or by the order.
-
-    The engine makes its own id of it; that is what an abort must name.
-    """
-    name = request_id or order_id.encode()
-    pattern = ENGINE_ID.get(path)
-    if pattern is not None:
-        client.known_as(order_id, pattern % name.decode("latin-1"))
-    return b"x-request-id", name
+def engine_id(path: bytes, name: bytes) -> str:
+    """The id that the engine makes of X-Request-Id, which is what an abort must name."""
+    return ENGINE_ID[path.partition(b"?")[0]] % name.decode("latin-1")
 
 
 def refuse(status: int, body: bytes) -> Exception:

@@ -17,6 +17,7 @@ from rollout_sched.integrations.vllm.answers import Assembly
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Answer, Control, refusal
 from rollout_sched.integrations.vllm.detection import Endpoint, Findings, detect
 from rollout_sched.integrations.vllm.event_stream import EventStream
+from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.pooled_call import post
 from rollout_sched.integrations.vllm.throttle import throttle
 from rollout_sched.live.ports import (
@@ -67,7 +68,7 @@ class HttpInstance:
         slots: int | None = None,
         endpoint: Endpoint = "auto",
         control_rate: int = 100,
-        dispatch_rate: int = 2000,
+        dispatch_rate: int = 10_000,
         control_limit_s: float = 30.0,
         answer_limit_s: float | None = None,
     ) -> None:
@@ -87,6 +88,7 @@ class HttpInstance:
         self._endpoint = endpoint
         self._findings: Findings | None = None
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
+        self._passing: dict[str, Passing] = {}
 
     @property
     def findings(self) -> Findings:
@@ -142,8 +144,12 @@ class HttpInstance:
     async def abort(self, order_id: str) -> None:
         """Where the server cannot abort, the connection is cut: the answer then has the tokens
         that were streamed."""
+        passing = self._passing.get(order_id)
         if self.findings.abort_path is not None:
-            await self._aborts.add(self.findings.dialect.engine_id(order_id))
+            engine_id = self.findings.dialect.engine_id(order_id)
+            await self._aborts.add(engine_id if passing is None else passing.engine_id)
+        elif passing is not None:
+            passing.cut()
         elif task := self._cuttable.get(order_id):
             task.cancel()
 
@@ -163,6 +169,11 @@ class HttpInstance:
     async def set_version(self, version: int) -> None:
         if "set_version" in self.findings.description.capabilities:
             await self.control.call("/update_weight_version", {"new_version": str(version)})
+
+    @property
+    def request_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every call on the pool must carry: this instance's key."""
+        return [(b"authorization", self._authorization)] if self._authorization else []
 
     @property
     def started_at(self) -> float:
@@ -203,6 +214,10 @@ class HttpInstance:
             raise InstanceError(f"{target} did not answer in time") from error
         except ExchangeError as error:
             raise InstanceError(f"{target} failed: {error}") from error
+
+    def passing(self, order_id: str, engine_id: str) -> Passing:
+        """A context for making an order's call on the pool oneself."""
+        return Passing(order_id, engine_id, self._passing, self._dispatch_throttle)
 
     async def close(self) -> None:
         self.pool.close()

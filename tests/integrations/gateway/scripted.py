@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from tests.live.scripted import Scripted
@@ -72,8 +73,10 @@ class Instance(Scripted):
         self.request_headers = [(b"authorization", b"Bearer secret")]
         self.names: dict[str, str] = {}
 
-    def known_as(self, order_id: str, engine_id: str) -> None:
+    @asynccontextmanager
+    async def passing(self, order_id: str, engine_id: str) -> AsyncIterator[None]:
         self.names[order_id] = engine_id
+        yield
 
     async def asked(self, number: int = 0) -> Asked:
         """The so-maniest call, waited for."""
