@@ -130,6 +130,7 @@ class Streamed:
 
     def _one(self, stream: Stream, event: bytes, *, resumed: bool) -> None:
         if stream.finish or event.startswith(DONE):
+            stream.finish = stream.finish or "stop"  # not every server says why it ends
             stream.held.append(event)
             return
         self._count(stream, event)
@@ -208,7 +209,9 @@ class Streamed:
             choice |= {"text": "", "delta": {}}
             del choice["delta" if self.call.endpoint == "completions" else "text"]
             events = [self._translated(_event(last.tail)), DONE]
-        self._pass(b"\n\n".join([with_added(events[0], sample), *events[1:], b""]))
+        if not events[0].startswith(DONE):
+            events = [with_added(events[0], sample), *events[1:]]
+        self._pass(b"\n\n".join([*events, b""]))
         self.reply.end()
 
     def fail(self, reason: str, error: Exception | None) -> None:

@@ -453,6 +453,19 @@ class TestStreams:
 
         run(scene())
 
+    def test_a_stream_that_does_not_say_why_it_ends(self) -> None:
+        async def scene() -> None:
+            instance = Instance()
+            async with Stage(instance) as stage:
+                call = stage.call({**BODY, "stream": True})
+                await instance.event(0, chunk([4]), end=True)
+                events = await call.events()
+                assert events[0]["choices"][0]["text"] == "w4 "
+                assert events[1:] == [b"[DONE]"]
+                stage.settled()
+
+        run(scene())
+
     @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
     def test_however_the_bytes_are_cut(self, size: int) -> None:
         async def scene() -> None:
