@@ -78,6 +78,7 @@ class Pool:
         self._dialling: dict[asyncio.Task[None], Exchange] = {}
         self._waiting: deque[Exchange] = deque()
         self._reaper: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop  # there as soon as there is a connection
         self._closed = False
 
     def send(
@@ -143,9 +144,10 @@ class Pool:
     # What the connections of this pool ask of it (exchange.Home).
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def joined(self, connection: Connection) -> None:
+        self._loop = asyncio.get_running_loop()
         self._connections.add(connection)
 
     def release(self, connection: Connection) -> None:
@@ -154,13 +156,12 @@ class Pool:
             connection.drop()
             return
         connection.reused = True
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = self._loop.time()
         self._idle[connection] = None
         if self._waiting:
             self._start_waiting()
         elif self._reaper is None:
-            self._reaper = loop.call_later(self._keepalive_s, self._reap)
+            self._reaper = self._loop.call_later(self._keepalive_s, self._reap)
 
     def left(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -184,14 +185,16 @@ class Pool:
         return opening
 
     def _start(self, exchange: Exchange) -> None:
-        now = asyncio.get_running_loop().time()
         while self._idle:
             connection, _ = self._idle.popitem()  # the one used last, so that others can expire
-            if now - connection.idle_since < self._keepalive_s and connection.usable():
+            now = self._loop.time()
+            if now - connection.idle_since >= self._keepalive_s:
+                connection.drop()
+            elif connection.usable():
                 exchange.sent_at = now
                 connection.carry(exchange)
                 return
-            connection.drop()
+            # Otherwise it is about to read what ends it.
         if self._has_room():
             self.dial(exchange)
         else:
@@ -237,14 +240,13 @@ class Pool:
 
     def _reap(self) -> None:
         """Close what has been idle too long, and look again when the next one will have been."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._loop.time()
         self._reaper = None
         while self._idle:
             oldest = next(iter(self._idle))
             left = oldest.idle_since + self._keepalive_s - now
             if left > 0:
-                self._reaper = loop.call_later(left, self._reap)
+                self._reaper = self._loop.call_later(left, self._reap)
                 return
             del self._idle[oldest]
             oldest.drop()

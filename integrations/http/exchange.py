@@ -171,7 +171,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         self._home.joined(self)
-        if hasattr(select, "poll"):
+        # What waits on a TLS socket may be a record that is none of our business.
+        if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
             poll = select.poll()
             poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
             self._readable = poll.poll
@@ -266,11 +267,19 @@ class Connection(asyncio.Protocol):
         bodiless = exchange.head_only or not has_body(status)
         length = 0 if bodiless else head.length(UNTIL_CLOSE)
         self._keep = head.keep_alive
-        self._body = body = body_of(length)
         assert exchange.receiver is not None
         exchange.receiver.on_head(status, head.headers)
-        if (data or not length) and self._exchange is exchange:
-            self._read_body(exchange, body, data)
+        if self._exchange is not exchange:
+            return
+        if len(data) == length:
+            if data:
+                exchange.receiver.on_data(data)
+            if self._exchange is exchange:
+                self._end(exchange, b"")
+        else:
+            self._body = body = body_of(length)
+            if data:
+                self._read_body(exchange, body, data)
 
     def _read_body(self, exchange: Exchange, body: Body, data: bytes) -> None:
         payload, rest = body.feed(data)

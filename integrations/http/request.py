@@ -94,11 +94,12 @@ class Request:
         Content-Length and Connection are written here, so `headers` holds neither, nor
         Transfer-Encoding; as bytes they are lines, each with its CRLF.
         """
+        head = status_line(status) + write_fields(headers)
         self._become(_UNANSWERED, _ANSWERED)
         outlet = self._outlet
         if outlet is None:
             return
-        head = status_line(status) + write_fields(headers) + self._connection_field(outlet)
+        head += self._connection_field(outlet)
         if has_body(status):
             head += b"content-length: %d\r\n\r\n" % len(body)
         else:
@@ -115,6 +116,7 @@ class Request:
 
     def begin(self, status: int, headers: bytes | Sequence[tuple[bytes, bytes]]) -> None:
         """Begin an answer that is streamed. `headers` as for `answer`."""
+        head = status_line(status) + write_fields(headers)
         self._become(_UNANSWERED, _STREAMING)
         outlet = self._outlet
         if outlet is None:
@@ -123,13 +125,13 @@ class Request:
         self._chunked = self._head.minor == 1
         if not self._chunked:
             outlet.keep_alive = False
-        head = status_line(status) + write_fields(headers) + self._connection_field(outlet)
+        head += self._connection_field(outlet)
         outlet.send(head + (_CHUNKED if self._chunked and has_body(status) else b"\r\n"))
 
     def write(self, data: bytes) -> None:
         """Send a piece of a streamed answer."""
         if self._state is not _STREAMING:
-            raise RuntimeError(f"write to an answer that is {self._state}")
+            raise RuntimeError(f"the answer is {self._state}")
         if self._outlet is None or not self._with_body or not data:
             return
         if self._chunked:
@@ -158,7 +160,7 @@ class Request:
 
     def _become(self, old: str, new: str) -> None:
         if self._state is not old:
-            raise RuntimeError(f"the answer is {self._state}, not {old}")
+            raise RuntimeError(f"the answer is {self._state}")
         self._state = new
 
     def _connection_field(self, outlet: Outlet) -> bytes:

@@ -1,0 +1,131 @@
+"""Bodies: every framing ends where it should, however its bytes are cut into packets."""
+
+from __future__ import annotations
+
+import itertools
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_sched.integrations.http.bodies import (
+    MAX_CHUNK_LINE,
+    MAX_TRAILERS,
+    Chunked,
+    Length,
+    UntilClose,
+    body_of,
+)
+from rollout_sched.integrations.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from tests.integrations.http.test_heads import Oracle
+
+
+def feed(body, *packets):
+    """All payload, and what came after the end; None if there was no end."""
+    whole = b""
+    for i, packet in enumerate(packets):
+        payload, rest = body.feed(packet)
+        whole += payload
+        if rest is not None:
+            return whole, rest + b"".join(packets[i + 1 :])
+    return whole, None
+
+
+def test_the_framing_asked_for():
+    assert isinstance(body_of(3), Length)
+    assert isinstance(body_of(CHUNKED), Chunked)
+    assert isinstance(body_of(UNTIL_CLOSE), UntilClose)
+
+
+def test_a_length_is_kept_to():
+    assert feed(Length(3), b"ab") == (b"ab", None)
+    assert feed(Length(3), b"ab", b"c") == (b"abc", b"")
+    assert feed(Length(3), b"ab", b"cde") == (b"abc", b"de")
+    assert feed(Length(0), b"") == (b"", b"")
+    assert feed(Length(0), b"a") == (b"", b"a")
+
+
+def test_until_close_has_no_end():
+    assert feed(UntilClose(), b"a", b"b") == (b"ab", None)
+
+
+@pytest.mark.parametrize(
+    ("data", "payload"),
+    [
+        (b"0\r\n\r\n", b""),
+        (b"3\r\nabc\r\n0\r\n\r\n", b"abc"),
+        (b"00A;x=y\r\n0123456789\r\n1 ;q\r\n!\r\n0;end\r\n\r\n", b"0123456789!"),
+        (b"1\r\na\r\n0\r\nTrailer: x\r\nOther: y\r\n\r\n", b"a"),
+    ],
+)
+def test_chunks_are_joined(data, payload):
+    assert feed(Chunked(), data) == (payload, b"")
+    assert feed(Chunked(), data + b"next") == (payload, b"next")
+    assert feed(Chunked(), data[:-1]) == (payload, None)
+    assert feed(Chunked(), *[data[i : i + 1] for i in range(len(data))]) == (payload, b"")
+
+
+def test_a_packet_of_many_chunks_is_one_piece():
+    assert Chunked().feed(b"1\r\na\r\n1\r\nb\r\n1\r\nc") == (b"abc", None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"g\r\n",
+        b"\r\n",
+        b"-1\r\n",
+        b"0x1\r\na\r\n",
+        b"1_0\r\n",
+        b"1\na\n0\n\n",
+        b"1\r\nab\r\n",
+        b"1\r\na\n\n",
+        b"F" * 16 + b"\r\n",
+        b"1;" + b"a" * MAX_CHUNK_LINE,
+        b"1;\x00\r\n",
+        b"0\r\nbad trailer\r\n\r\n",
+        b"0\r\na: b\nc: d\r\n\r\n",
+        b"0\r\na: " + b"b" * MAX_TRAILERS,
+    ],
+)
+def test_bad_chunks_are_refused(data):
+    with pytest.raises(Malformed):
+        feed(Chunked(), data)
+    with pytest.raises(Malformed):
+        feed(Chunked(), *[data[i : i + 1] for i in range(len(data))])
+
+
+CHUNKS = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
+
+
+def frame(chunks: list[bytes], end: bytes = b"0\r\n\r\n") -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + end
+
+
+def cut(data: bytes, at: list[int]) -> list[bytes]:
+    places = sorted({i % (len(data) + 1) for i in at} | {0, len(data)})
+    return [data[a:b] for a, b in itertools.pairwise(places)]
+
+
+@given(CHUNKS, st.sampled_from([b"0\r\n\r\n", b"0\r\na: b\r\n\r\n"]), st.lists(st.integers(0, 999)))
+def test_packets_do_not_matter(chunks, end, at):
+    data = frame(chunks, end) + b"GET"
+    assert feed(Chunked(), *cut(data, at)) == (b"".join(chunks), b"GET")
+
+
+@given(CHUNKS, st.integers(0, 999), st.binary(max_size=3), st.lists(st.integers(0, 999)))
+def test_what_we_accept_llhttp_reads_the_same_way(chunks, place, noise, at):
+    data = frame(chunks)
+    place %= len(data)
+    data = data[:place] + noise + data[place + len(noise) :]
+    try:
+        payload, rest = feed(Chunked(), *cut(data, at))
+    except Malformed:
+        return
+    if rest is None:
+        return
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    message = head + data[: len(data) - len(rest)]
+    theirs = Oracle(message, httptools.HttpResponseParser)
+    assert (b"".join(theirs.bodies), theirs.complete) == (payload, 1)

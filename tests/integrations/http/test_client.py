@@ -1,0 +1,447 @@
+"""The pool against scripted servers on real sockets: keeping, dropping and redialling."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from rollout_sched.integrations.http import AnswerBroken, ExchangeError, NotConnected, Pool
+from rollout_sched.integrations.http import client as client_module
+from tests.integrations.http.wires import (
+    Heard,
+    client_tls,
+    ok,
+    on_both_loops,
+    read_message,
+    scripted,
+    server_tls,
+    until,
+)
+
+
+class Connections:
+    """A peer that keeps its connections alive and counts; `answers` go out one per request."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.messages: list[bytes] = []
+        self.opened = 0
+        self.closed = 0
+
+    async def __call__(self, reader, writer):
+        self.opened += 1
+        try:
+            while True:
+                self.messages.append(await read_message(reader))
+                writer.write(self.answers.pop(0) if self.answers else ok())
+        finally:
+            self.closed += 1
+
+
+@on_both_loops
+async def test_a_request_and_its_answer():
+    peer = Connections(ok(b"abc", b"X-One: 1\r\n"))
+    async with scripted(peer) as url:
+        pool = Pool(url + "/base/")
+        answer = await pool.request("POST", "/v1?a=b", [(b"x-two", b"2")], b"body", timeout_s=5)
+        assert answer == (200, [(b"x-one", b"1"), (b"content-length", b"3")], b"abc")
+        host = url.removeprefix("http://")
+        assert peer.messages == [
+            f"POST /base/v1?a=b HTTP/1.1\r\nhost: {host}\r\nx-two: 2\r\n"
+            "content-length: 4\r\n\r\nbody".encode()
+        ]
+        pool.close()
+
+
+@on_both_loops
+async def test_a_connection_is_kept_and_the_last_one_used_goes_first():
+    peer = Connections()
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        await asyncio.gather(pool.request("GET", "/1"), pool.request("GET", "/2"))
+        assert peer.opened == 2
+        for _ in range(3):
+            await pool.request("GET", "/3")
+        assert peer.opened == 2
+        pool.close()
+        await until(lambda: peer.closed == 2)
+
+
+@on_both_loops
+async def test_an_idle_connection_is_closed_before_the_server_would():
+    peer = Connections()
+    async with scripted(peer) as url:
+        pool = Pool(url, keepalive_s=0.02)
+        await asyncio.gather(pool.request("GET", "/1"), pool.request("GET", "/2"))
+        await until(lambda: peer.closed == 2)
+        await pool.request("GET", "/")
+        assert peer.opened == 3
+        pool.close()
+
+
+@on_both_loops
+async def test_a_connection_that_the_server_closed_while_idle_is_not_used():
+    closed = asyncio.Event()
+    opened = 0
+
+    async def peer(reader, writer):
+        nonlocal opened
+        opened += 1
+        await read_message(reader)
+        writer.write(ok())
+        writer.close()
+        closed.set()
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        for expected in (1, 2, 3):
+            closed.clear()
+            assert (await pool.request("POST", "/")).status == 200
+            await closed.wait()
+            assert opened == expected
+        pool.close()
+
+
+@on_both_loops
+async def test_a_connection_closed_as_it_is_reused_is_tried_once_more_afresh():
+    attempts: list[bytes] = []
+
+    async def peer(reader, writer):
+        attempts.append(await read_message(reader))
+        writer.write(ok(b"%d" % len(attempts)))
+        attempts.append(await read_message(reader))  # and close
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        assert (await pool.request("POST", "/", body=b"1")).body == b"1"
+        assert (await pool.request("POST", "/", body=b"2")).body == b"3"
+        assert attempts[1] == attempts[2]
+        pool.close()
+
+
+@on_both_loops
+async def test_the_fresh_connection_is_the_last_try():
+    attempts: list[bytes] = []
+
+    async def peer(reader, writer):
+        attempts.append(await read_message(reader))
+        if len(attempts) == 1:
+            writer.write(ok())
+            attempts.append(await read_message(reader))
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        await pool.request("POST", "/")
+        with pytest.raises(AnswerBroken, match="before the answer"):
+            await pool.request("POST", "/")
+        assert len(attempts) == 3
+        pool.close()
+
+
+@pytest.mark.parametrize("answer", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_a_request_that_was_seen_is_not_sent_again(answer):
+    attempts: list[bytes] = []
+
+    async def peer(reader, writer):
+        attempts.append(await read_message(reader))
+        writer.write(ok())
+        attempts.append(await read_message(reader))
+        writer.write(answer)
+
+    async def run():
+        async with scripted(peer) as url:
+            pool = Pool(url)
+            await pool.request("POST", "/")
+            with pytest.raises(AnswerBroken):
+                await pool.request("POST", "/", timeout_s=10)
+            assert len(attempts) == 2
+            pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_was_worked_on_for_long_is_not_sent_again(monkeypatch):
+    monkeypatch.setattr("rollout_sched.integrations.http.exchange.RACE_S", 0.0)
+    attempts: list[bytes] = []
+
+    async def peer(reader, writer):
+        attempts.append(await read_message(reader))
+        writer.write(ok())
+        attempts.append(await read_message(reader))
+
+    async def run():
+        async with scripted(peer) as url:
+            pool = Pool(url)
+            await pool.request("POST", "/")
+            with pytest.raises(AnswerBroken):
+                await pool.request("POST", "/", timeout_s=10)
+            assert len(attempts) == 2
+            pool.close()
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_a_server_that_answers_twice_at_once_is_dropped():
+    peer = Connections(ok(b"1") + ok(b"again"))
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        assert (await pool.request("POST", "/")).body == b"1"
+        assert pool.unasked == 1
+        assert (await pool.request("POST", "/")).body == b"ok"
+        assert (peer.opened, pool.unasked) == (2, 1)
+        pool.close()
+
+
+@on_both_loops
+async def test_a_server_that_answers_again_later_is_dropped():
+    again = asyncio.Event()
+
+    async def peer(reader, writer):
+        await read_message(reader)
+        writer.write(ok(b"1"))
+        await again.wait()
+        writer.write(ok(b"again"))
+        await reader.read()
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        assert (await pool.request("POST", "/")).body == b"1"
+        again.set()
+        await until(lambda: pool.unasked == 1)
+        assert (await pool.request("POST", "/")).body == b"1"
+        pool.close()
+
+
+@on_both_loops
+async def test_a_second_answer_that_was_not_read_yet_does_not_meet_the_next_request():
+    go, gone = threading.Event(), threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def peer():
+        with listener.accept()[0] as first:
+            first.recv(65536)
+            first.sendall(ok(b"1"))
+            go.wait(10)
+            first.sendall(ok(b"again"))
+            gone.set()
+            with listener.accept()[0] as second:
+                second.recv(65536)
+                second.sendall(ok(b"2"))
+                second.recv(1)
+
+    thread = threading.Thread(target=peer, daemon=True)
+    thread.start()
+    pool = Pool(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert (await pool.request("POST", "/")).body == b"1"
+    go.set()
+    gone.wait(10)  # blocks the loop: what has arrived meanwhile cannot have been read
+    assert (await pool.request("POST", "/")).body == b"2"
+    assert pool.unasked == 1
+    pool.close()
+    await asyncio.to_thread(thread.join, 10)
+    listener.close()
+
+
+@on_both_loops
+async def test_nothing_that_listens():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pool = Pool(f"http://127.0.0.1:{port}")
+    with pytest.raises(NotConnected, match="no connection"):
+        await pool.request("GET", "/")
+    heard = Heard()
+    exchange = pool.send("GET", "/", (), b"", heard)
+    assert not heard.calls  # errors too come later
+    await heard.over.wait()
+    assert heard.calls == ["error"]
+    assert exchange.done
+    pool.close()
+
+
+@on_both_loops
+async def test_a_connection_that_does_not_come_about():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        fillers = []
+        for _ in range(4):  # the kernel drops what the backlog does not hold
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(address)
+            fillers.append(filler)
+        pool = Pool(f"http://127.0.0.1:{address[1]}", connect_s=0.05)
+        with pytest.raises(NotConnected, match=r"within 0\.05 s"):
+            await pool.request("GET", "/")
+        pool.close()
+        for filler in fillers:
+            filler.close()
+
+
+@on_both_loops
+async def test_a_name_that_does_not_resolve():
+    pool = Pool("http://" + "a" * 64 + ".invalid:1")
+    with pytest.raises(NotConnected):
+        await pool.request("GET", "/")
+    pool.close()
+
+
+@on_both_loops
+async def test_a_server_that_closes_each_connection_at_once():
+    async def peer(reader, writer):
+        pass
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        with pytest.raises(ExchangeError):
+            await pool.request("GET", "/", timeout_s=10)
+        pool.close()
+
+
+@on_both_loops
+async def test_tls():
+    peer = Connections()
+    async with scripted(peer, ssl=server_tls()) as url:
+        pool = Pool(url, ssl=client_tls())
+        for _ in range(3):
+            assert (await pool.request("POST", "/", body=b"x" * 100_000)).body == b"ok"
+        assert peer.opened == 1
+        pool.close()
+
+
+@on_both_loops
+async def test_a_certificate_that_is_not_trusted():
+    async with scripted(Connections(), ssl=server_tls()) as url:
+        pool = Pool(url)
+        with pytest.raises(NotConnected, match=r"(?i)certificate"):
+            await pool.request("GET", "/")
+        pool.close()
+
+
+@on_both_loops
+async def test_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    peer = Connections()
+    async with scripted(peer, host="::1") as url:
+        pool = Pool(url)
+        assert (await pool.request("GET", "/")).status == 200
+        assert f"host: {url.removeprefix('http://')}".encode() in peer.messages[0]
+        pool.close()
+
+
+@on_both_loops
+async def test_a_limit_makes_exchanges_wait_their_turn():
+    peer = Connections(*[ok(b"%d" % i) for i in range(6)])
+    async with scripted(peer) as url:
+        pool = Pool(url, limit=1)
+        waiting = [asyncio.ensure_future(pool.request("GET", f"/{i}")) for i in range(5)]
+        heard = Heard()
+        pool.send("GET", "/cancelled", (), b"", heard).cancel()
+        answers = await asyncio.gather(*waiting)
+        assert [a.body for a in answers] == [b"%d" % i for i in range(5)]
+        assert peer.opened == 1
+        assert not heard.calls
+        pool.close()
+
+
+@on_both_loops
+async def test_a_limit_survives_connections_that_die():
+    async def peer(reader, writer):
+        await read_message(reader)
+
+    async with scripted(peer) as url:
+        pool = Pool(url, limit=2)
+        results = await asyncio.gather(
+            *(pool.request("GET", "/") for _ in range(7)), return_exceptions=True
+        )
+        assert all(isinstance(r, AnswerBroken) for r in results)
+        pool.close()
+
+
+@on_both_loops
+async def test_a_timeout_closes_the_connection():
+    gone = asyncio.Event()
+
+    async def peer(reader, writer):
+        await read_message(reader)
+        await reader.read()
+        gone.set()
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        with pytest.raises(TimeoutError):
+            await pool.request("GET", "/", timeout_s=0.02)
+        await gone.wait()
+        pool.close()
+
+
+@on_both_loops
+async def test_closing_ends_everything_with_an_error():
+    running = asyncio.Event()
+
+    async def peer(reader, writer):
+        await read_message(reader)
+        running.set()
+        await reader.read()
+
+    async with scripted(peer) as url:
+        pool = Pool(url, limit=2)
+        first = asyncio.ensure_future(pool.request("GET", "/runs"))
+        await running.wait()
+        others = [asyncio.ensure_future(pool.request("GET", f"/{i}")) for i in range(3)]
+        await asyncio.sleep(0)
+        pool.close()
+        results = await asyncio.gather(first, *others, return_exceptions=True)
+        assert [type(r) for r in results] == [AnswerBroken] + [NotConnected] * 3
+        with pytest.raises(RuntimeError, match="closed"):
+            await pool.request("GET", "/")
+
+
+@on_both_loops
+async def test_an_answer_too_long_to_be_kept():
+    async with scripted(Connections(ok(b"x" * 1000))) as url:
+        pool = Pool(url, max_answer=999)
+        with pytest.raises(AnswerBroken, match="longer than 999"):
+            await pool.request("GET", "/")
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "127.0.0.1:80", "http://", "http://a/?q", "http://u:p@a", "http://a/#f"]
+)
+def test_a_base_url_is_checked(url):
+    with pytest.raises(ValueError, match="URL"):
+        Pool(url)
+
+
+def test_what_would_break_out_of_its_line_is_refused():
+    async def run():
+        pool = Pool("http://127.0.0.1:1")
+        for method, target, headers in [
+            ("GET", "/ HTTP/1.1\r\nx: y", ()),
+            ("GET", "/a b", ()),
+            ("GET", "relative", ()),
+            ("G T", "/", ()),
+            ("GET", "/", [(b"a", b"b\r\nc: d")]),
+        ]:
+            with pytest.raises(ValueError, match=r"request line|line end"):
+                pool.send(method, target, headers, b"", Heard())
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_request_lines_kept_ready_are_bounded():
+    async def run():
+        pool = Pool("http://127.0.0.1:1")
+        for i in range(client_module.MAX_OPENINGS + 5):
+            pool.send("GET", f"/{i}", (), b"", Heard()).cancel()
+        assert len(pool._openings) <= client_module.MAX_OPENINGS
+        pool.close()
+
+    asyncio.run(run())

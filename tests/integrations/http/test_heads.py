@@ -1,0 +1,225 @@
+"""Heads: what is accepted is what llhttp accepts, and what could be read two ways is refused."""
+
+from __future__ import annotations
+
+import httptools
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rollout_sched.integrations.http import heads
+from rollout_sched.integrations.http.heads import (
+    CHUNKED,
+    Malformed,
+    has_body,
+    is_request_line,
+    read_request,
+    read_response,
+    status_line,
+    write_fields,
+)
+
+
+def lines(*of: str) -> bytes:
+    return "\r\n".join(of).encode("latin-1")
+
+
+def test_a_request_is_read():
+    method, target, head = read_request(
+        lines("POST /v1?a=b HTTP/1.1", "Host: a:1", "X-A:  two  words\t", "EMPTY:")
+    )
+    assert (method, target, head.minor) == (b"POST", b"/v1?a=b", 1)
+    assert head.headers == [(b"host", b"a:1"), (b"x-a", b"two  words"), (b"empty", b"")]
+    assert head.fields[b"x-a"] == b"two  words"
+
+
+def test_a_response_is_read():
+    status, head = read_response(lines("HTTP/1.0 404 Not Found", "A: b"))
+    assert (status, head.minor, head.headers) == (404, 0, [(b"a", b"b")])
+    assert read_response(b"HTTP/1.1 200 ")[0] == read_response(b"HTTP/1.1 200")[0] == 200
+
+
+def test_repeated_fields_are_one_list():
+    assert read_response(lines("HTTP/1.1 200 OK", "a: 1", "b: 2", "A: 3"))[1].fields == {
+        b"a": b"1, 3",
+        b"b": b"2",
+    }
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET  / HTTP/1.1",
+        "GET / HTTP/2.0",
+        "GET / HTTP/1.1 ",
+        "GET /a b HTTP/1.1",
+        "G\u00e9T / HTTP/1.1",
+        "GET /\x00 HTTP/1.1",
+        "get",
+        "",
+        "GET / HTTP/1.1\nhost: x",
+        "GET / HTTP/1.1\r\nhost : x",
+        "GET / HTTP/1.1\r\n host: x",
+        "GET / HTTP/1.1\r\na: b\r\n folded",
+        "GET / HTTP/1.1\r\na: b\nc: d",
+        "GET / HTTP/1.1\r\na: b\rc: d",
+        "GET / HTTP/1.1\r\na: b\x00",
+        "GET / HTTP/1.1\r\nbad name: x",
+        "GET / HTTP/1.1\r\n: x",
+        "GET / HTTP/1.1\r\nnothing",
+        "GET / HTTP/1.1\r\nhost: a\r\nhost: b",
+        "GET / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 1",
+    ],
+)
+def test_what_is_not_a_request_is_refused(head):
+    with pytest.raises(Malformed):
+        read_request(head.encode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    "line", ["HTTP/1.1 20 OK", "HTTP/1.1 2000", "HTTP/1.1 099", "HTTP/3 200", "ICY 200 OK", ""]
+)
+def test_what_is_not_a_response_is_refused(line):
+    with pytest.raises(Malformed):
+        read_response(line.encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ((), 7),
+        (("content-length: 0",), 0),
+        (("Content-Length: 12",), 12),
+        (("transfer-encoding: Chunked",), CHUNKED),
+    ],
+)
+def test_the_length_of_a_body(fields, length):
+    assert read_response(lines("HTTP/1.1 200 OK", *fields))[1].length(7) == length
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("content-length: -1",),
+        ("content-length: +1",),
+        ("content-length: 1_0",),
+        ("content-length: 5, 5",),
+        ("content-length: 0x5",),
+        ("content-length:",),
+        ("content-length: " + "9" * 19,),
+        ("content-length: 5", "transfer-encoding: chunked"),
+        ("transfer-encoding: gzip, chunked",),
+        ("transfer-encoding: identity",),
+        ("transfer-encoding:",),
+    ],
+)
+def test_a_body_of_doubtful_length_is_refused(fields):
+    head = read_response(lines("HTTP/1.1 200 OK", *fields))[1]
+    with pytest.raises(Malformed):
+        head.length(0)
+
+
+def test_http_1_0_knows_no_chunks():
+    with pytest.raises(Malformed):
+        read_response(lines("HTTP/1.0 200 OK", "transfer-encoding: chunked"))[1].length(0)
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "keep"),
+    [
+        ("1.1", None, True),
+        ("1.1", "close", False),
+        ("1.1", "Upgrade , CLOSE", False),
+        ("1.1", "keep-alive", True),
+        ("1.0", None, False),
+        ("1.0", "Keep-Alive", True),
+        ("1.0", "x", False),
+    ],
+)
+def test_whether_a_connection_lives_on(version, connection, keep):
+    fields = [] if connection is None else [f"connection: {connection}"]
+    assert read_response(lines(f"HTTP/{version} 200 OK", *fields))[1].keep_alive is keep
+
+
+def test_fields_are_written_one_to_a_line():
+    assert write_fields([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"
+    assert write_fields(b"a: 1\r\n") == b"a: 1\r\n"
+    assert write_fields(()) == b""
+
+
+@pytest.mark.parametrize(
+    "field", [(b"a", b"1\r\nb: 2"), (b"a\n", b"1"), (b"a", b"\r"), (b"a", b"\n")]
+)
+def test_a_field_cannot_break_out_of_its_line(field):
+    with pytest.raises(ValueError, match="line end"):
+        write_fields([field])
+
+
+def test_status_lines():
+    assert status_line(200) == b"HTTP/1.1 200 OK\r\n"
+    assert status_line(299) == b"HTTP/1.1 299 \r\n"
+    assert [has_body(s) for s in (100, 200, 204, 304, 500)] == [False, True, False, False, True]
+    assert is_request_line(b"GET / HTTP/1.1")
+    assert not is_request_line(b"GET /\r\n HTTP/1.1")
+
+
+def test_what_is_remembered_is_bounded_and_holds_no_secrets():
+    for i in range(heads.MAX_REMEMBERED + 10):
+        read_request(lines("GET / HTTP/1.1", f"x-id: {i}"))
+    read_request(lines("GET / HTTP/1.1", "Authorization: Bearer abc", "x-long: " + "a" * 300))
+    remembered = heads._field_lines
+    assert 0 < len(remembered) <= heads.MAX_REMEMBERED
+    assert not any(b"Bearer" in line or b"aaa" in line for line in remembered)
+
+
+class Oracle:
+    """What llhttp makes of a message."""
+
+    def __init__(self, data: bytes, parser: type) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.heads = 0
+        self.bodies: list[bytes] = []
+        self.complete = 0
+        self.target = b""
+        self.parser = parser(self)
+        self.parser.feed_data(data)
+
+    def on_url(self, url):
+        self.target += url
+
+    def on_header(self, name, value):
+        self.headers.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self):
+        self.heads += 1
+
+    def on_body(self, data):
+        self.bodies.append(data)
+
+    def on_message_complete(self):
+        self.complete += 1
+
+
+SIGNS = ["a", ":", ": ", " ", "\t", "\r\n", "\n", "\r", "\x00", "\x0b", "\x7f", "\u00e9", ",", ";"]
+WORDS = ["Host", "5", "content-length", "transfer-encoding", "chunked", "connection", "close"]
+PIECES = st.sampled_from([*SIGNS, *WORDS, "\r\nx: y"])
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+@example("a: b\r\nbad name: c")
+@example("content-length: 5\r\ntransfer-encoding: chunked")
+def test_what_we_accept_llhttp_reads_the_same_way(fields):
+    head = lines("GET /a HTTP/1.1", *([fields] if fields else []))
+    if b"\r\n\r\n" in head:
+        return  # more than one head
+    try:
+        _, target, ours = read_request(head)
+        ours.length(0)
+    except Malformed:
+        return
+    theirs = Oracle(head + b"\r\n\r\n", httptools.HttpRequestParser)
+    assert theirs.heads == 1
+    assert (theirs.target, theirs.headers) == (target, ours.headers)
+    assert bool(theirs.complete) == (ours.length(0) == 0)
+    if theirs.complete:
+        assert theirs.parser.should_keep_alive() == ours.keep_alive

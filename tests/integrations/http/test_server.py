@@ -1,0 +1,603 @@
+"""The server over real sockets: every way a client can behave."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from aiohttp import ClientSession, web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_sched.integrations.http import HttpServer, Pool, Request
+from rollout_sched.integrations.http.server import READ_AHEAD
+from tests.integrations.http.test_bodies import CHUNKS, cut, frame
+from tests.integrations.http.wires import (
+    Echo,
+    Wire,
+    client_tls,
+    dialled,
+    on_both_loops,
+    post,
+    read_message,
+    server_tls,
+    serving,
+    until,
+)
+
+
+async def status_of(reader) -> int:
+    return int((await read_message(reader)).split(b" ", 2)[1])
+
+
+async def body_of(reader) -> bytes:
+    return (await read_message(reader)).partition(b"\r\n\r\n")[2]
+
+
+@on_both_loops
+async def test_requests_one_after_the_other_on_one_connection():
+    app = Echo()
+    async with serving(app) as (_, port), dialled(port) as (reader, writer):
+        for i in range(3):
+            writer.write(post(f"/hot?{i}", b"body %d" % i, "X-A: b\r\n"))
+            assert await body_of(reader) == b"body %d" % i
+        assert [r.target for r in app.requests] == [b"/hot?0", b"/hot?1", b"/hot?2"]
+        assert app.requests[0].method == b"POST"
+        assert app.requests[0].headers[1] == (b"x-a", b"b")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
+    running = 0
+
+    def react(request):
+        nonlocal running
+        running += 1
+        assert running == 1
+        if later:
+            asyncio.get_running_loop().call_soon(finish, request)
+        else:
+            finish(request)
+
+    def finish(request):
+        nonlocal running
+        running -= 1
+        request.answer(200, (), request.body)
+
+    async def run():
+        async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
+            # Many, so that answering from within a call would run out of stack.
+            writer.write(b"".join(post("/hot", b"%d" % i) for i in range(3000)))
+            for i in range(3000):
+                assert await body_of(reader) == b"%d" % i
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_what_is_sent_ahead_of_an_answer_is_bounded():
+    app = Echo(lambda request: None)
+    async with serving(app) as (server, port), dialled(port) as (reader, writer):
+        body = b"x" * 50_000
+        writer.write(b"".join(post("/hot", body) for _ in range(400)))
+        await until(lambda: len(app.requests) == 1)
+        (connection,) = server.connections
+        await until(lambda: connection._stopped)
+        assert len(connection._data) <= READ_AHEAD + 512 * 1024
+        for i in range(400):
+            await until(lambda i=i: len(app.requests) == i + 1)
+            app.requests[i].answer(200, (), app.requests[i].body)
+        for _ in range(400):
+            assert await body_of(reader) == body
+
+
+@on_both_loops
+async def test_a_chunked_request():
+    async with serving(Echo()) as (_, port), dialled(port) as (reader, writer):
+        head = b"POST /hot HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + frame([b"abc", b"d" * 1000]) + post("/hot", b"next"))
+        assert await body_of(reader) == b"abc" + b"d" * 1000
+        assert await body_of(reader) == b"next"
+
+
+@on_both_loops
+async def test_expect_100_continue():
+    async with serving(Echo(), max_body=10) as (_, port), dialled(port) as (reader, writer):
+        whole = post("/hot", b"abc", "expect: 100-continue\r\n")
+        writer.write(whole[:-3])
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(whole[-3:])
+        assert await body_of(reader) == b"abc"
+        writer.write(post("/hot", b"x" * 11, "expect: 100-continue\r\n")[:-11])
+        assert await status_of(reader) == 413
+
+
+@on_both_loops
+async def test_an_unknown_expectation():
+    async with serving(Echo()) as (_, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot", b"abc", "expect: the-unexpected\r\n")[:-3])
+        assert await status_of(reader) == 417
+
+
+@on_both_loops
+async def test_http_1_0():
+    async with serving(Echo()) as (_, port):
+        async with dialled(port) as (reader, writer):
+            writer.write(b"POST /hot HTTP/1.0\r\ncontent-length: 1\r\n\r\na")
+            answer = await reader.read()
+            assert b"connection: close" in answer
+            assert answer.endswith(b"\r\n\r\na")
+        async with dialled(port) as (reader, writer):
+            for _ in range(2):
+                writer.write(b"POST /hot HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+                assert b"connection: keep-alive" in await read_message(reader)
+
+
+@on_both_loops
+async def test_connection_close():
+    async with serving(Echo()) as (server, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot", b"a", "connection: close\r\n") + post("/hot", b"ignored"))
+        assert (await reader.read()).endswith(b"connection: close\r\ncontent-length: 1\r\n\r\na")
+        writer.close()
+        await until(lambda: not server.connections)
+
+
+@on_both_loops
+async def test_absolute_form():
+    app = Echo()
+    async with serving(app) as (_, port), dialled(port) as (reader, writer):
+        writer.write(post("HTTP://user@a:1/hot?x=/", b""))
+        assert await status_of(reader) == 200
+        assert app.requests[0].target == b"/hot?x=/"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
+        (b"GET /hot\r\n\r\n", 400),
+        (b"GET /hot HTTP/2.0\r\n\r\n", 400),
+        (b"GET /hot HTTP/1.1\r\n\r\n", 400),
+        (b"GET /hot HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /hot HTTP/1.1\r\nhost: a\r\na : b\r\n\r\n", 400),
+        (post("/hot", b"", "transfer-encoding: chunked\r\n"), 400),
+        (post("/hot", b"", "content-length: 1\r\n"), 400),
+        (b"POST /hot HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501),
+        (b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /hot HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 40_000, 431),
+        (b"GET /hot HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET /hot" + b"a" * 40_000, 431),
+        (post("/hot", b"x" * 101), 413),
+        (b"POST /hot HTTP/1.1\r\nhost: a\r\ncontent-length: 101\r\n\r\n", 413),
+        (
+            b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            + frame([b"x" * 60, b"y" * 60], b""),
+            413,
+        ),
+        (post("/cold"), 404),
+    ],
+)
+def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, status):
+    app = Echo()
+
+    async def run():
+        async with serving(app, max_body=100) as (server, port), dialled(port) as (reader, writer):
+            writer.write(post("/hot") + data)
+            assert await status_of(reader) == 200
+            refusal = await reader.read()
+            assert refusal.startswith(b"HTTP/1.1 %d " % status)
+            assert b"connection: close" in refusal
+            assert len(app.requests) == 1
+            writer.close()
+            await until(lambda: not server.connections)
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_a_refusal_reaches_a_client_that_goes_on_sending():
+    async with serving(Echo(), max_body=10) as (_, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot", b"x" * (8 * 1024 * 1024)))
+        assert await status_of(reader) == 413
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"POST /hot HTTP/1.1\r\nhost", b"HTTP/1.1 408 "),
+        (b"\r\n", b"HTTP/1.1 408 "),
+        (post("/hot", b"abc")[:-1], b"HTTP/1.1 408 "),
+    ],
+)
+def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
+    async def run():
+        limits = {"head_s": 0.05, "idle_s": 0.05, "stall_s": 0.05}
+        async with serving(Echo(), **limits) as (server, port), dialled(port) as (reader, writer):
+            writer.write(sent)
+            assert (await reader.read())[: len(answer) or None] == answer
+            writer.close()
+            await until(lambda: not server.connections)
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_a_head_that_drips_is_cut_off():
+    async with serving(Echo(), head_s=0.1) as (_, port), dialled(port) as (reader, writer):
+        answer = asyncio.ensure_future(reader.read())
+        for byte in post("/hot", b"", "x: " + "a" * 1000 + "\r\n"):
+            if answer.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.002)
+        assert (await answer).startswith(b"HTTP/1.1 408 ")
+
+
+@on_both_loops
+async def test_a_body_that_comes_slowly_but_steadily_is_waited_for():
+    async with serving(Echo(), stall_s=0.2) as (_, port), dialled(port) as (reader, writer):
+        whole = post("/hot", b"x" * 20)
+        writer.write(whole[:-20])
+        for byte in whole[-20:]:
+            await asyncio.sleep(0.02)
+            writer.write(bytes([byte]))
+        assert await body_of(reader) == b"x" * 20
+
+
+@on_both_loops
+async def test_the_app_may_take_its_time():
+    app = Echo(lambda request: None)
+    limits = {"head_s": 0.02, "idle_s": 0.02, "stall_s": 0.02}
+    async with serving(app, **limits) as (_, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot"))
+        await asyncio.sleep(0.2)
+        app.requests[0].answer(200, (), b"")
+        assert await status_of(reader) == 200
+
+
+@on_both_loops
+async def test_too_many_connections():
+    async with serving(Echo(), max_connections=1) as (server, port):
+        async with dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            assert await status_of(reader) == 200
+            async with dialled(port) as (refused, _):
+                assert await status_of(refused) == 503
+            assert server.refused == 1
+        await until(lambda: not server.connections)
+        async with dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            assert await status_of(reader) == 200
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_client_that_goes_away_is_noticed(begun, how):
+    gone = asyncio.Event()
+
+    def react(request):
+        request.on_disconnect = gone.set
+        if begun:
+            request.begin(200, ())
+            request.write(b"abc")
+
+    app = Echo(react)
+
+    async def run():
+        async with serving(app) as (server, port), dialled(port) as (_, writer):
+            writer.write(post("/hot"))
+            await until(lambda: bool(app.requests))
+            if how == "half":
+                writer.write_eof()
+            elif how == "reset":
+                writer.transport.abort()
+            else:
+                writer.close()
+            await gone.wait()
+            assert app.requests[0].gone
+            await until(lambda: not server.connections)
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_a_client_that_has_its_answer_is_not_a_disconnect():
+    gone = []
+
+    def react(request):
+        request.on_disconnect = lambda: gone.append(1)
+        request.answer(200, (), b"")
+
+    async with serving(Echo(react)) as (server, port):
+        async with dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            assert await status_of(reader) == 200
+        await until(lambda: not server.connections)
+        assert not gone
+
+
+@on_both_loops
+async def test_a_stream_waits_for_a_slow_client():
+    calls = []
+
+    def react(request):
+        request.on_pause = lambda: calls.append("pause")
+        request.on_resume = lambda: calls.append("resume")
+        request.begin(200, ())
+
+    app = Echo(react)
+    async with serving(app) as (_, port), dialled(port) as (reader, writer):
+        reader._limit = 4096  # the client reads no further by itself
+        writer.write(post("/hot"))
+        await until(lambda: bool(app.requests))
+        sent = 0
+        while "pause" not in calls:
+            app.requests[0].write(b"x" * 65536)
+            sent += 65536
+            await asyncio.sleep(0)
+        assert calls == ["pause"]
+        got = asyncio.ensure_future(read_stream(reader))
+        await until(lambda: "resume" in calls)
+        app.requests[0].end()
+        assert await got == sent
+        assert calls == ["pause", "resume"]
+
+
+async def read_stream(reader) -> int:
+    """Bytes in a chunked answer."""
+    await reader.readuntil(b"\r\n\r\n")
+    total = 0
+    while size := int(await reader.readline(), 16):
+        await reader.readexactly(size + 2)
+        total += size
+    return total
+
+
+@on_both_loops
+async def test_a_client_that_does_not_read_is_cut_off_when_too_much_waits():
+    gone = asyncio.Event()
+
+    def react(request):
+        request.on_disconnect = gone.set
+        request.begin(200, ())
+
+    app = Echo(react)
+    async with serving(app, max_unsent=1024 * 1024) as (_, port), dialled(port) as (reader, writer):
+        reader._limit = 4096
+        writer.write(post("/hot"))
+        await until(lambda: bool(app.requests))
+        while not gone.is_set():
+            app.requests[0].write(b"x" * 65536)
+            await asyncio.sleep(0)
+
+
+@on_both_loops
+async def test_a_client_that_does_not_read_is_not_waited_for():
+    gone = asyncio.Event()
+
+    def react(request):
+        request.on_disconnect = gone.set
+        request.begin(200, ())
+        request.write(b"x" * (32 * 1024 * 1024))
+
+    async with serving(Echo(react), stall_s=0.1) as (_, port), dialled(port) as (reader, writer):
+        reader._limit = 4096
+        writer.write(post("/hot"))
+        await gone.wait()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_app_that_fails(begun):
+    def react(request):
+        if begun:
+            request.begin(200, ())
+        raise RuntimeError("from a test")
+
+    async def run():
+        reported = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: reported.append(context["exception"])
+        )
+        async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            if begun:
+                with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                    await reader.readuntil(b"0\r\n\r\n")
+            else:
+                assert await status_of(reader) == 500
+                writer.write(post("/hot"))
+                assert await status_of(reader) == 500
+            assert isinstance(reported[0], RuntimeError)
+
+    asyncio.run(run())
+
+
+@on_both_loops
+async def test_closing_lets_what_runs_finish():
+    app = Echo(lambda request: None)
+    async with serving(app) as (server, port):
+        async with dialled(port) as (idle, _), dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            await until(lambda: bool(app.requests) and len(server.connections) == 2)
+            closing = asyncio.ensure_future(server.close(grace_s=10))
+            assert await idle.read() == b""
+            with pytest.raises(ConnectionError):
+                await asyncio.open_connection("127.0.0.1", port)
+            assert not closing.done()
+            app.requests[0].answer(200, (), b"last")
+            assert (await reader.read()).endswith(
+                b"connection: close\r\ncontent-length: 4\r\n\r\nlast"
+            )
+        await closing
+
+
+@on_both_loops
+async def test_closing_does_not_wait_for_ever():
+    app = Echo(lambda request: None)
+    gone = asyncio.Event()
+    async with serving(app) as (server, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot"))
+        await until(lambda: bool(app.requests))
+        app.requests[0].on_disconnect = gone.set
+        await server.close(grace_s=0.05)
+        assert await reader.read() == b""
+        await gone.wait()
+
+
+@on_both_loops
+async def test_tls():
+    async with serving(Echo(), ssl=server_tls()) as (_, port):
+        pool = Pool(f"https://localhost:{port}", ssl=client_tls())
+        for size in (0, 10, 1_000_000):
+            assert (await pool.request("POST", "/hot", body=b"x" * size)).body == b"x" * size
+        assert (await pool.request("POST", "/cold")).status == 404
+        pool.close()
+
+
+async def cold_app() -> web.AppRunner:
+    """An aiohttp application that closes after every answer, as a fallback should."""
+
+    async def echo(request):
+        body = await request.read()
+        answer = web.Response(body=b"%b %b" % (request.path.encode(), body))
+        answer.force_close()
+        return answer
+
+    application = web.Application()
+    application.router.add_route("*", "/{rest:.*}", echo)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    return runner
+
+
+@on_both_loops
+async def test_other_requests_go_to_the_fallback_with_their_connection():
+    runner = await cold_app()
+    app = Echo()
+    async with serving(app, runner.server) as (server, port):
+        for before in (0, 1):
+            for whole in (True, False):
+                async with dialled(port) as (reader, writer):
+                    hot = post("/hot", b"h") * before
+                    data = hot + post("/cold", b"c" * 100)
+                    writer.write(data if whole else data[:-50])
+                    for _ in range(before):
+                        assert await body_of(reader) == b"h"
+                    await asyncio.sleep(0.01)
+                    if not whole:
+                        writer.write(data[-50:])
+                    assert (await reader.read()).endswith(b"\r\n\r\n/cold " + b"c" * 100)
+        assert len(app.requests) == 2
+        await until(lambda: not server.connections)
+    await runner.cleanup()
+
+
+@on_both_loops
+async def test_an_ordinary_client_goes_back_and_forth():
+    runner = await cold_app()
+    async with serving(Echo(), runner.server) as (_, port), ClientSession() as session:
+        for _ in range(3):
+            for path, answer in [("/hot", b"x"), ("/cold", b"/cold x")]:
+                async with session.post(f"http://127.0.0.1:{port}{path}", data=b"x") as response:
+                    assert await response.read() == answer
+    await runner.cleanup()
+
+
+@on_both_loops
+async def test_connections_of_the_fallback_count_as_long_as_they_live():
+    runner = await cold_app()
+    limits = {"max_connections": 1, "idle_s": 0.2, "head_s": 0.2}
+    async with serving(Echo(), runner.server, **limits) as (server, port):
+        async with dialled(port) as (_, writer):
+            writer.write(post("/cold", b"abc")[:-1])
+            await until(lambda: bool(server._handed))
+            async with dialled(port) as (refused, _):
+                assert await status_of(refused) == 503
+        await until(lambda: not server._handed)
+        async with dialled(port) as (reader, writer):
+            writer.write(post("/hot"))
+            assert await status_of(reader) == 200
+    await runner.cleanup()
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from(["none", "length", "chunked", "1.0"]), CHUNKS), min_size=1, max_size=4
+)
+
+
+def render(kind: str, chunks: list[bytes], number: int) -> bytes:
+    if kind == "none":
+        return b"GET /hot%d HTTP/1.1\r\nHost: x\r\n\r\n" % number
+    if kind == "length":
+        return b"\r\n" + post(f"/hot{number}", b"".join(chunks))
+    if kind == "chunked":
+        head = b"PUT /hot%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % number
+        return head + frame(chunks, b"0\r\nA: b\r\n\r\n")
+    body = b"".join(chunks)
+    fields = b"Connection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return b"POST /hot%d HTTP/1.0\r\n" % number + fields + body
+
+
+def hear(data: bytes, at: list[int], later: bool) -> list[tuple[bytes, bytes, list, bytes]]:
+    """The requests that a server makes of packets; answered at once or after each packet."""
+    app = Echo(None if not later else lambda request: None)
+
+    async def run():
+        server = HttpServer(app)
+        connection = server()
+        connection.connection_made(Wire())
+        for packet in cut(data, at):
+            if packet:
+                connection.data_received(packet)
+            for request in app.requests:
+                if not request.begun:
+                    request.answer(200, (), b"")
+        while app.requests and not app.requests[-1].begun:
+            app.requests[-1].answer(200, (), b"")
+        await server.close(0.0)
+
+    asyncio.run(run())
+    return [(r.method, r.target, r.headers, r.body) for r in app.requests]
+
+
+@given(REQUESTS, st.lists(st.integers(0, 9999), max_size=30), st.booleans())
+def test_packets_do_not_matter(requests, at, later):
+    data = b"".join(render(kind, chunks, i) for i, (kind, chunks) in enumerate(requests))
+    whole = hear(data, [], False)
+    assert hear(data, at, later) == whole
+    assert [body for _, _, _, body in whole] == [
+        b"" if kind == "none" else b"".join(chunks) for kind, chunks in requests
+    ]
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 999), max_size=5))
+def test_any_bytes_are_taken(data, at):
+    hear(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + data, at, True)
+
+
+@on_both_loops
+async def test_nothing_is_left_for_the_garbage_collector():
+    def react(request):
+        kept = [request]
+        request.on_disconnect = request.on_pause = request.on_resume = lambda: kept.clear()
+        request.begin(200, ())
+        request.write(request.body)
+        request.end()
+
+    class Forgetful(Echo):
+        def handle(self, request):
+            self.react(request)
+
+    async with serving(Forgetful(react)) as (_, port), dialled(port) as (reader, writer):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                writer.write(post("/hot", b"abc"))
+                assert await read_stream(reader) == 3
+            assert not [o for o in gc.get_objects() if isinstance(o, Request)]
+        finally:
+            gc.enable()
