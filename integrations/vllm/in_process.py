@@ -138,6 +138,7 @@ class InProcessInstance:
 
 
 def _sampling_params(order: Order) -> Any:
+    from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = dict(order.sampling)
@@ -150,7 +151,7 @@ def _sampling_params(order: Order) -> Any:
     kind = RequestOutputKind.DELTA if order.stream_every else RequestOutputKind.FINAL_ONLY
     try:
         return SamplingParams(**sampling, max_tokens=order.max_new_tokens, output_kind=kind)
-    except (TypeError, ValueError) as error:
+    except (VLLMClientError, TypeError, ValueError) as error:
         raise RequestRejected(f"sampling: {error}", body=str(error).encode()) from error
 
 

@@ -1,4 +1,4 @@
-"""Real vLLM servers on loopback, with the log of those that fail."""
+"""Real vLLM servers on loopback."""
 
 from __future__ import annotations
 
@@ -13,18 +13,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_LIMIT_S = 180.0
+START_LIMIT_S = 300.0
 MAX_NUM_SEQS = 8
 MAX_MODEL_LEN = 2048
 KV_TOKENS = 16384  # of the tiny model in float32, at 1 KiB a token
 BLOCK_SIZE = 32
 
 
+class Server:
+    """A vLLM process: where it answers, once it does."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.url = url
+        self.process = process
+        self._log = log
+
+    def wait(self) -> str:
+        """Its URL, when it is healthy; RuntimeError with its log if it does not become so."""
+        limit = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < limit and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return self.url
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise RuntimeError(f"vLLM did not start; its log ends:\n{self._log.read_text()[-4000:]}")
+
+
 @contextmanager
 def serving(
     model: Path, folder: Path, *flags: str, dev_mode: bool, core: int, **environment: str
-) -> Iterator[str]:
-    """The URL of a new server of `model`; its log is in `folder`, and shown if it does not start."""
+) -> Iterator[Server]:
+    """A new server of `model`, still starting; its log is in `folder`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -34,20 +54,18 @@ def serving(
     command += ["--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
     command += ["--block-size", str(BLOCK_SIZE), "--kv-cache-memory-bytes", str(KV_TOKENS * 1024)]
-    environment |= {"VLLM_SERVER_DEV_MODE": str(int(dev_mode))}
+    environment |= {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_SERVER_DEV_MODE": str(int(dev_mode))}
     environment |= {"VLLM_CPU_OMP_THREADS_BIND": str(core % (os.cpu_count() or 1))}
     log = folder / f"{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *flags],
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **environment},
+            env={**os.environ, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_healthy(url, process, log)
-        yield url
+        yield Server(f"http://127.0.0.1:{port}", process, log)
     finally:
         process.terminate()
         try:
@@ -55,14 +73,3 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    limit = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < limit and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise RuntimeError(f"vLLM did not start; the end of its log:\n{log.read_text()[-4000:]}")

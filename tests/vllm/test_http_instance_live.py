@@ -22,28 +22,40 @@ from tests.vllm import disk_transfer, servers
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 PROMPT = [random.Random(1).randrange(3, 2000) for _ in range(300)]
-LONG = 1500  # tokens; some four seconds, so that it can be interrupted on any machine
+LONG = 800  # tokens; some two seconds, so that there is time to interrupt
 LIMIT_S = 120
 
 
 @pytest.fixture(scope="module")
-def whole_server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    plugin = tmp_path_factory.mktemp("plugin")
+def urls(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Both servers; they start side by side."""
+    plugin, logs = tmp_path_factory.mktemp("plugin"), tmp_path_factory.mktemp("logs")
     disk_transfer.install(plugin)
     flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
     flags += ["--weight-transfer-config", f'{{"backend": "{disk_transfer.NAME}"}}']
-    logs = tmp_path_factory.mktemp("logs")
-    with servers.serving(
-        models[0], logs, *flags, dev_mode=True, core=0, PYTHONPATH=str(plugin)
-    ) as url:
-        yield url
+    with (
+        servers.serving(
+            models[0], logs, *flags, dev_mode=True, core=0, PYTHONPATH=str(plugin)
+        ) as whole,
+        servers.serving(models[1], logs, dev_mode=False, core=1) as bare,
+    ):
+        yield [whole.wait(), bare.wait()]
 
 
 @pytest.fixture(scope="module")
-def bare_server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    logs = tmp_path_factory.mktemp("bare_logs")
-    with servers.serving(models[1], logs, dev_mode=False, core=1) as url:
-        yield url
+def whole_server(urls: list[str]) -> str:
+    return urls[0]
+
+
+@pytest.fixture(scope="module")
+def bare_server(urls: list[str]) -> str:
+    return urls[1]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(whole_server: str) -> Output:
+    """What the whole server makes of the prompt when nobody disturbs it."""
+    return on(whole_server, lambda instance: instance.generate(order(LONG)))
 
 
 def on(url: str, use: Callable[[HttpInstance], Awaitable[Any]], **settings: Any) -> Any:
@@ -92,10 +104,6 @@ async def interrupted(instance: HttpInstance, an_order: Order) -> Output:
     assert partial.finish == "abort"
     assert 0 < len(partial.token_ids) < an_order.max_new_tokens
     return partial
-
-
-async def whole(instance: HttpInstance) -> Output:
-    return await instance.generate(order(LONG))
 
 
 def assert_equal(joined: list[Output], expected: Output) -> None:
@@ -148,7 +156,7 @@ def test_both_endpoints_give_the_same(whole_server: str) -> None:
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
 def test_an_interrupted_order_goes_on_as_if_it_had_not_been(
-    whole_server: str, endpoint: Any
+    whole_server: str, uninterrupted: Output, endpoint: Any
 ) -> None:
     async def use(instance: HttpInstance) -> None:
         partial = await interrupted(instance, order(LONG, salt="kept"))
@@ -157,13 +165,15 @@ def test_an_interrupted_order_goes_on_as_if_it_had_not_been(
         found = (await instance.gauges()).cached_tokens - before
         context = len(PROMPT) + len(partial.token_ids)
         assert context - 2 * servers.BLOCK_SIZE <= found < context
-        assert_equal([partial, rest], await whole(instance))
+        assert_equal([partial, rest], uninterrupted)
 
     on(whole_server, use, endpoint=endpoint)
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
-def test_what_was_streamed_is_the_answer(whole_server: str, endpoint: Any) -> None:
+def test_what_was_streamed_is_the_answer(
+    whole_server: str, uninterrupted: Output, endpoint: Any
+) -> None:
     async def use(instance: HttpInstance) -> None:
         pieces: list[list[int]] = []
         enough = asyncio.Event()
@@ -182,13 +192,15 @@ def test_what_was_streamed_is_the_answer(whole_server: str, endpoint: Any) -> No
         assert output.finish == "abort"
         assert [len(piece) for piece in pieces[:4]] == [1, 16, 16, 16]
         assert [token for piece in pieces for token in piece] == output.token_ids
-        assert_equal([output], await whole(instance))
+        assert_equal([output], uninterrupted)
 
     on(whole_server, use, endpoint=endpoint)
 
 
 @pytest.mark.parametrize("clear_cache", [False, True])
-def test_a_pause_keeps_the_kv_only_if_told_to(whole_server: str, clear_cache: bool) -> None:
+def test_a_pause_keeps_the_kv_only_if_told_to(
+    whole_server: str, uninterrupted: Output, clear_cache: bool
+) -> None:
     async def use(instance: HttpInstance) -> None:
         before = (await instance.gauges()).preemptions
         async with running(instance, order(LONG)) as attempt:
@@ -201,7 +213,7 @@ def test_a_pause_keeps_the_kv_only_if_told_to(whole_server: str, clear_cache: bo
             await instance.resume()
             output, _ = await asyncio.gather(attempt, late)
         assert (await instance.gauges()).preemptions - before == int(clear_cache)
-        assert_equal([output], await whole(instance))
+        assert_equal([output], uninterrupted)
 
     on(whole_server, use)
 
@@ -377,7 +389,7 @@ def test_on_the_bare_server_an_abort_keeps_what_was_streamed(bare_server: str) -
         partial = await attempt
         assert partial.finish == "abort"
         rest = await instance.generate(order(50, [*PROMPT, *partial.token_ids]))
-        assert_equal([partial, rest], await whole(instance))
+        assert_equal([partial, rest], await instance.generate(order(LONG)))
         while (await instance.gauges()).running:
             await asyncio.sleep(0.01)
 
