@@ -17,7 +17,7 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
 
-# Real vLLM (CPU build, pinned) against the simulated instance; about 2 GB to install.
+# Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
 test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest -q tests/vllm
 

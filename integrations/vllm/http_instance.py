@@ -35,6 +35,7 @@ NOT_FORWARDED = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"}
     | {b"upgrade", b"host", b"content-length", b"authorization", b"proxy-authorization"}
 )
+LARGEST_VOCABULARY = 2**19  # tokens, to bound answers with; models have up to 2**18
 AT_FAULT = (400, 413, 422)  # statuses that blame the request
 
 
@@ -236,9 +237,17 @@ def _raise_if_refused(target: str, answer: Answer) -> None:
 
 def _largest(order: Order) -> int:
     """Bytes an honest answer stays below: a token with one log-prob has some 150."""
-    top = max(int(order.sampling.get("logprobs") or 0), 0)
-    prompt = int(order.sampling.get("prompt_logprobs") or 0) + 1
-    return 2**20 + 512 * (2 + top) * order.max_new_tokens + 512 * prompt * len(order.token_ids)
+    made = (2 + _asked(order, "logprobs")) * order.max_new_tokens
+    given = (1 + _asked(order, "prompt_logprobs")) * len(order.token_ids)
+    return 2**20 + 512 * (made + given)
+
+
+def _asked(order: Order, setting: str) -> int:
+    """Log-probs asked for each token; -1 stands for the whole vocabulary."""
+    number = order.sampling.get(setting) or 0
+    if not isinstance(number, int):
+        raise RequestRejected(f"sampling parameter {setting} is {number!r}; it is an integer")
+    return number if number >= 0 else LARGEST_VOCABULARY
 
 
 def _session_line(session: str) -> bytes:

@@ -443,3 +443,18 @@ def test_a_call_that_cannot_be_forwarded():
         await instance.close()
 
     asyncio.run(forward())
+
+
+@pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs"])
+def test_a_number_of_logprobs_that_is_none(setting):
+    with pytest.raises(RequestRejected, match=f"{setting} is 'many'"):
+        generate_against(lambda s: None, an_order(sampling={setting: "many"}))
+
+
+def test_log_probs_of_the_whole_vocabulary_make_a_long_answer():
+    answer = generated([10], "stop")
+    answer["padding"] = "x" * 2**23
+    order = an_order(sampling={"logprobs": -1})
+    assert generate_against(lambda s: s.answer(GENERATE, answer), order).token_ids == [10]
+    with pytest.raises(InstanceError, match="more than"):
+        generate_against(lambda s: s.answer(GENERATE, answer))
