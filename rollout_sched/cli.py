@@ -1,4 +1,4 @@
-"""The command line: replay, check, policies, scenarios, trace."""
+"""The command line: replay, fake-instance, check, policies, scenarios, trace."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rollout_sched import config
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.simulators import report as reports
 from rollout_sched.simulators import traces
+from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.replay import Progress as Deliveries
 from rollout_sched.simulators.replay import replay
 from rollout_sched.simulators.scenario import Scenario, load_scenario
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_replay(commands)
+    fake_instance.add(commands)
 
     check = commands.add_parser("check", help="say whether a policy file is valid, and if not, why")
     check.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")

@@ -203,10 +203,11 @@ class PacedInstance:
 
     # -- beyond the port -------------------------------------------------------------------
 
-    def abort_all(self) -> None:
-        """Every request ends with what it has."""
-        for number, answering in list(self._answering.items()):
+    def abort_all(self) -> int:
+        """Every request ends with what it has; returns how many."""
+        for number, answering in self._answering.items():
             self._abort(number, answering)
+        return len(self._answering)
 
     def clear_cache(self, preempt: bool = False) -> bool:
         """vLLM's reset_prefix_cache; False if it cannot be, for requests hold blocks."""

@@ -1,0 +1,116 @@
+"""The command `rollout-sched fake-instance`: one simulated vLLM server until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.simulators.fake_instance import faults
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.instance import InstanceSpec
+from rollout_sched.simulators.scenario import load_scenario
+
+DEFAULT_SCENARIO = "qwen7b-8xh100"
+
+
+def add(commands: Any) -> None:
+    """The command and its options, for an argparse parser of commands."""
+    parser = commands.add_parser("fake-instance", help="a simulated vLLM server")
+    option = parser.add_argument
+    option("--host", default="127.0.0.1", help="default: %(default)s")
+    option("--port", type=int, default=8000, help="0: any free one; default: %(default)s")
+    option("--model", default="simulated", help="the served model's name; default: %(default)s")
+    option("--api-key", default="", metavar="KEY", help="ask for it as vLLM does")
+    option(
+        "--scenario",
+        default=DEFAULT_SCENARIO,
+        metavar="NAME_OR_TOML",
+        help="whose instance it is, and how long weights take to load; default: %(default)s",
+    )
+    option("--max-num-seqs", type=int, default=0, metavar="N", help="other than the scenario's")
+    option("--speed", type=float, default=1.0, metavar="X", help="times faster than real time")
+    option("--seed", type=int, default=0, help="of response lengths and faults")
+    option("--median-tokens", type=int, default=256, metavar="N", help="of drawn response lengths")
+    option("--sigma", type=float, default=0.8, help="spread of their logarithm")
+    option("--stream-interval", type=int, default=1, metavar="N", help="tokens per streamed chunk")
+    option("--max-num-queued-reqs", type=int, default=0, metavar="N", help="0: no limit")
+    option("--versioned-text", action="store_true", help="other weights make another text")
+    option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Serve until SIGINT or SIGTERM. Raises CallerError for options that cannot be."""
+    settings = _settings(options)
+    try:
+        switches = [faults.parse(text) for text in options.fault]
+    except ValueError as error:
+        raise CallerError(f"--fault: {error}") from None
+    _run(_serve(options, settings, switches))
+
+
+def _settings(options: argparse.Namespace) -> EngineSettings:
+    for name, least in (("speed", 0.0), ("median_tokens", 0), ("stream_interval", 0)):
+        if not getattr(options, name) > least:
+            raise CallerError(f"--{name.replace('_', '-')} must be more than {least}")
+    scenario = load_scenario(options.scenario)
+    spec = _startable(scenario.instance)
+    if options.max_num_seqs:
+        try:
+            spec = msgspec.structs.replace(spec, max_num_seqs=options.max_num_seqs)
+        except ValueError as error:
+            raise CallerError(f"--max-num-seqs: {error}") from None
+    return EngineSettings(
+        spec,
+        model=options.model,
+        speed=options.speed,
+        seed=options.seed,
+        update_s=scenario.weights.seconds,
+        median_tokens=options.median_tokens,
+        sigma=options.sigma,
+        max_queued=options.max_num_queued_reqs,
+        versioned_text=options.versioned_text,
+    )
+
+
+def _startable(spec: InstanceSpec) -> InstanceSpec:
+    """vLLM does not start when one request of max_model_len would not fit into its KV cache."""
+    fits = min(spec.max_model_len, spec.kv_blocks * spec.block_size)
+    return msgspec.structs.replace(spec, max_model_len=fits)
+
+
+async def _serve(
+    options: argparse.Namespace, settings: EngineSettings, switches: list[faults.Fault]
+) -> None:
+    from rollout_sched.simulators.fake_instance.server import FakeServer  # aiohttp takes its time
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    server = FakeServer(
+        settings,
+        api_key=options.api_key,
+        stream_interval=options.stream_interval,
+        faults=switches,
+    )
+    port = await server.start(options.host, options.port)
+    print(f"{settings.model} ready on http://{options.host}:{port}", flush=True)
+    await stop.wait()
+    await server.close()
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        loop_factory = importlib.import_module("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main)

@@ -1,0 +1,61 @@
+"""What the three endpoints that generate have in common: they word the same things differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from rollout_sched.live.ports import Output
+from rollout_sched.simulators.fake_instance.asked import Asked, Limits
+
+Json = dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """Tokens of one choice: all of them, or what a stream brings next.
+
+    finish    None while there is more to come
+    versions  where it is known, with the finish
+    first     the first that is sent of this choice
+    """
+
+    choice: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    finish: str | None
+    versions: list[Json] | None
+    first: bool
+
+
+class Dialect(Protocol):
+    """An endpoint's wording."""
+
+    path: str
+
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> Asked:
+        """Raises Refusal."""
+
+    def whole(self, asked: Asked, pieces: Sequence[Piece], usage: Json) -> Json: ...
+
+    def chunks(self, asked: Asked, piece: Piece) -> list[Json]: ...
+
+    def usage_chunk(self, asked: Asked, usage: Json) -> Json: ...
+
+
+def usage(asked: Asked, made: int) -> Json:
+    return {
+        "prompt_tokens": asked.prompt_tokens,
+        "total_tokens": asked.prompt_tokens + made,
+        "completion_tokens": made,
+        "prompt_tokens_details": None,
+    }
+
+
+def versions(output: Output, label: Any) -> list[Json]:
+    """The spans of an answer as vLLM words them; `label` turns a number into its label."""
+    spans: list[Json] = []
+    start = 0
+    for version, count in output.spans:
+        spans.append({"version": label(version), "start": start, "end": start + count})
+        start += count
+    return spans

@@ -1,0 +1,31 @@
+"""Error answers as vLLM words them."""
+
+from __future__ import annotations
+
+import msgspec
+
+_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+class Refusal(Exception):
+    """What the server will not or cannot do, with its HTTP status. `param` names the field."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+def body(refusal: Refusal) -> bytes:
+    error = {
+        "message": str(refusal),
+        "type": _TYPES[refusal.status],
+        "param": refusal.param,
+        "code": refusal.status,
+    }
+    return msgspec.json.encode({"error": error})

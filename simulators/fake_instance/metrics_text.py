@@ -1,0 +1,64 @@
+"""The part of vLLM's /metrics that says how loaded a server is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rollout_sched.live.ports import Gauges
+from rollout_sched.simulators.fake_instance.engine import Engine
+
+Values = Iterator[tuple[str, str, Mapping[str, object], float]]
+
+
+def render(engine: Engine, gauges: Gauges) -> str:
+    """In Prometheus' text format. Unlike vLLM's, the prompt counters also count what is computed
+    again after a preemption."""
+    lines: list[str] = []
+    last = ""
+    for name, kind, labels, value in _values(engine, gauges):
+        if name != last:
+            lines.append(f"# TYPE {name} {kind}")
+            last = name
+        told = ",".join(f'{key}="{label}"' for key, label in labels.items())
+        lines.append(f"{name}{{{told}}} {value}" if told else f"{name} {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _values(engine: Engine, gauges: Gauges) -> Values:
+    spec = engine.settings.spec
+    own = {"engine": "0", "model_name": engine.settings.model}
+    computed, cached = gauges.prefill_tokens, gauges.cached_tokens
+    yield "process_start_time_seconds", "gauge", {}, engine.started_at
+    for name, value in {
+        "num_requests_running": gauges.running,
+        "num_requests_waiting": gauges.waiting,
+        "kv_cache_usage_perc": gauges.kv_usage,
+    }.items():
+        yield f"vllm:{name}", "gauge", own, float(value)
+    for reason, value in {"capacity": gauges.waiting, "deferred": 0}.items():
+        name = "vllm:num_requests_waiting_by_reason"
+        yield name, "gauge", {**own, "reason": reason}, float(value)
+    for name, value in {
+        "num_preemptions": gauges.preemptions,
+        "prefix_cache_queries": computed + cached,
+        "prefix_cache_hits": cached,
+        "prompt_tokens": computed + cached,
+        "prompt_tokens_cached": cached,
+        "generation_tokens": gauges.generated_tokens,
+    }.items():
+        yield f"vllm:{name}_total", "counter", own, float(value)
+    sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+    for source, value in sources.items():
+        name = "vllm:prompt_tokens_by_source_total"
+        yield name, "counter", {**own, "source": source}, float(value)
+    for finish, value in engine.finished.items():
+        name = "vllm:request_success_total"
+        yield name, "counter", {**own, "finished_reason": finish}, float(value)
+    config = {
+        **own,
+        "block_size": spec.block_size,
+        "enable_prefix_caching": spec.prefix_caching,
+        "kv_cache_size_tokens": spec.kv_blocks * spec.block_size,
+        "num_gpu_blocks": spec.kv_blocks + 1,  # with vLLM's null block
+    }
+    yield "vllm:cache_config_info", "gauge", config, 1.0

@@ -1,0 +1,214 @@
+"""From a request to its answer, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.live.ports import Output
+from rollout_sched.simulators.fake_instance import errors
+from rollout_sched.simulators.fake_instance.asked import Asked, Limits
+from rollout_sched.simulators.fake_instance.dialects import Dialect, Json, Piece, usage, versions
+from rollout_sched.simulators.fake_instance.engine import Engine
+from rollout_sched.simulators.fake_instance.errors import Refusal
+
+_SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
+_DONE = b"data: [DONE]\n\n"
+
+
+async def serve(
+    request: web.Request, dialect: Dialect, engine: Engine, limits: Limits, fault: str
+) -> web.StreamResponse:
+    """With the fault that strikes the answer, if any. Raises Refusal while nothing was sent."""
+    if request.content_type != "application/json":
+        raise Refusal(400, "Unsupported Media Type: Only 'application/json' is allowed")
+    asked = dialect.parse(await request.read(), request.headers, limits)
+    answering = _Answering(request, dialect, engine, asked, fault)
+    return await (answering.stream() if asked.stream else answering.whole())
+
+
+class _Answering:
+    """One request on its way."""
+
+    def __init__(
+        self, request: web.Request, dialect: Dialect, engine: Engine, asked: Asked, fault: str
+    ) -> None:
+        self.request = request
+        self.dialect = dialect
+        self.engine = engine
+        self.asked = asked
+        self.fault = fault
+
+    # -- whole -----------------------------------------------------------------------------
+
+    async def whole(self) -> web.StreamResponse:
+        orders = self.asked.orders
+        if len(orders) == 1:
+            outputs = [await self.engine.generate(orders[0])]
+        else:
+            outputs = await _all([self.engine.generate(order) for order in orders])
+        pieces = [self._piece(i, o, o.token_ids, o.logprobs, True) for i, o in enumerate(outputs)]
+        made = sum(len(output.token_ids) for output in outputs)
+        answer = self.dialect.whole(self.asked, pieces, usage(self.asked, made))
+        body = msgspec.json.encode(answer)
+        if self.fault == "cut":
+            return await self._cut(body)
+        response = web.Response(body=body, content_type="application/json")
+        if self.fault == "twice":
+            await response.prepare(self.request)
+            await response.write_eof()
+            _repeat(self.request, body)
+        return response
+
+    async def _cut(self, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(body)
+        await response.prepare(self.request)
+        await response.write(body[: len(body) // 2])
+        return hang_up(self.request, response)
+
+    # -- streamed --------------------------------------------------------------------------
+
+    async def stream(self) -> web.StreamResponse:
+        """Tokens that come faster than they can be sent are sent together."""
+        orders = self.asked.orders
+        news = _News()
+        runs = [asyncio.ensure_future(self._follow(index, news)) for index in range(len(orders))]
+        response = web.StreamResponse(headers=_SSE)
+        open_choices = set(range(len(orders)))
+        made = 0
+        try:
+            while open_choices:
+                for index, (token_ids, logprobs, end) in (await news.take()).items():
+                    if isinstance(end, Exception):
+                        return await self._break_off(response, end)
+                    first = index in open_choices and not news.seen(index)
+                    if end is not None:
+                        open_choices.discard(index)
+                    made += len(token_ids)
+                    values = logprobs if self.asked.logprobs else None
+                    piece = self._piece(index, end, token_ids, values, first)
+                    chunks = self.dialect.chunks(self.asked, piece)
+                    await self._send(response, chunks)
+                if self.fault == "cut":
+                    return hang_up(self.request, response)
+            if self.asked.include_usage:
+                told = self.dialect.usage_chunk(self.asked, usage(self.asked, made))
+                await self._send(response, [told])
+            await response.write(_DONE)
+        finally:
+            for run in runs:
+                run.cancel()
+        return response
+
+    async def _follow(self, index: int, news: _News) -> None:
+        order = self.asked.orders[index]
+        try:
+            output = await self.engine.generate(
+                order, lambda ids, logprobs: news.add(index, ids, logprobs)
+            )
+        except Refusal as refusal:
+            news.end(index, refusal)
+        else:
+            news.end(index, output)
+
+    async def _send(self, response: web.StreamResponse, chunks: Sequence[Json]) -> None:
+        if not response.prepared:
+            await response.prepare(self.request)
+        data = b"".join(b"data: %b\n\n" % msgspec.json.encode(chunk) for chunk in chunks)
+        await response.write(data)
+        if self.fault == "twice":
+            await response.write(data)
+
+    async def _break_off(
+        self, response: web.StreamResponse, error: Exception
+    ) -> web.StreamResponse:
+        assert isinstance(error, Refusal)
+        if not response.prepared:
+            raise error
+        await response.write(b"data: %b\n\n" % errors.body(error) + _DONE)
+        return response
+
+    # -- both ------------------------------------------------------------------------------
+
+    def _piece(
+        self,
+        index: int,
+        output: Output | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float] | None,
+        first: bool,
+    ) -> Piece:
+        if output is None:
+            return Piece(index, token_ids, logprobs, None, None, first)
+        spans = versions(output, self._label)
+        return Piece(index, token_ids, logprobs, output.finish, spans, first)
+
+    def _label(self, version: int) -> str:
+        label = self.engine.label_of(version)
+        if self.fault != "wrong_version":
+            return label
+        return str(int(label) + 1) if label.isdecimal() else f"not {label}"
+
+
+Newest = tuple[list[int], list[float], Output | Exception | None]
+
+
+class _News:
+    """What has come of the choices of a stream since it was last looked at."""
+
+    def __init__(self) -> None:
+        self._news: dict[int, Newest] = {}
+        self._event = asyncio.Event()
+        self._seen: set[int] = set()
+        self._taken: set[int] = set()
+
+    def add(self, index: int, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        known, values, end = self._news.get(index, ([], [], None))
+        self._news[index] = ([*known, *ids], [*values, *(logprobs or ())], end)
+        self._event.set()
+
+    def end(self, index: int, end: Output | Exception) -> None:
+        known, values, _ = self._news.get(index, ([], [], None))
+        self._news[index] = (known, values, end)
+        self._event.set()
+
+    async def take(self) -> dict[int, Newest]:
+        await self._event.wait()
+        self._event.clear()
+        news, self._news = self._news, {}
+        self._seen |= self._taken
+        self._taken = set(news)
+        return news
+
+    def seen(self, index: int) -> bool:
+        """Whether something of that choice was taken before the last look."""
+        return index in self._seen
+
+
+def hang_up(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    """Close the connection as it is; what is returned goes nowhere."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response() if response is None else response
+
+
+def _repeat(request: web.Request, body: bytes) -> None:
+    """Send a whole answer that nobody asked for."""
+    if request.transport is not None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        request.transport.write(head.encode() + b"\r\n\r\n" + body)
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, Output]]) -> list[Output]:
+    """Like gather, but where one fails the others are cancelled."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

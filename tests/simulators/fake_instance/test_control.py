@@ -1,0 +1,264 @@
+"""vLLM's endpoints besides those that generate."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulators.fake_instance.served import FOREVER, SPEC, Client, play, served
+
+PROMPT = list(range(1, 9))
+
+
+async def begin(client: Client, tokens: int = 5, **body: Any) -> asyncio.Task[Any]:
+    """A greedy request under way that has made some tokens."""
+    before = await client.metric("vllm:generation_tokens_total")
+    body = {"sampling": {**FOREVER, "max_tokens": 60}, **body}
+    task = asyncio.create_task(client.generate(PROMPT, **body))
+    await client.until_generated(int(before) + tokens)
+    return task
+
+
+async def uninterrupted(client: Client) -> Any:
+    return await client.generate(PROMPT, sampling={**FOREVER, "max_tokens": 60}, cache_salt="own")
+
+
+def test_what_a_server_tells_of_itself() -> None:
+    async def scene() -> None:
+        async with served(model="m") as client:
+            assert await client.get("/health") == (200, b"")
+            assert (await client.get("/version"))[1] == {"version": "0.32.0"}
+            (model,) = (await client.get("/v1/models"))[1]["data"]
+            assert (model["id"], model["max_model_len"]) == ("m", SPEC.max_model_len)
+            _, info = await client.get("/server_info?config_format=json")
+            scheduler = info["vllm_config"]["scheduler_config"]
+            assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
+            assert isinstance((await client.get("/server_info"))[1]["vllm_config"], str)
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "default"}
+            for path in ("/pause", "/abort_requests", "/collective_rpc", "/update_weight_version"):
+                assert (await client.get(path))[0] == 405
+            assert (await client.post("/inference/v1/abort_requests", {}))[0] == 400
+
+    play(scene)
+
+
+def test_an_abort_returns_the_partial_tokens() -> None:
+    async def scene() -> None:
+        async with served(speed=200.0) as client:
+            task = await begin(client, request_id="mine")
+            for unknown in ("mine", "generate-tokens-other"):
+                _, told = await client.post("/abort_requests", {"request_ids": [unknown]})
+                assert told == {"status": "aborted", "aborted": 1}
+            assert not task.done()
+            path = "/inference/v1/abort_requests"
+            assert await client.post(path, {"request_ids": ["generate-tokens-mine"]}) == (200, b"")
+            part = await task
+            assert part["finish_reason"] == "abort"
+            made = len(part["token_ids"])
+            assert part["weight_versions"] == [{"version": "default", "start": 0, "end": made}]
+            sampling = {**FOREVER, "max_tokens": 60 - made}
+            rest = await client.generate([*PROMPT, *part["token_ids"]], sampling=sampling)
+            whole = await uninterrupted(client)
+            assert part["token_ids"] + rest["token_ids"] == whole["token_ids"]
+            assert await client.metric("vllm:request_success_total", "abort") == 0
+
+    play(scene)
+
+
+def test_abort_all_and_streams_that_are_aborted() -> None:
+    async def scene() -> None:
+        async with served(speed=200.0) as client:
+            body = {"token_ids": PROMPT, "sampling_params": {**FOREVER, "stream_interval": 16}}
+            task = asyncio.create_task(client.stream("/inference/v1/generate", body))
+            await client.until_generated(20)
+            assert (await client.post("/abort_requests", {}))[1] == {
+                "status": "aborted",
+                "aborted": 1,
+            }
+            choices = [chunk["choices"][0] for chunk in await task]
+            sizes = [len(choice["token_ids"]) for choice in choices]
+            assert sizes[:2] == [1, 16]
+            assert choices[-1]["finish_reason"] == "abort"
+            assert choices[-1]["weight_versions"][0]["end"] == sum(sizes)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("clear_cache", [False, True])
+def test_pause_keep_freezes_requests_and_gauges(clear_cache: bool) -> None:
+    async def scene() -> None:
+        async with served(speed=200.0) as client:
+            task = await begin(client)
+            path = f"/pause?mode=keep&clear_cache={str(clear_cache).lower()}"
+            assert await client.post(path) == (200, {"status": "paused"})
+            assert (await client.get("/is_paused"))[1] == {"is_paused": True}
+            assert (await client.get("/health"))[0] == 200
+            queued = asyncio.create_task(client.generate([9], sampling={"max_tokens": 1}))
+            while (await client.get("/load"))[1] != {"server_load": 2}:
+                await asyncio.sleep(0.002)
+            assert await client.metric("vllm:num_requests_running") == 1
+            assert await client.metric("vllm:num_requests_waiting") == 0
+            await client.post("/update_weight_version", {"new_version": "7"})
+            assert await client.post("/resume") == (200, {"status": "resumed"})
+            choice = await task
+            first, second = choice["weight_versions"]
+            assert (first["version"], first["start"]) == ("default", 0)
+            assert second == {"version": "7", "start": first["end"], "end": 60}
+            await queued
+            assert choice["token_ids"] == (await uninterrupted(client))["token_ids"]
+            assert await client.metric("vllm:num_preemptions_total") == clear_cache
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("clear_cache", "cached"), [(False, True), (True, False)])
+def test_pause_abort_returns_everything(clear_cache: bool, cached: bool) -> None:
+    async def scene() -> None:
+        async with served(speed=200.0) as client:
+            task = await begin(client, 20)
+            await client.post(f"/pause?mode=abort&clear_cache={int(clear_cache)}")
+            part = await task
+            assert part["finish_reason"] == "abort"
+            await client.post("/resume")
+            before = await client.metric("vllm:prefix_cache_hits_total")
+            await client.generate([*PROMPT, *part["token_ids"]], sampling={"max_tokens": 1})
+            hits = await client.metric("vllm:prefix_cache_hits_total") - before
+            assert (hits >= 20) == cached
+
+    play(scene)
+
+
+def test_pause_wait_lets_requests_finish() -> None:
+    async def scene() -> None:
+        async with served(speed=500.0) as client:
+            task = await begin(client)
+            await client.post("/pause?mode=wait")
+            assert task.done() or (await task)["finish_reason"] == "length"
+            assert (await client.get("/is_paused"))[1] == {"is_paused": True}
+
+    play(scene)
+
+
+def test_a_salt_is_a_prefix_cache_of_its_own() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            hits = []
+            for salt in ("a", "a", "b"):
+                await client.generate(PROMPT, sampling={"max_tokens": 1}, cache_salt=salt)
+                hits.append(await client.metric("vllm:prompt_tokens_cached_total"))
+            assert hits == [0, 4, 4]
+            assert (await client.post("/reset_prefix_cache"))[1] == {"success": True}
+            await client.generate(PROMPT, sampling={"max_tokens": 1}, cache_salt="a")
+            assert await client.metric("vllm:prompt_tokens_cached_total") == 4
+
+    play(scene)
+
+
+def test_the_cache_cannot_be_reset_while_blocks_are_held() -> None:
+    async def scene() -> None:
+        async with served(speed=100.0) as client:
+            task = await begin(client)
+            assert (await client.post("/reset_prefix_cache"))[1] == {"success": False}
+            path = "/reset_prefix_cache?reset_running_requests=true"
+            assert (await client.post(path))[1] == {"success": True}
+            assert len((await task)["token_ids"]) == 60
+            assert await client.metric("vllm:num_preemptions_total") == 1
+
+    play(scene)
+
+
+def test_weights_from_disk(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served() as client:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+            assert await client.post("/collective_rpc", body) == (200, {"results": [None]})
+            assert (await client.post("/collective_rpc", {"method": "dance"}))[0] == 500
+            await client.generate(PROMPT, sampling={"max_tokens": 1})
+            body["kwargs"] = {"weights_path": str(tmp_path / "gone")}
+            assert (await client.post("/collective_rpc", body))[0] == 500
+            assert (await client.get("/health"))[0] == 200
+            generate = {"token_ids": PROMPT, "sampling_params": {}}
+            status, answer = await client.post("/inference/v1/generate", generate)
+            assert (status, answer["error"]["code"]) == (500, 500)
+            assert "EngineCore" in answer["error"]["message"]
+            assert (await client.get("/health"))[0] == 503
+            assert (await client.get("/metrics"))[0] == 503
+            assert (await client.post("/pause"))[0] == 500
+            assert (await client.post("/abort_requests", {}))[0] == 200
+
+    play(scene)
+
+
+def test_weights_by_transfer() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            assert (await client.post("/start_weight_update"))[0] == 500
+            assert (await client.post("/init_weight_transfer_engine", {}))[0] == 400
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            assert (await client.post("/update_weights", {"update_info": {}}))[0] == 500
+            assert (await client.post("/finish_weight_update"))[0] == 500
+            await client.post("/pause?mode=keep&clear_cache=false")
+            task = asyncio.create_task(client.generate(PROMPT, sampling={"max_tokens": 2}))
+            assert (await client.post("/start_weight_update"))[0] == 200
+            assert (await client.post("/start_weight_update"))[0] == 500
+            assert (await client.post("/update_weights", {"update_info": {"path": "x"}}))[0] == 200
+            finish = {"weight_version": "17"}
+            assert (await client.post("/finish_weight_update", finish))[0] == 200
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "17"}
+            await client.post("/resume")
+            assert (await task)["weight_versions"] == [{"version": "17", "start": 0, "end": 2}]
+
+    play(scene)
+
+
+def test_an_unfinished_transfer_is_the_end() -> None:
+    async def scene() -> None:
+        async with served(speed=100.0) as client:
+            task = await begin(client)
+            await client.post("/pause?mode=keep&clear_cache=false")
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            await client.post("/start_weight_update")
+            assert (await client.post("/resume"))[0] == 200
+            with pytest.raises(AssertionError, match="EngineCore"):
+                await task
+            assert (await client.get("/health"))[0] == 503
+
+    play(scene)
+
+
+def test_tokens_and_text() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            _, told = await client.post("/tokenize", {"prompt": "w5 w623"})
+            assert told["tokens"] == [5, 623]
+            assert (told["count"], told["max_model_len"]) == (2, SPEC.max_model_len)
+            assert (await client.post("/detokenize", {"tokens": [5, 623]}))[1] == {
+                "prompt": "w5 w623 "
+            }
+            assert (await client.post("/tokenize", {}))[0] == 400
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pause?mode=sleep", None),
+        ("/pause?clear_cache=perhaps", None),
+        ("/abort_requests", {"request_ids": "x"}),
+        ("/update_weight_version", {}),
+        ("/collective_rpc", {}),
+        ("/detokenize", {"tokens": ["x"]}),
+    ],
+)
+def test_bad_orders(path: str, body: Any) -> None:
+    async def scene() -> None:
+        async with served() as client:
+            status, answer = await client.post(path, body)
+            assert status == 400
+            assert answer["error"]["message"]
+
+    play(scene)
