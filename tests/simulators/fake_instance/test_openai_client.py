@@ -7,7 +7,6 @@ import pytest
 
 from tests.simulators.fake_instance.served import play, served
 
-
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 
