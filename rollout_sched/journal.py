@@ -54,6 +54,10 @@ class JournalWriter:
     def record(self, now: float, event: Event) -> None:
         self._file.write(self._encoder.encode(Entry(now, event)) + b"\n")
 
+    def flush(self) -> None:
+        """What is recorded so far survives this process."""
+        self._file.flush()
+
     def close(self) -> None:
         self._file.close()
 

@@ -45,12 +45,19 @@ class Attendant:
     no longer answers, it is lost to the scheduler; when it answers again, it joins again. One whose
     weights could not be loaded is *unfit*: what it would generate is anybody's guess, so it joins
     again only after a restart.
+
+    away  why it has not joined; "" while it has
+    held  paused by hand: its gauges stand still, and a weight update does not let it go on
+    turn  held by whoever calls it for control, so that nobody comes between pause and resume
     """
 
     def __init__(self, client: InstanceClient, owner: Owner) -> None:
         self.client = client
         self.joined = False
         self.unfit = ""
+        self.away = ""
+        self.held = False
+        self.turn = asyncio.Lock()
         self.description: Description | None = None
         self.gauges: Gauges | None = None
         self.released = asyncio.Event()
@@ -69,9 +76,18 @@ class Attendant:
     def name(self) -> str:
         return self.client.name
 
-    async def start(self) -> Description:
-        """Ask who it is, let it join, and begin to watch it. Raises InstanceError."""
-        description = await self._admit()
+    async def start(self, *, patient: bool = False) -> Description | None:
+        """Ask who it is, let it join, and begin to watch it.
+
+        Raises InstanceError if it does not answer; with `patient` it joins once it does.
+        """
+        description = None
+        try:
+            description = await self._admit()
+        except (InstanceError, OSError) as error:
+            if not patient:
+                raise
+            self.away = str(error) or type(error).__name__
         self._tasks = [asyncio.create_task(self._work()), asyncio.create_task(self._watch())]
         return description
 
@@ -102,7 +118,8 @@ class Attendant:
 
     def resume(self) -> None:
         async def deed() -> None:
-            await self.client.resume()
+            if not self.held:
+                await self.client.resume()
             self._frozen = False
             self._progress = (-1, 0.0)
 
@@ -122,6 +139,23 @@ class Attendant:
 
         self._order(f"update to {version}", self._settings.update_timeout_s, deed)
 
+    async def hold(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        """Pause it by hand, until `let_go`. Raises InstanceError."""
+        async with self.turn:
+            await self._ask(self.client.pause(mode, clear_cache))
+            self.held = True
+
+    async def let_go(self) -> None:
+        """Let it go on after `hold`. Raises InstanceError."""
+        async with self.turn:
+            await self._ask(self.client.resume())
+            self.released_by_hand()
+
+    def released_by_hand(self) -> None:
+        """It goes on: from now on new tokens are expected."""
+        self.held = False
+        self._progress = (-1, 0.0)
+
     def _order(self, what: str, timeout_s: float, deed: Callable[[], Awaitable[None]]) -> None:
         self._orders.put_nowait((what, timeout_s, deed))
 
@@ -129,7 +163,7 @@ class Attendant:
         while True:
             what, timeout_s, deed = await self._orders.get()
             try:
-                async with asyncio.timeout(timeout_s):
+                async with self.turn, asyncio.timeout(timeout_s):
                     await deed()
             except Exception as error:
                 reason = str(error) or type(error).__name__
@@ -140,7 +174,8 @@ class Attendant:
     def _lose(self, reason: str) -> None:
         while not self._orders.empty():
             self._orders.get_nowait()
-        self.joined = self._frozen = False
+        self.joined = self._frozen = self.held = False
+        self.away = reason
         self.released.set()
         self._owner.lose(self.name, reason)
 
@@ -170,7 +205,7 @@ class Attendant:
             return
         self._misses = 0
         before, self.gauges = self.gauges, gauges
-        if not self.joined or self._frozen:
+        if not self.joined or self._frozen or self.held:
             return
         if before is not None and gauges.generated_tokens < before.generated_tokens:
             self._lose("its counters began anew: it was restarted")
@@ -206,7 +241,8 @@ class Attendant:
         try:
             await self._admit()
         except (InstanceError, CallerError, OSError) as error:
-            log.debug("instance %s is still away: %s", self.name, error)
+            self.away = str(error) or type(error).__name__
+            log.debug("instance %s is still away: %s", self.name, self.away)
 
     async def _admit(self) -> Description:
         before = self.description
@@ -216,7 +252,7 @@ class Attendant:
                 raise InstanceError(f"{self.name} must be restarted: {self.unfit}")
             await self._ask(self.client.resume())
         self.description = description
-        self.unfit = ""
+        self.unfit = self.away = ""
         self._misses = 0
         self.gauges = self._idle_since = None
         self._progress = (-1, 0.0)

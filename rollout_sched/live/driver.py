@@ -207,14 +207,19 @@ class Driver:
 
     # -- what callers ask for --------------------------------------------------------------
 
-    async def add_instance(self, client: InstanceClient) -> Description:
-        """Take an instance in. Raises CallerError or InstanceError if it cannot be used."""
+    async def add_instance(
+        self, client: InstanceClient, *, patient: bool = False
+    ) -> Description | None:
+        """Take an instance in. Raises CallerError or InstanceError if it cannot be used.
+
+        With `patient` one that does not answer yet is None, and joins once it does.
+        """
         if client.name in self.attendants:
             raise CallerError(f"instance {client.name!r} is here already")
         attendant = Attendant(client, self)
         self.attendants[client.name] = attendant
         try:
-            return await attendant.start()
+            return await attendant.start(patient=patient)
         except BaseException:
             del self.attendants[client.name]
             await attendant.close()
@@ -224,6 +229,7 @@ class Driver:
         """Let an instance go; what it holds moves on, or with `drain` is finished first."""
         attendant = self._attendant(name)
         if drain and attendant.joined:
+            attendant.released.clear()  # it may have been lost and have joined again
             self.tell(InstanceLeaving(name))
             await attendant.released.wait()
         self.attendants.pop(name, None)
