@@ -393,3 +393,89 @@ def test_an_instance_that_makes_no_progress_is_lost() -> None:
             assert first.cancelled
 
     run(scene())
+
+
+def test_an_instance_that_is_not_up_yet_joins_when_it_is() -> None:
+    async def scene() -> None:
+        late = Scripted()
+        late.dead = True
+        async with Stage(settings=Settings(poll_s=0.01)) as stage:
+            with pytest.raises(InstanceError, match="refused"):
+                await stage.driver.add_instance(late)
+            assert not stage.driver.attendants
+            assert await stage.driver.add_instance(late, patient=True) is None
+            assert "refused" in stage.driver.attendants["i0"].away
+            client = stage.ask()
+            late.dead = False
+            await late.answer(0, [6])
+            await until(lambda: client.sample)
+            assert stage.driver.attendants["i0"].away == ""
+            assert "resume" not in late.calls
+
+    run(scene())
+
+
+def test_one_that_joined_again_is_still_drained() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+            instance.dead = True
+            await until(lambda: not stage.driver.attendants["i0"].joined)
+            instance.dead = False
+            await until(lambda: stage.driver.attendants["i0"].joined)
+            client = stage.ask()
+            await instance.order()
+            leaving = asyncio.create_task(stage.driver.remove_instance("i0", drain=True))
+            await asyncio.sleep(0.03)
+            assert not leaving.done()
+            await instance.answer(0, [6])
+            await leaving
+            assert client.response_ids == [6]
+
+    run(scene())
+
+
+def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        settings = Settings(poll_s=0.01, stall_s=0.03)
+        partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+        async with Stage(instance, settings=settings, interruption=partial) as stage:
+            attendant = stage.driver.attendants["i0"]
+            client = stage.ask()
+            await instance.order()
+            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+            await attendant.hold("keep", False)
+
+            async def load(instance: Scripted, version: int) -> None:
+                return None
+
+            stage.driver.publish(1, load)
+            await until(lambda: ("version", 1) in instance.calls)
+            await asyncio.sleep(0.1)
+            assert attendant.joined
+            assert "resume" not in instance.calls
+            await attendant.let_go()
+            assert instance.calls[-1] == "resume"
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
+
+    run(scene())
+
+
+def test_a_pause_that_fails_is_none() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+
+            def refuse(call: str) -> None:
+                raise InstanceError("404")
+
+            instance.obey = refuse
+            attendant = stage.driver.attendants["i0"]
+            with pytest.raises(InstanceError, match="404"):
+                await attendant.hold("keep", False)
+            assert attendant.joined
+            assert not attendant.held
+
+    run(scene())
