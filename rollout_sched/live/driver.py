@@ -232,8 +232,11 @@ class Driver:
             attendant.released.clear()  # it may have been lost and have joined again
             self.tell(InstanceLeaving(name))
             await attendant.released.wait()
-        self.attendants.pop(name, None)
+        if self.attendants.get(name) is not attendant:
+            return  # removed while it drained
+        del self.attendants[name]
         self.lose(name, "removed")
+        attendant.released.set()
         await attendant.close()
 
     def submit_group(

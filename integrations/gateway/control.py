@@ -1,0 +1,138 @@
+"""Everything of the gateway that is not hot, as one aiohttp application.
+
+It is what the hot server falls back to on the same port, and there is no way back from it, so every
+answer closes its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.admin import Admin
+from rollout_sched.integrations.gateway.doors import AdminDoor
+from rollout_sched.integrations.gateway.gateway import Gateway, NoSuchInstance
+from rollout_sched.integrations.gateway.messages import refusal
+from rollout_sched.integrations.gateway.public import Public
+from rollout_sched.integrations.gateway.relay import relay
+from rollout_sched.integrations.gateway.trainer_api import TrainerApi
+from rollout_sched.integrations.gateway.wire import Forwarding
+from rollout_sched.integrations.gateway.workers import Workers
+from rollout_sched.live.ports import InstanceError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: Paths that ask a model something: passed on for whoever has a client's key. What else we do not
+#: know may change an instance, and is passed on for administrators only.
+_INFERENCE = re.compile(
+    r"/(v1|v2|inference/v1)/[\w/.-]+|/(tokenize|detokenize|tokenizer_info|pooling|classify|score"
+    r"|rerank|invocations|generate)"
+)
+#: Anything cleverer could mean one thing here and another to the instance.
+_PLAIN = re.compile(r"/[\w/.~-]*")
+
+
+def make_app(gateway: Gateway, door: AdminDoor, *, max_body: int) -> web.Application:
+    """All routes. `max_body`: bytes of a request's body; more is answered 413."""
+    guards = _Guards(gateway, door)
+    app = web.Application(
+        middlewares=[_as_answers, _to_the_end, guards.check], client_max_size=max_body
+    )
+    app.on_response_prepare.append(_close_after)
+    public, workers = Public(gateway), Workers(gateway)
+    app.add_routes(public.routes())
+    for route in (*public.keyed_routes(), *workers.keyed_routes()):
+        guards.keyed.add(route.handler)
+        app.add_routes([route])
+    for room in (workers, Admin(gateway), TrainerApi(gateway)):
+        for route in room.routes():
+            guards.closed.add(route.handler)
+            app.add_routes([route])
+    app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
+    return app
+
+
+class _Guards:
+    """Asks for the key that a route needs; `keyed` takes a client's, `closed` the admin's."""
+
+    def __init__(self, gateway: Gateway, door: AdminDoor) -> None:
+        self.keyed: set[object] = set()
+        self.closed: set[object] = set()
+        self._gateway = gateway
+        self._door = door
+        self.check = web.middleware(self._check)
+
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        wanted = request.match_info.handler
+        passed_on = wanted == self.pass_on
+        if passed_on and not _is_plain(request):
+            return refusal(404, f"{request.path}: no such path")
+        admins = wanted in self.closed or (passed_on and not _INFERENCE.fullmatch(request.path))
+        if admins:
+            why = self._door.refusal(request.remote, request.headers)
+            if why:
+                return refusal(401 if self._door.has_keys else 403, why)
+        elif wanted in self.keyed or passed_on:
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not self._gateway.front.admits(given):
+                return refusal(401, "this gateway needs one of its API keys as a bearer token")
+        return await handler(request)
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """To the least loaded instance, or to any if all are full."""
+        fleet = self._gateway.scheduler.fleet
+        instance = fleet.least() or next(iter(fleet.instances.values()), None)
+        if instance is None:
+            return refusal(503, "no instance is here")
+        client = self._gateway.driver.attendants[instance.id].client
+        return await relay(request, cast(Forwarding, client))
+
+
+def _is_plain(request: web.Request) -> bool:
+    path = request.raw_path.partition("?")[0]
+    return (
+        _PLAIN.fullmatch(path) is not None
+        and "//" not in path
+        and not any(part in (".", "..") for part in path.split("/"))
+    )
+
+
+@web.middleware
+async def _as_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What goes wrong, as OpenAI's clients expect to hear of it."""
+    try:
+        return await handler(request)
+    except NoSuchInstance as error:
+        return refusal(404, str(error))
+    except CallerError as error:
+        return refusal(400, str(error))
+    except InstanceError as error:
+        return refusal(502, str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return refusal(error.status, error.text or error.reason)
+    except Exception as error:
+        log.exception("%s %s", request.method, request.path)
+        return refusal(500, f"the gateway failed: {error}")
+
+
+@web.middleware
+async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A client that goes away does not leave half of the instances paused."""
+    if getattr(request.match_info.handler, "__name__", "") == _Guards.pass_on.__name__:
+        return await handler(request)
+    return await asyncio.shield(asyncio.ensure_future(handler(request)))
+
+
+async def _close_after(request: web.Request, response: web.StreamResponse) -> None:
+    response.force_close()
+    response.headers["Connection"] = "close"

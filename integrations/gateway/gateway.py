@@ -1,0 +1,186 @@
+"""What all routes work on: the scheduler at work, the front, and the instances by name."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.counters import Counters
+from rollout_sched.integrations.gateway.front import Front
+from rollout_sched.integrations.gateway.handout import Handout
+from rollout_sched.integrations.gateway.publication import Appliers, Publication
+from rollout_sched.live.attendant import Attendant
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceClient
+
+
+class NoSuchInstance(CallerError):
+    """No instance has this id or name."""
+
+
+class NewInstance(msgspec.Struct, frozen=True):
+    """An instance to take in; fields of other routers' calls that are not named here are ignored.
+
+    slots    what it runs at once, where it does not tell (vLLM's --max-num-seqs)
+    api_key  its own key; the gateway's key for instances if not given
+    patient  whether it may come up later
+    """
+
+    url: str
+    slots: int | None = None
+    api_key: str | None = None
+    patient: bool = False
+
+
+class InstanceView(msgspec.Struct, frozen=True):
+    """An instance as administrators see it.
+
+    status    as in `core.model.InstanceStatus`, or "away": not joined, `reason` says why
+    held      paused by hand
+    notes     what it does not offer, and what to do about it
+    """
+
+    id: str
+    url: str
+    status: str
+    reason: str
+    held: bool
+    leaving: bool
+    version: int | None
+    in_flight: int
+    slots: int
+    kv_tokens: int
+    max_model_len: int
+    model: str
+    capabilities: list[str]
+    notes: list[str]
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+
+
+MakeClient = Callable[[NewInstance], InstanceClient]
+
+
+class Gateway:
+    """`make_client` makes the client of an instance that is added at run time."""
+
+    def __init__(self, live: LiveScheduler, front: Front, make_client: MakeClient) -> None:
+        self.driver = live.driver
+        self.scheduler = live.driver.scheduler
+        self.desk = live.desk
+        self.front = front
+        self.handout = Handout(live.desk)
+        self.appliers = Appliers(live.driver)
+        self.counters = Counters()
+        self.created = int(time.time())
+        self._make_client = make_client
+        self.driver.observers.append(self.counters.observe)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self.driver.broken is None and bool(self.scheduler.fleet.instances)
+
+    def attendants(self) -> list[Attendant]:
+        return list(self.driver.attendants.values())
+
+    def attendant(self, id_or_url: str) -> Attendant:
+        """Raises NoSuchInstance."""
+        url = id_or_url.rstrip("/")
+        for name, attendant in self.driver.attendants.items():
+            if url in (name, id_of(name)):
+                return attendant
+        known = ", ".join(self.driver.attendants) or "none"
+        raise NoSuchInstance(f"no instance {id_or_url!r} here; there are: {known}")
+
+    async def add(self, new: NewInstance) -> Attendant:
+        """Raises CallerError if it is here already or no use, InstanceError if it is not up."""
+        client = self._make_client(new)
+        await self.driver.add_instance(client, patient=new.patient)
+        return self.driver.attendants[client.name]
+
+    async def remove(self, id_or_url: str, *, drain: bool = False) -> None:
+        """Raises NoSuchInstance."""
+        await self.driver.remove_instance(self.attendant(id_or_url).name, drain=drain)
+
+    async def publish(self, publication: Publication) -> None:
+        """Raises CallerError if versions do not grow, or the weights are not there."""
+        version = publication.version
+        if version <= self.desk.version:
+            raise CallerError(
+                f"version {version} was published after {self.desk.version}; versions grow"
+            )
+        applier = self.appliers.of(publication)
+        await self.desk.publish_weights(version, applier, wait=publication.wait)
+
+    def view(self, attendant: Attendant) -> InstanceView:
+        instance = self.scheduler.fleet.instances.get(attendant.name)
+        told, gauges = attendant.description, attendant.gauges
+        return InstanceView(
+            id=id_of(attendant.name),
+            url=attendant.name,
+            status="away" if instance is None else str(instance.status),
+            reason=attendant.unfit or attendant.away,
+            held=attendant.held,
+            leaving=instance is not None and instance.leaving,
+            version=None if instance is None else instance.version,
+            in_flight=0 if instance is None else instance.in_flight,
+            slots=told.slots if told else 0,
+            kv_tokens=told.kv_tokens if told else 0,
+            max_model_len=told.max_model_len if told else 0,
+            model=told.model if told else "",
+            capabilities=sorted(told.capabilities) if told else [],
+            notes=notes_of(attendant),
+            running=gauges.running if gauges else None,
+            waiting=gauges.waiting if gauges else None,
+            kv_usage=gauges.kv_usage if gauges else None,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The queues, versions and anomalies of the scheduler."""
+        scheduler, progress = self.scheduler, self.scheduler.progress
+        return {
+            "version": progress.version,
+            "fleet_version": progress.fleet_version,
+            "prompts_per_step": progress.prompts_per_step,
+            "requests": {
+                "in_flight": len(scheduler.fleet.attempts),
+                "waiting": len(scheduler.waiting),
+                "parked": len(scheduler.replay_buffer),
+                "open_calls": self.front.open_requests,
+                "open_bytes": self.front.open_bytes,
+                "refused": self.front.refused,
+            },
+            "groups": {
+                "fresh": progress.fresh,
+                "active": progress.active,
+                "deferred": progress.deferred,
+                "complete": progress.complete,
+                "delivered": progress.delivered,
+            },
+            "batches": progress.batches,
+            "trainer_waiting": progress.trainer_waiting,
+            "closed": progress.closed,
+            "instances": len(self.driver.attendants),
+            "joined": len(scheduler.fleet.instances),
+            "anomalies": dict(scheduler.anomalies),
+            "broken": None if self.driver.broken is None else str(self.driver.broken),
+        }
+
+
+def id_of(name: str) -> str:
+    """A name that can stand in a path, the same in every run."""
+    return f"{zlib.crc32(name.encode()):08x}"
+
+
+def notes_of(attendant: Attendant) -> list[str]:
+    """What was found missing when the instance was asked; nothing where nobody looks."""
+    if attendant.description is None:
+        return []
+    return list(getattr(getattr(attendant.client, "findings", None), "notes", ()))

@@ -1,0 +1,76 @@
+"""/rollout/v1: what `live.trainer_desk` offers, for a trainer in another process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.gateway import Gateway
+from rollout_sched.integrations.gateway.handout import NotYet
+from rollout_sched.integrations.gateway.messages import read, refusal, reply
+from rollout_sched.integrations.gateway.publication import Publication
+from rollout_sched.live.samples import Prompt
+
+
+class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
+
+    ack: int | None = None
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+
+
+class TrainerApi:
+    """Routes for the trainer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/rollout/v1/groups", self.submit),
+            web.post("/rollout/v1/groups/close", self.close),
+            web.post("/rollout/v1/batches/next", self.next_batch),
+            web.post("/rollout/v1/weights", self.weights),
+            web.get("/rollout/v1/state", self.state),
+        ]
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """Queue a list of prompts; of one that cannot be, those before it stay, as the error says.
+
+        A submission that is sent again, because its answer was lost, is refused and changes
+        nothing.
+        """
+        prompts = await read(request, list[Prompt])
+        accepted = 0
+        for prompt in prompts:
+            try:
+                self._gateway.desk.submit([prompt])
+            except CallerError as error:
+                return refusal(409, f"{error} ({accepted} groups before it were accepted)")
+            accepted += 1
+        return reply(request, {"accepted": accepted})
+
+    async def close(self, request: web.Request) -> web.Response:
+        self._gateway.desk.close_submissions()
+        return web.Response(status=204)
+
+    async def next_batch(self, request: web.Request) -> web.Response:
+        """A batch; 204 when nothing is left, 202 when none was complete in time."""
+        asked = await read(request, NextBatch)
+        try:
+            batch = await self._gateway.handout.next(asked.ack, asked.timeout_s)
+        except NotYet:
+            return reply(request, {"pending": True}, 202)
+        return web.Response(status=204) if batch is None else reply(request, batch)
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """200 when every instance has them, with `wait`; else 202."""
+        publication = await read(request, Publication)
+        await self._gateway.publish(publication)
+        return reply(request, {"version": publication.version}, 200 if publication.wait else 202)
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())
