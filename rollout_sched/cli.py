@@ -1,8 +1,9 @@
-"""The command line: replay, fake-instance, check, policies, scenarios, trace."""
+"""The command line: replay, serve, fake-instance, check, policies, scenarios, trace."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_replay(commands)
+    _add_serve(commands)
     fake_instance.add(commands)
 
     check = commands.add_parser("check", help="say whether a policy file is valid, and if not, why")
@@ -89,6 +91,45 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
     parser.set_defaults(run=_replay)
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("serve", help="an OpenAI-compatible gateway to a fleet of vLLM")
+    add = parser.add_argument
+    add("--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file")
+    add(
+        "--instance",
+        required=True,
+        action="append",
+        dest="instances",
+        metavar="URL",
+        help="a vLLM server; repeat for each. One that is not up yet joins later",
+    )
+    add("--host", default="127.0.0.1", help="default: %(default)s")
+    add("--port", type=_port, default=8000, help="default: %(default)s; 0 picks a free one")
+    add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
+    add("--admin-key-file", type=Path, metavar="FILE", help="keys for /admin and /rollout")
+    add("--instance-api-key-file", type=Path, metavar="FILE", help="vLLM's own --api-key")
+    add("--instance-slots", type=_positive, metavar="N", help="where vLLM does not tell them")
+    add("--journal", type=Path, metavar="FILE", help="write every event to FILE, a new one")
+    add("--prompts-per-step", type=_positive, default=64, metavar="N", help="default: %(default)s")
+    add("--start-version", type=_natural, default=0, metavar="V", help="the trainer's version")
+    add("--max-requests", type=_positive, default=100_000, metavar="N", help="default: %(default)s")
+    add("--max-body", type=_positive, default=64, metavar="MB", help="default: %(default)s")
+    add("--stream-every", type=_natural, default=0, metavar="N", help="tokens; 0 does not stream")
+    add("--seed", type=_natural, default=0, metavar="N")
+    parser.set_defaults(run=_serve)
+
+
+def _natural(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
+def _port(text: str) -> int:
+    port = _natural(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; the highest is 65535")
+    return port
 
 
 def _positive(text: str) -> int:
@@ -139,6 +180,31 @@ def _replay(options: argparse.Namespace) -> None:
     for part in reports.tables(report):
         console.print(part)
     console.print(reports.footnote(report), highlight=False)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from rollout_sched.integrations.gateway.serve import Options, serve
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    serve(
+        Options(
+            policy=options.policy,
+            instances=options.instances,
+            host=options.host,
+            port=options.port,
+            api_key_file=options.api_key_file,
+            admin_key_file=options.admin_key_file,
+            instance_api_key_file=options.instance_api_key_file,
+            slots=options.instance_slots,
+            journal=options.journal,
+            prompts_per_step=options.prompts_per_step,
+            start_version=options.start_version,
+            max_requests=options.max_requests,
+            max_body=options.max_body * 2**20,
+            stream_every=options.stream_every,
+            seed=options.seed,
+        )
+    )
 
 
 def _check_names(names: list[str]) -> None:

@@ -56,12 +56,15 @@ class AdminDoor:
             if any(hmac.compare_digest(given, key) for key in self._keys):
                 return ""
             return "this needs the admin key as a bearer token"
-        if not _is_loopback(peer) or any(name in headers for name in _FROM_ELSEWHERE):
+        if not is_loopback(peer) or any(name in headers for name in _FROM_ELSEWHERE):
             return "without --admin-key-file this is open only to programs on the gateway's machine"
         return "" if _names_loopback(headers.get("Host", "")) else "the Host is not this machine"
 
 
-def _is_loopback(peer: str | None) -> bool:
+def is_loopback(peer: str | None) -> bool:
+    """Whether an address is one of this machine alone; names other than localhost are not."""
+    if peer == "localhost":
+        return True
     try:
         address = ip_address(peer or "")
     except ValueError:
@@ -74,4 +77,4 @@ def _names_loopback(host: str) -> bool:
     """A name that leads here from elsewhere may belong to a page that a browser shows."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     name = name.strip("[]")
-    return name in ("", "localhost") or _is_loopback(name)
+    return not name or is_loopback(name)

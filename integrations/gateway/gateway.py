@@ -71,6 +71,7 @@ class Gateway:
     """`make_client` makes the client of an instance that is added at run time."""
 
     def __init__(self, live: LiveScheduler, front: Front, make_client: MakeClient) -> None:
+        self._live = live
         self.driver = live.driver
         self.scheduler = live.driver.scheduler
         self.desk = live.desk
@@ -143,35 +144,13 @@ class Gateway:
         )
 
     def state(self) -> dict[str, Any]:
-        """The queues, versions and anomalies of the scheduler."""
-        scheduler, progress = self.scheduler, self.scheduler.progress
-        return {
-            "version": progress.version,
-            "fleet_version": progress.fleet_version,
-            "prompts_per_step": progress.prompts_per_step,
-            "requests": {
-                "in_flight": len(scheduler.fleet.attempts),
-                "waiting": len(scheduler.waiting),
-                "parked": len(scheduler.replay_buffer),
-                "open_calls": self.front.open_requests,
-                "open_bytes": self.front.open_bytes,
-                "refused": self.front.refused,
-            },
-            "groups": {
-                "fresh": progress.fresh,
-                "active": progress.active,
-                "deferred": progress.deferred,
-                "complete": progress.complete,
-                "delivered": progress.delivered,
-            },
-            "batches": progress.batches,
-            "trainer_waiting": progress.trainer_waiting,
-            "closed": progress.closed,
-            "instances": len(self.driver.attendants),
-            "joined": len(scheduler.fleet.instances),
-            "anomalies": dict(scheduler.anomalies),
-            "broken": None if self.driver.broken is None else str(self.driver.broken),
+        """The state of the scheduler, and what clients have here."""
+        calls = {
+            "open": self.front.open_requests,
+            "open_bytes": self.front.open_bytes,
+            "refused": self.front.refused,
         }
+        return {**self._live.state(), "calls": calls}
 
 
 def id_of(name: str) -> str:

@@ -28,6 +28,7 @@ class JournalKeeper:
             raise CallerError(f"journal {path} exists; move it away, or name another file")
         self.path = path
         self.broken = False
+        self._empty = True
         self._writer = JournalWriter(path, header)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(FLUSH_S, self._flush)
@@ -37,14 +38,17 @@ class JournalKeeper:
             return
         try:
             self._writer.record(now, event)
+            self._empty = False
         except OSError as error:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write what is left. The file is complete unless `broken`."""
+        """Write what is left. The file is complete unless `broken`, and gone if it is empty."""
         self._timer.cancel()
         try:
             self._writer.close()
+            if self._empty:
+                self.path.unlink()
         except OSError as error:
             self._give_up(error)
 

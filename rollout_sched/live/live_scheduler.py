@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rollout_sched.config import PolicyFile
 from rollout_sched.journal import SCHEMA, Header
@@ -41,6 +42,34 @@ class LiveScheduler:
         if self.journal is not None:
             self.driver.observers.append(self.journal.observe)
         self.desk = TrainerDesk(self.driver, stream_every=stream_every)
+
+    def state(self) -> dict[str, Any]:
+        """The queues, versions and anomalies of the scheduler."""
+        scheduler, progress = self.driver.scheduler, self.driver.scheduler.progress
+        return {
+            "version": progress.version,
+            "fleet_version": progress.fleet_version,
+            "prompts_per_step": progress.prompts_per_step,
+            "requests": {
+                "in_flight": len(scheduler.fleet.attempts),
+                "waiting": len(scheduler.waiting),
+                "parked": len(scheduler.replay_buffer),
+            },
+            "groups": {
+                "fresh": progress.fresh,
+                "active": progress.active,
+                "deferred": progress.deferred,
+                "complete": progress.complete,
+                "delivered": progress.delivered,
+            },
+            "batches": progress.batches,
+            "trainer_waiting": progress.trainer_waiting,
+            "closed": progress.closed,
+            "instances": len(self.driver.attendants),
+            "joined": len(scheduler.fleet.instances),
+            "anomalies": dict(scheduler.anomalies),
+            "broken": None if self.driver.broken is None else str(self.driver.broken),
+        }
 
     async def close(self) -> None:
         """Stop; instances are left as they are."""

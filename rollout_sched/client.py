@@ -1,0 +1,306 @@
+"""What a trainer holds: prompts in, batches out, new weights announced.
+
+    async with RolloutScheduler.from_toml("tail_batching", ["http://127.0.0.1:8100"]) as rollouts:
+        await rollouts.submit(prompts)
+        async for batch in rollouts.batches():
+            version = train(batch)
+            await rollouts.publish_weights(version, Reload(f"/ckpt/{version}"))
+
+`from_toml` schedules in this process, `connect` talks to a running `rollout-sched serve`; what is
+written for one works with the other, but for appliers that are coroutines, which cannot travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeGuard
+from urllib.parse import quote
+
+import msgspec
+
+from rollout_sched.config import load_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.gateway_calls import GatewayCalls, GatewayError
+from rollout_sched.integrations.gateway.publication import (
+    Appliers,
+    Publication,
+    Reload,
+    Transfer,
+)
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import Applier, InstanceClient
+from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
+from rollout_sched.live.settings import DEFAULTS, Settings
+
+__all__ = [
+    "Applied",
+    "Batch",
+    "FailedGroup",
+    "GatewayError",
+    "Prompt",
+    "Reload",
+    "RolloutScheduler",
+    "Sample",
+    "Span",
+    "Transfer",
+]
+
+#: Seconds that one question for a batch may take, and between two looks at the fleet's version.
+LONG_POLL_S = 30.0
+LOOK_S = 0.5
+
+#: Prompt tokens sent in one call.
+PORTION_TOKENS = 2**20
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The trainer has loaded the weights into every instance itself."""
+
+
+#: How an instance gets new weights: by description, or (in process) by a coroutine function
+#: `apply(client, version)`.
+Apply = Reload | Transfer | Applied | Applier
+
+
+class RolloutScheduler(ABC):
+    """Prompts in, batches out; to be used as `async with`."""
+
+    @staticmethod
+    def from_toml(
+        policy: str | Path,
+        instances: Sequence[str | InstanceClient] = (),
+        *,
+        prompts_per_step: int = 64,
+        version: int = 0,
+        seed: int = 0,
+        stream_every: int = 0,
+        journal: Path | None = None,
+        instance_api_key: str | None = None,
+        settings: Settings = DEFAULTS,
+    ) -> RolloutScheduler:
+        """Schedule in this process.
+
+        policy            a TOML file, or the name of a preset
+        instances         URLs of vLLM servers, or clients such as InProcessInstance; those that
+                          are not up yet join later
+        prompts_per_step  groups in a batch
+        version           the trainer's version now
+        stream_every      tokens between partial results, so that they survive an instance's death;
+                          0 does not stream, which is faster
+        journal           a new file to record every event in
+
+        Raises ConfigError.
+        """
+        loaded = load_policy(str(policy))
+
+        def start() -> LiveScheduler:
+            return LiveScheduler(
+                loaded,
+                prompts_per_step,
+                version=version,
+                seed=seed,
+                stream_every=stream_every,
+                journal=journal,
+                settings=settings,
+            )
+
+        return _InProcess(start, instances, instance_api_key)
+
+    @staticmethod
+    def connect(url: str, *, admin_key: str | None = None) -> RolloutScheduler:
+        """Use the gateway at `url`; without a key it must be on this machine."""
+        return _Remote(url, admin_key)
+
+    @abstractmethod
+    async def submit(self, prompts: Iterable[Prompt]) -> None:
+        """Queue groups. Raises CallerError at the first that cannot be; those before it stay."""
+
+    @abstractmethod
+    async def close_submissions(self) -> None:
+        """No more prompts will come: the last batches may be short, and `batches` ends."""
+
+    @abstractmethod
+    async def next_batch(self) -> Batch | None:
+        """The next batch, waited for; None when submissions are closed and nothing is left."""
+
+    @abstractmethod
+    async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
+        """Version `version` is ready; with `wait`, until every instance computes with it.
+
+        Raises CallerError if versions do not grow, or a checkpoint is not there.
+        """
+
+    @abstractmethod
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        """Take in a vLLM server that is up. Raises CallerError if it is here already,
+        InstanceError or GatewayError if it does not answer."""
+
+    @abstractmethod
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        """Let an instance go; what it holds goes on elsewhere, or with `drain` is finished first.
+
+        Over HTTP a drain goes on after this returns.
+        """
+
+    @abstractmethod
+    async def state(self) -> dict[str, Any]:
+        """Queues, versions and anomalies."""
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches until submissions are closed and nothing is left; may be left and taken up."""
+        while (batch := await self.next_batch()) is not None:
+            yield batch
+
+
+class _InProcess(RolloutScheduler):
+    """A driver of our own. `start` makes it once there is an event loop."""
+
+    def __init__(
+        self,
+        start: Callable[[], LiveScheduler],
+        instances: Sequence[str | InstanceClient],
+        api_key: str | None,
+    ) -> None:
+        self._start = start
+        self._instances = instances
+        self._api_key = api_key
+        self._live: LiveScheduler
+        self._appliers: Appliers
+
+    async def __aenter__(self) -> Self:
+        self._live = self._start()
+        self._appliers = Appliers(self._live.driver)
+        try:
+            await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
+        except BaseException:
+            await self._live.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._live.close()
+
+    async def submit(self, prompts: Iterable[Prompt]) -> None:
+        self._live.desk.submit(prompts)
+
+    async def close_submissions(self) -> None:
+        self._live.desk.close_submissions()
+
+    async def next_batch(self) -> Batch | None:
+        return await self._live.desk.next_batch()
+
+    async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
+        applier = apply if _is_coroutine(apply) else self._appliers.of(_publication(version, apply))
+        await self._live.desk.publish_weights(version, applier, wait=wait)
+
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        await self._take_in(instance, patient=False)
+
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        await self._live.driver.remove_instance(url.rstrip("/"), drain=drain)
+
+    async def state(self) -> dict[str, Any]:
+        return self._live.state()
+
+    async def _take_in(self, instance: str | InstanceClient, *, patient: bool) -> None:
+        client: InstanceClient
+        if isinstance(instance, str):
+            client = HttpInstance(instance, api_key=self._api_key)
+        else:
+            client = instance
+        await self._live.driver.add_instance(client, patient=patient)
+
+
+class _Remote(RolloutScheduler):
+    """A gateway does it. A batch counts as received once the next one is asked for."""
+
+    def __init__(self, url: str, admin_key: str | None) -> None:
+        self._calls = GatewayCalls(url, admin_key)
+        self._received: int | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._calls.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._calls.close()
+
+    async def submit(self, prompts: Iterable[Prompt]) -> None:
+        for portion in _portions(prompts):
+            await self._calls.post("/rollout/v1/groups", portion)
+
+    async def close_submissions(self) -> None:
+        await self._calls.post("/rollout/v1/groups/close")
+
+    async def next_batch(self) -> Batch | None:
+        while True:
+            asked = {"ack": self._received, "timeout_s": LONG_POLL_S}
+            status, body = await self._calls.post(
+                "/rollout/v1/batches/next", asked, repeatable=True
+            )
+            if status == 204:
+                return None
+            if status == 200:
+                batch = msgspec.msgpack.decode(body, type=Batch)
+                self._received = batch.number
+                return batch
+
+    async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
+        if _is_coroutine(apply):
+            raise CallerError(
+                "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
+                "load the weights yourself and give Applied()"
+            )
+        await self._calls.post("/rollout/v1/weights", _publication(version, apply))
+        while wait and (await self.state())["fleet_version"] < version:
+            await asyncio.sleep(LOOK_S)
+
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        if not isinstance(instance, str):
+            raise CallerError("a gateway takes the URL of an instance, not a client")
+        await self._calls.post("/admin/instances", {"url": instance})
+
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        path = f"/admin/instances/{quote(url, safe='')}"
+        await self._calls.send(*(("POST", f"{path}/drain") if drain else ("DELETE", path)))
+
+    async def state(self) -> dict[str, Any]:
+        _, body = await self._calls.send("GET", "/rollout/v1/state", repeatable=True)
+        state: dict[str, Any] = msgspec.msgpack.decode(body)
+        return state
+
+
+def _is_coroutine(apply: Apply) -> TypeGuard[Applier]:
+    return not isinstance(apply, Reload | Transfer | Applied)
+
+
+def _publication(version: int, apply: Apply) -> Publication:
+    if isinstance(apply, Reload):
+        return Publication(version, reload=apply)
+    if isinstance(apply, Transfer):
+        return Publication(version, transfer=apply)
+    return Publication(version, applied=True)
+
+
+def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    """Lists that stay well below what a gateway takes in one call."""
+    portion: list[Prompt] = []
+    tokens = 0
+    for prompt in prompts:
+        portion.append(prompt)
+        tokens += len(prompt.prompt_ids)
+        if tokens >= PORTION_TOKENS:
+            yield portion
+            portion, tokens = [], 0
+    if portion:
+        yield portion
