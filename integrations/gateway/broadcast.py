@@ -110,7 +110,7 @@ async def _done(
         done = await deed(attendant)
     except Refused as error:
         return {**who, "status": error.status, "error": "refused", "message": error.body}
-    except (InstanceError, OSError) as error:  # OSError: what the pool raises, timeouts too
+    except Exception as error:  # whatever it is, the others' answers must not be lost with it
         text = str(error) or type(error).__name__
         return {**who, "status": None, "error": "unreachable", "message": text}
     return {**who, "latency_ms": round(1000 * (time.monotonic() - begun)), **done}

@@ -43,8 +43,13 @@ _PLAIN = re.compile(r"/[\w/.~-]*")
 def make_app(gateway: Gateway, door: AdminDoor, *, max_body: int) -> web.Application:
     """All routes. `max_body`: bytes of a request's body; more is answered 413."""
     guards = _Guards(gateway, door)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await guards.check(request, handler)
+
     app = web.Application(
-        middlewares=[_as_answers, _to_the_end, guards.check], client_max_size=max_body
+        middlewares=[_as_answers, _to_the_end, check], client_max_size=max_body
     )
     app.on_response_prepare.append(_close_after)
     public, workers = Public(gateway), Workers(gateway)
@@ -68,9 +73,8 @@ class _Guards:
         self.closed: set[object] = set()
         self._gateway = gateway
         self._door = door
-        self.check = web.middleware(self._check)
 
-    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.match_info.handler
         passed_on = wanted == self.pass_on
         if passed_on and not _is_plain(request):

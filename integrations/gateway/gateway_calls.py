@@ -63,14 +63,15 @@ class GatewayCalls:
     ) -> tuple[int, bytes]:
         """(status, body) of an answer that is no error."""
         data = b"" if body is None else msgspec.msgpack.encode(body)
-        for left in reversed(range(TRIES if repeatable else 1)):
+        tries = TRIES if repeatable else 1
+        while True:
+            tries -= 1
             try:
                 return await self._once(method, path, data)
             except GatewayError as error:
-                if error.status or not left:
+                if error.status or not tries:
                     raise
             await asyncio.sleep(RETRY_S)
-        raise AssertionError("the last try returns or raises")
 
     async def _once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
         if self._session is None:

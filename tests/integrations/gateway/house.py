@@ -1,0 +1,135 @@
+"""A whole gateway on a port of its own, in front of scripted instances with real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from rollout_sched.integrations.gateway.gateway import NewInstance
+from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.http import Pool
+from rollout_sched.live.ports import InstanceClient, InstanceGone
+from tests.live.scripted import Scripted
+
+MODEL = "tiny"
+
+
+class Upstream(Scripted):
+    """An instance whose control goes by the script and whose HTTP goes to a server of the test.
+
+    `answers` has a status and a body for a path; other paths are answered with what was asked.
+    """
+
+    def __init__(self, name: str = "http://a:1") -> None:
+        super().__init__(name)
+        self.asked: list[dict[str, Any]] = []
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.request_headers = [(b"authorization", b"Bearer instance")]
+        self.stream: asyncio.Queue[bytes | None] | None = None
+        self.pool: Pool
+        self._server: web.AppRunner
+
+    async def open(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._server.setup()
+        await web.TCPSite(self._server, "127.0.0.1", 0).start()
+        self.pool = Pool("http://127.0.0.1:%d" % self._server.addresses[0][1])
+
+    async def shut(self) -> None:
+        self.pool.close()
+        await self.go_down()
+
+    async def go_down(self) -> None:
+        """Its server is gone; whoever asks is refused the connection."""
+        await self._server.cleanup()
+
+    def known_as(self, order_id: str, engine_id: str) -> None:
+        """Aborts go by the script."""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.raw_path
+        asked = {
+            "method": request.method,
+            "path": path,
+            "headers": {name.lower(): value for name, value in request.headers.items()},
+            "body": (await request.read()).decode(),
+        }
+        self.asked.append(asked)
+        if self.stream is not None:
+            response = web.StreamResponse(headers={"X-Of-Instance": "yes"})
+            await response.prepare(request)
+            while (part := await self.stream.get()) is not None:
+                await response.write(part)
+            return response
+        status, body = self.answers.get(path, (200, asked))
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body)
+        return web.json_response(body, status=status, headers={"X-Of-Instance": "yes"})
+
+
+class House:
+    """`async with House(Upstream()) as house`: a gateway, and a client session to it."""
+
+    def __init__(self, *instances: Upstream, admin_key: str = "", **options: Any) -> None:
+        self.instances = {instance.name: instance for instance in instances}
+        self.said: list[str] = []
+        self.auth = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self._options = {
+            "policy": "round_robin_sync",
+            "instances": list(self.instances),
+            "port": 0,
+            "prompts_per_step": 1,
+            "grace_s": 0.5,
+            **options,
+        }
+        self.service: Service
+        self.session: aiohttp.ClientSession
+
+    def make_client(self, new: NewInstance) -> InstanceClient:
+        if new.url not in self.instances:
+            raise InstanceGone(f"{new.url}: connection refused")
+        return self.instances[new.url]
+
+    async def __aenter__(self) -> House:
+        for instance in self.instances.values():
+            await instance.open()
+        self.service = Service(Options(**self._options), self.said.append, self.make_client)
+        await self.service.open()
+        self.session = aiohttp.ClientSession(
+            self.service.url, connector=aiohttp.TCPConnector(force_close=True)
+        )
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.session.close()
+        await self.service.close()
+        for instance in self.instances.values():
+            await instance.shut()
+        self.service.live.driver.scheduler.check_invariants()
+
+    @property
+    def driver(self) -> Any:
+        return self.service.live.driver
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, Any]:
+        """(status, body); the body as JSON if it is."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(
+            method, path, json=body, headers={**self.auth, **named}
+        ) as response:
+            assert response.headers["Connection"] == "close"
+            if response.content_type == "application/json":
+                return response.status, await response.json()
+            return response.status, await response.text()
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 30))

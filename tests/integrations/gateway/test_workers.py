@@ -1,0 +1,187 @@
+"""Other routers' conventions: what a trainer written for one of them calls, works."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import quote
+
+from tests.integrations.gateway.house import House, Upstream, run
+from tests.live.scripted import until
+
+A, B = "http://a:1", "http://b:1"
+
+
+async def _add(house: House, instance: Upstream) -> None:
+    await instance.open()
+    house.instances[instance.name] = instance
+
+
+def test_workers_are_listed_added_and_removed() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            await _add(house, Upstream(B))
+            status, added = await house.ask("POST", "/workers", {"url": B, "labels": {"x": "y"}})
+            assert (status, added["url"], added["is_healthy"]) == (201, B, True)
+            status, listed = await house.ask("GET", "/workers")
+            assert [worker["url"] for worker in listed["workers"]] == [A, B]
+            assert listed["total"] == 2
+            assert await house.ask("GET", f"/workers/{added['id']}") == (200, added)
+            assert (await house.ask("DELETE", f"/workers/{added['id']}"))[0] == 200
+            assert house.instances[B].closed
+            assert (await house.ask("DELETE", f"/workers/{quote(A, safe='')}"))[0] == 200
+            assert (await house.ask("GET", "/list_workers")) == (200, {"urls": []})
+
+    run(scene())
+
+
+def test_by_query() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            await _add(house, Upstream(B))
+            added = await house.ask("POST", f"/add_worker?url={B}")
+            assert added == (200, f"Successfully added worker: {B}")
+            removed = await house.ask("POST", f"/remove_worker?url={quote(B, safe='')}")
+            assert removed == (200, f"Successfully removed worker: {B}")
+            assert list(house.driver.attendants) == [A]
+            assert (await house.ask("POST", "/add_worker"))[0] == 400
+
+    run(scene())
+
+
+def test_what_cannot_be_added_or_found() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            status, said = await house.ask("POST", "/workers", {"url": A})
+            assert (status, said["error"]["message"]) == (400, f"instance {A!r} is here already")
+            status, said = await house.ask("POST", "/workers", {"url": "http://nobody:1"})
+            assert status == 502
+            assert "refused" in said["error"]["message"]
+            status, said = await house.ask("POST", "/workers", {"link": A})
+            assert (status, "url" in said["error"]["message"]) == (400, True)
+            assert (await house.ask("DELETE", "/workers/nobody"))[0] == 404
+            assert (await house.ask("POST", "/remove_worker?url=nobody"))[0] == 404
+
+    run(scene())
+
+
+def test_control_reaches_every_instance() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            status, answer = await house.ask(
+                "POST", "/collective_rpc?debug=1", {"method": "m"}, X_Mine="7"
+            )
+            assert (status, answer["total"], answer["succeeded"]) == (200, 2, 2)
+            assert answer["failed"] == []
+            for instance in house.instances.values():
+                (asked,) = instance.asked
+                assert asked["path"] == "/collective_rpc?debug=1"
+                assert asked["body"] == '{"method": "m"}'
+                assert asked["headers"]["x-mine"] == "7"
+                assert asked["headers"]["authorization"] == "Bearer instance"
+            for result in answer["results"].values():
+                assert result["status"] == 200
+                assert result["body"]["method"] == "POST"
+
+    run(scene())
+
+
+def test_a_part_that_failed_is_told() -> None:
+    async def scene() -> None:
+        first, second = Upstream(A), Upstream(B)
+        second.answers["/update_weights"] = (500, {"error": "bad path"})
+        async with House(first, second) as house:
+            status, answer = await house.ask("POST", "/v1/rl/engine/update_weights", {})
+            assert (status, answer["total"], answer["succeeded"]) == (207, 2, 1)
+            (failure,) = answer["failed"]
+            assert (failure["url"], failure["status"]) == (B, 500)
+            assert failure["message"] == {"error": "bad path"}
+            await second.go_down()
+            status, answer = await house.ask("POST", "/update_weights", {})
+            assert status == 207
+            assert answer["failed"][0]["error"] == "unreachable"
+            first.answers["/update_weights"] = (500, b"no JSON")
+            status, answer = await house.ask("POST", "/update_weights", {})
+            assert (status, answer["results"]) == (502, {})
+            assert answer["failed"][0]["message"] == "no JSON"
+
+    run(scene())
+
+
+def test_nobody_to_ask() -> None:
+    async def scene() -> None:
+        async with House() as house:
+            assert (await house.ask("POST", "/pause"))[0] == 503
+
+    run(scene())
+
+
+def test_selected_instances() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            status, listed = await house.ask("GET", "/v1/rl/workers")
+            worker = listed["workers"][1]
+            assert (worker["url"], worker["engine"], worker["weight_version"]) == (B, "vllm", "0")
+            path = f"/v1/rl/engine/pause?mode=keep&selector=engine%3Dvllm,id%3D{worker['id']}"
+            status, answer = await house.ask("POST", path)
+            assert (status, list(answer["results"])) == (200, [worker["id"]])
+            assert house.instances[B].asked[0]["path"] == "/pause?mode=keep"
+            assert not house.instances[A].asked
+            path = f"/v1/rl/workers/{worker['id']}/engine/resume"
+            status, answer = await house.ask("POST", path)
+            assert (status, answer["worker_id"]) == (200, worker["id"])
+            for selector, wanted in (("url%3Dnobody", 404), ("colour%3Dred", 400), ("all", 200)):
+                path = f"/v1/rl/engine/is_paused?selector={selector}"
+                assert (await house.ask("GET", path))[0] == wanted
+
+    run(scene())
+
+
+def test_who_is_paused_by_hand_is_watched_as_such() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            attendant = house.driver.attendants[A]
+            for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
+                await house.ask("POST", f"/{holding}")
+                assert attendant.held
+                await house.ask("POST", f"/{releasing}")
+                assert not attendant.held
+            house.instances[A].answers["/pause"] = (404, {})
+            await house.ask("POST", "/pause")
+            assert not attendant.held
+
+    run(scene())
+
+
+def test_a_session_that_has_ended_is_forgotten() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            sessions = house.driver.scheduler.sessions
+            assert await house.ask("POST", "/finish_session?session_id=s") == (
+                200,
+                {"session_id": "s", "finished": False},
+            )
+            sessions.sent("s", A)
+            status, said = await house.ask("POST", "/finish_session?session_id=s")
+            assert (status, said["finished"], len(sessions)) == (200, True, 0)
+            assert not house.driver.scheduler.anomalies
+            assert (await house.ask("POST", "/finish_session"))[0] == 400
+
+    run(scene())
+
+
+def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway() -> None:
+    async def scene() -> None:
+        first, second = Upstream(A), Upstream(B)
+        first.stream = asyncio.Queue()  # it answers when told
+        async with House(first, second) as house:
+            attendant: Any = house.driver.attendants[A]
+            asking = asyncio.create_task(house.ask("POST", "/pause"))
+            await until(lambda: first.asked and second.asked)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            first.stream.put_nowait(b"{}")
+            first.stream.put_nowait(None)
+            await until(lambda: attendant.held)
+
+    run(scene())
