@@ -57,7 +57,8 @@ class Counters:
                     self._delivered(sample)
             elif isinstance(action, Discard):
                 self.tokens[action.reason] += action.tokens
-                self.outcomes[action.reason] += action.ends
+                if action.ends:
+                    self.outcomes[action.reason] += 1
 
     def _over(self, outcome: str, sample: Sample) -> None:
         self.outcomes[outcome] += 1

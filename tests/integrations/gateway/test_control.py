@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
+from rollout_sched.live.payloads import TokenPayload
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
@@ -149,13 +150,9 @@ class TestPassingOn:
         async def scene() -> None:
             first, second = Upstream(A), Upstream(B)
             async with House(first, second, policy="dplb") as house:
-                call = house.driver.submit
-                from rollout_sched.live.payloads import TokenPayload
-
-                call(TokenPayload([1], {}), 1, 9)
-                idle, busy = (second, first) if first.orders else (first, second)
-                await until(lambda: busy.orders or idle.orders)
-                idle, busy = (second, first) if first.orders else (first, second)
+                house.driver.submit(TokenPayload([1], {}), 1, 9)
+                await until(lambda: first.orders or second.orders)
+                busy, idle = (first, second) if first.orders else (second, first)
                 await house.ask("POST", "/tokenize")
                 assert idle.asked
                 assert not busy.asked
