@@ -25,7 +25,7 @@ from rollout_sched.live.ports import Order, Outcome
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import virtual_loop
 from rollout_sched.simulators.closed_loop import ClosedLoop
-from rollout_sched.simulators.paced_instance import PacedInstance
+from rollout_sched.simulators.paced_instance import PacedInstance, Response
 from rollout_sched.simulators.scenario import Scenario, load_scenario
 from rollout_sched.simulators.trace_model import Sample, Trace, Turn
 from rollout_sched.simulators.workload import Workload
@@ -99,9 +99,9 @@ class Payload(TokenPayload):
         return await super().attempt(client, dispatch, order_id)
 
 
-def length_of(order: Order) -> int:
+def length_of(order: Order, response: Response) -> int:
     length: int = order.sampling["length"]
-    return length
+    return length + response.made_tokens
 
 
 async def live(policy: Any, workload: Workload, world: Scenario) -> list[Any]:
