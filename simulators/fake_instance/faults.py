@@ -42,7 +42,7 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     on           which calls it strikes; "control" are the others but for health and models
     probability  for each of those calls; 0 switches it off
     times        how often it may still strike; None: without end
-    seconds      of the loop's clock: how long "slow" takes
+    seconds      of the loop's clock: how long "slow" waits and "restart" is away
     struck       how often it has
     """
 

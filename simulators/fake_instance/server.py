@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -30,6 +31,10 @@ _LARGEST_BODY = 1 << 28
 _KEEP_ALIVE_S = 5.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Restart(msgspec.Struct, forbid_unknown_fields=True):
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 1.0
 
 
 class FakeServer:
@@ -65,6 +70,7 @@ class FakeServer:
                 web.get("/fake/fault", self._list_faults, allow_head=False),
                 web.post("/fake/fault", self._set_fault),
                 web.delete("/fake/fault", self._clear_faults),
+                web.post("/fake/restart", self._restart_now),
             ]
         )
 
@@ -176,6 +182,10 @@ class FakeServer:
     async def _set_fault(self, request: web.Request) -> web.Response:
         self.switchboard.set(decode(await request.read(), Fault))
         return await self._list_faults(request)
+
+    async def _restart_now(self, request: web.Request) -> web.StreamResponse:
+        await self.restart(decode(await request.read(), _Restart).seconds)
+        return hang_up(request)
 
     async def _clear_faults(self, request: web.Request) -> web.Response:
         self.switchboard.faults.clear()

@@ -157,7 +157,8 @@ def test_a_failed_update_tears_the_model() -> None:
     play(scene)
 
 
-def test_a_restart_comes_back_empty() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_restart_comes_back_empty(at_once: bool) -> None:
     async def scene() -> None:
         async with served(speed=100.0) as client:
             started = await client.metric("process_start_time_seconds")
@@ -165,9 +166,13 @@ def test_a_restart_comes_back_empty() -> None:
             await client.generate([1, 2, 3, 4, 5], sampling={"max_tokens": 2})
             running = asyncio.create_task(client.generate([1], sampling=FOREVER))
             await client.until_running(1)
-            await switch(client, "restart", times=1, seconds=0.05)
+            path, body = GENERATE, BODY
+            if at_once:
+                path, body = "/fake/restart", {"seconds": 0.05}
+            else:
+                await switch(client, "restart", times=1, seconds=0.05)
             with pytest.raises(aiohttp.ClientError):
-                await client.post(GENERATE, BODY)
+                await client.post(path, body)
             with pytest.raises(aiohttp.ClientError):
                 await running
             with pytest.raises(aiohttp.ClientError):
