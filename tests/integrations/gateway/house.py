@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -39,7 +40,7 @@ class Upstream(Scripted):
         self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._server.setup()
         await web.TCPSite(self._server, "127.0.0.1", 0).start()
-        self.pool = Pool("http://127.0.0.1:%d" % self._server.addresses[0][1])
+        self.pool = Pool(f"http://127.0.0.1:{self._server.addresses[0][1]}")
 
     async def shut(self) -> None:
         self.pool.close()
@@ -49,8 +50,10 @@ class Upstream(Scripted):
         """Its server is gone; whoever asks is refused the connection."""
         await self._server.cleanup()
 
-    def known_as(self, order_id: str, engine_id: str) -> None:
+    @asynccontextmanager
+    async def passing(self, order_id: str, engine_id: str) -> AsyncIterator[None]:
         """Aborts go by the script."""
+        yield
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.raw_path
