@@ -262,7 +262,7 @@ class _Remote(RolloutScheduler):
                 "load the weights yourself and give Applied()"
             )
         await self._calls.post("/rollout/v1/weights", _publication(version, apply))
-        while wait and (await self.state())["fleet_version"] < version:
+        while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(LOOK_S)
 
     async def add_instance(self, instance: str | InstanceClient) -> None:

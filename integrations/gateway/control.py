@@ -48,9 +48,7 @@ def make_app(gateway: Gateway, door: AdminDoor, *, max_body: int) -> web.Applica
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await guards.check(request, handler)
 
-    app = web.Application(
-        middlewares=[_as_answers, _to_the_end, check], client_max_size=max_body
-    )
+    app = web.Application(middlewares=[_as_answers, _to_the_end, check], client_max_size=max_body)
     app.on_response_prepare.append(_close_after)
     public, workers = Public(gateway), Workers(gateway)
     app.add_routes(public.routes())

@@ -44,11 +44,15 @@ class LiveScheduler:
         self.desk = TrainerDesk(self.driver, stream_every=stream_every)
 
     def state(self) -> dict[str, Any]:
-        """The queues, versions and anomalies of the scheduler."""
+        """The queues, versions and anomalies of the scheduler.
+
+        "loaded": every instance that is here has loaded the newest version.
+        """
         scheduler, progress = self.driver.scheduler, self.driver.scheduler.progress
         return {
             "version": progress.version,
             "fleet_version": progress.fleet_version,
+            "loaded": self.desk.has_loaded(progress.version),
             "prompts_per_step": progress.prompts_per_step,
             "requests": {
                 "in_flight": len(scheduler.fleet.attempts),

@@ -16,10 +16,14 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     WeightsUpdated,
 )
+from rollout_sched.core.model import InstanceStatus
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Applier
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
+
+#: No update is under way.
+_LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
 
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
@@ -115,9 +119,20 @@ class TrainerDesk:
         meanwhile get it when they join again). Raises CallerError if versions do not grow.
         """
         self.driver.publish(version, apply)
-        while wait and self.driver.scheduler.progress.fleet_version < version:
+        while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
             await self._fleet_changed.wait()
+
+    def has_loaded(self, version: int) -> bool:
+        """Whether every instance that is here has loaded `version` or a newer one.
+
+        The core counts one without work as new once its update has begun, for it makes nothing
+        with what it has; who wants to take the weights away again must know that it is over.
+        """
+        return all(
+            instance.version >= version and instance.status in _LOADED
+            for instance in self.driver.scheduler.fleet.instances.values()
+        )
 
     # -- what the driver says --------------------------------------------------------------
 

@@ -226,3 +226,25 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
                 await asking
 
     run(scene())
+
+
+def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
+    """An idle instance counts as new from the start of its update; its weights are not there yet."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            loading = asyncio.Event()
+
+            async def slowly(client: Any, version: int) -> None:
+                await loading.wait()
+
+            publishing = asyncio.create_task(stage.desk.publish_weights(1, slowly, wait=True))
+            await until(lambda: stage.driver.scheduler.progress.fleet_version == 1)
+            await asyncio.sleep(0.01)
+            assert not publishing.done()
+            assert not stage.desk.has_loaded(1)
+            loading.set()
+            await publishing
+            assert stage.desk.has_loaded(1)
+
+    run(scene())

@@ -50,9 +50,7 @@ def test_from_disk(tmp_path: Path) -> None:
             appliers.of(Publication(7, reload=Reload(path)))
         elsewhere = appliers.of(Publication(7, reload=Reload(path, visible_here=False)))
         await elsewhere(instance, 7)
-        assert instance.calls == [
-            ("reload_weights", {"weights_path": str(tmp_path / "v7")})
-        ]
+        assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
 
     run(scene())
 

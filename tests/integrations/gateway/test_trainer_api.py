@@ -33,9 +33,7 @@ def test_from_prompts_to_batches() -> None:
             assert (sample["uid"], sample["response_ids"]) == ("a", [5, 6])
             assert sample["rollout_log_probs"] == [-0.5, -0.5]
             assert (sample["versions"], sample["extra"]) == ([0, 0], {"row": 7})
-            asking = asyncio.create_task(
-                house.ask("POST", "/rollout/v1/batches/next", {"ack": 0})
-            )
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next", {"ack": 0}))
             await instance.answer(1, [8])
             assert (await asking)[1]["number"] == 1
             for _ in range(2):
@@ -79,8 +77,7 @@ def test_two_who_ask_at_once_get_the_same() -> None:
         async with House(instance) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = [
-                asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-                for _ in range(2)
+                asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next")) for _ in range(2)
             ]
             await instance.answer(0, [5])
             first, second = await asyncio.gather(*asking)

@@ -1,0 +1,251 @@
+"""What a trainer holds: the same in process and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.client import Applied, GatewayError, Prompt, Reload, RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway import gateway_calls
+from rollout_sched.live.ports import InstanceError
+from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.vllm.scripted import ScriptedVllm
+from tests.live.scripted import Scripted, until
+
+NAME = "http://a:1"
+WAYS = ["in process", "over HTTP"]
+
+
+@asynccontextmanager
+async def rollouts_by(way: str, instance: Any) -> AsyncIterator[RolloutScheduler]:
+    if way == "in process":
+        async with RolloutScheduler.from_toml(
+            "round_robin_sync", [instance], prompts_per_step=1
+        ) as rollouts:
+            yield rollouts
+    else:
+        async with (
+            House(instance) as house,
+            RolloutScheduler.connect(house.service.url) as rollouts,
+        ):
+            yield rollouts
+
+
+def prompts(*uids: str) -> list[Prompt]:
+    return [Prompt(uid, [1, 2], 1, 9) for uid in uids]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_loop(way: str) -> None:
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance) as rollouts:
+            await rollouts.submit(prompts("a", "b"))
+            await rollouts.close_submissions()
+            got = []
+
+            async def answer() -> None:
+                await instance.answer(0, [5])
+                await instance.answer(1, [6])
+
+            answering = asyncio.create_task(answer())
+            async for batch in rollouts.batches():
+                got.append([(s.uid, s.response_ids, s.versions) for s in batch.samples])
+                await rollouts.publish_weights(batch.version + 1, Applied(), wait=True)
+            await answering
+            assert got == [[("a", [5], [0])], [("b", [6], [1])]]
+            state = await rollouts.state()
+            assert (state["version"], state["fleet_version"], state["batches"]) == (2, 2, 2)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_may_be_left_and_taken_up_again(way: str) -> None:
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance) as rollouts:
+            await rollouts.submit(prompts("a", "b"))
+            await rollouts.close_submissions()
+            seen = []
+            for number in range(2):
+                answering = asyncio.create_task(instance.answer(number, [5 + number]))
+                async for batch in rollouts.batches():
+                    seen.append(batch.samples[0].uid)
+                    break
+                await answering
+            assert seen == ["a", "b"]
+            assert await rollouts.next_batch() is None
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_callers_faults_are_told_alike(way: str) -> None:
+    async def scene() -> None:
+        async with rollouts_by(way, Upstream(NAME)) as rollouts:
+            with pytest.raises(CallerError, match="'a' is already here"):
+                await rollouts.submit(prompts("a", "a"))
+            await rollouts.publish_weights(1, Applied())
+            with pytest.raises(CallerError, match="versions grow"):
+                await rollouts.publish_weights(1, Applied())
+            with pytest.raises(CallerError, match="no such folder"):
+                await rollouts.publish_weights(2, Reload("/nowhere"))
+            with pytest.raises(CallerError, match="no instance"):
+                await rollouts.remove_instance("http://nobody:1")
+            assert (await rollouts.state())["version"] == 1
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_instances_come_and_go(way: str) -> None:
+    async def scene() -> None:
+        instance, server = Upstream(NAME), ScriptedVllm()
+        async with rollouts_by(way, instance) as rollouts, server.serving():
+            if way == "in process":
+                await rollouts.add_instance(server.url)
+                with pytest.raises(InstanceError):
+                    await rollouts.add_instance("http://127.0.0.1:1")
+                assert (await rollouts.state())["joined"] == 2
+            else:
+                with pytest.raises(GatewayError, match="refused"):
+                    await rollouts.add_instance("http://127.0.0.1:1")
+                with pytest.raises(CallerError, match="URL"):
+                    await rollouts.add_instance(Scripted())
+            await rollouts.remove_instance(NAME, drain=True)
+            await until(lambda: instance.closed)
+
+    run(scene())
+
+
+def test_a_coroutine_loads_weights_in_process() -> None:
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        loaded: list[tuple[str, int]] = []
+
+        async def apply(client: Any, version: int) -> None:
+            await asyncio.sleep(0.01)
+            loaded.append((client.name, version))
+
+        async with rollouts_by("in process", instance) as rollouts:
+            await rollouts.publish_weights(1, apply, wait=True)
+            assert loaded == [(NAME, 1)]
+
+    run(scene())
+
+
+def test_a_coroutine_cannot_travel() -> None:
+    async def scene() -> None:
+        async def apply(client: Any, version: int) -> None: ...
+
+        async with rollouts_by("over HTTP", Upstream(NAME)) as rollouts:
+            with pytest.raises(CallerError, match="cannot travel"):
+                await rollouts.publish_weights(1, apply)
+
+    run(scene())
+
+
+def test_a_trainer_that_starts_anew_gets_what_it_had_not_acknowledged() -> None:
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with House(instance) as house:
+            url = house.service.url
+            async with RolloutScheduler.connect(url) as rollouts:
+                await rollouts.submit(prompts("a"))
+                answering = asyncio.create_task(instance.answer(0, [5]))
+                first = await rollouts.next_batch()
+                await answering
+            async with RolloutScheduler.connect(url) as rollouts:
+                assert await rollouts.next_batch() == first
+
+    run(scene())
+
+
+def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_sched.client.PORTION_TOKENS", 4)
+
+    async def scene() -> None:
+        async with (
+            House(Upstream(NAME), max_body=200) as house,
+            RolloutScheduler.connect(house.service.url) as rollouts,
+        ):
+            await rollouts.submit(prompts(*(f"g{n}" for n in range(9))))
+            assert (await rollouts.state())["groups"]["fresh"] == 9
+
+    run(scene())
+
+
+def test_a_gateway_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_calls, "RETRY_S", 0.01)
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with House(instance) as house:
+            port = int(house.service.url.rsplit(":", 1)[1])
+        instance = Upstream(NAME)
+        async with RolloutScheduler.connect(f"http://127.0.0.1:{port}") as rollouts:
+            with pytest.raises(GatewayError):
+                await rollouts.submit(prompts("a"))  # it may have arrived: not repeated
+            asking = asyncio.create_task(rollouts.state())
+            await asyncio.sleep(0.03)
+            async with House(instance, port=port):
+                assert (await asking)["version"] == 0
+
+    run(scene())
+
+
+def test_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("root\n")
+
+    async def scene() -> None:
+        async with House(Upstream(NAME), admin_key_file=keys) as house:
+            async with RolloutScheduler.connect(house.service.url) as rollouts:
+                with pytest.raises(GatewayError, match="admin key") as refused:
+                    await rollouts.state()
+                assert refused.value.status == 401
+            async with RolloutScheduler.connect(house.service.url, admin_key="root") as rollouts:
+                assert (await rollouts.state())["version"] == 0
+
+    run(scene())
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://x?y"])
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(CallerError, match="http://host:port"):
+        RolloutScheduler.connect(url)
+
+
+def test_it_is_used_within_async_with() -> None:
+    async def scene() -> None:
+        with pytest.raises(CallerError, match="async with"):
+            await RolloutScheduler.connect("http://127.0.0.1:1").state()
+
+    run(scene())
+
+
+def test_a_batch_is_the_same_on_both_ways() -> None:
+    """What a sample holds survives the wire."""
+
+    async def scene() -> None:
+        batches = []
+        for way in WAYS:
+            instance = Upstream(NAME)
+            async with rollouts_by(way, instance) as rollouts:
+                prompt = Prompt("a", [1, 2], 1, 9, {"logprobs": 0}, extra={"row": [1, None, "x"]})
+                await rollouts.submit([prompt])
+                answering = asyncio.create_task(instance.answer(0, [5, 6], "length"))
+                batches.append(await rollouts.next_batch())
+                await answering
+        assert batches[0] == batches[1]
+        assert msgspec.to_builtins(batches[0])["samples"][0]["status"] == "TRUNCATED"
+
+    run(scene())
