@@ -229,7 +229,7 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
 
 
 def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
-    """An idle instance counts as new from the start of its update; its weights are not there yet."""
+    """An idle instance counts as new once its update has begun, before its weights are there."""
 
     async def scene() -> None:
         async with Stage() as stage:
