@@ -1,0 +1,192 @@
+"""From end to end: a trainer and clients, the gateway, simulated servers, all over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
+from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
+from rollout_sched.integrations.gateway.serve import Options, Service
+from tests.integrations.gateway.house import run
+from tests.simulators.fake_instance.served import SPEC, Client, served
+
+POLICY = """
+[batching]
+use = "fully_async"
+[freshness]
+use = "bounded"
+max_staleness = 2
+[interruption]
+use = "partial"
+kv = "{kv}"
+at_update = "resubmit"
+"""
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path, count: int = 2, kv: str = "recompute", **settings: Any
+) -> AsyncIterator[tuple[Service, list[Client]]]:
+    policy = folder / "policy.toml"
+    policy.write_text(POLICY.format(kv=kv))
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(served(**settings)) for _ in range(count)]
+        options = Options(
+            policy=str(policy),
+            instances=[f"http://127.0.0.1:{server.port}" for server in servers],
+            port=0,
+            prompts_per_step=4,
+            grace_s=0.1,
+            slots=SPEC.max_num_seqs,
+        )
+        service = Service(options, lambda line: None)
+        try:
+            await service.open()
+            yield service, servers
+        finally:
+            await service.close()
+        service.live.driver.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("kv", ["recompute", "retain"])
+def test_training_steps_with_real_updates(tmp_path: Path, kv: str) -> None:
+    async def scene() -> None:
+        async with (
+            fleet(tmp_path, kv=kv) as (service, servers),
+            RolloutScheduler.connect(service.url) as rollouts,
+        ):
+            sampling = {"logprobs": 0, "ignore_eos": True, "temperature": 0}
+            await rollouts.submit(
+                Prompt(f"g{n}", [n + 1] * 5, 2, 20 + 15 * n, sampling) for n in range(12)
+            )
+            await rollouts.close_submissions()
+            samples, steps = [], 0
+            async for batch in rollouts.batches():
+                steps += 1
+                samples += batch.samples
+                checkpoint(tmp_path / f"v{batch.version + 1}")
+                apply = Reload(str(tmp_path / "v{version}"))
+                await rollouts.publish_weights(batch.version + 1, apply, wait=steps == 1)
+            assert sorted((s.uid, s.index) for s in samples) == sorted(
+                (f"g{n}", index) for n in range(12) for index in range(2)
+            )
+            for sample in samples:
+                tokens = 20 + 15 * int(sample.uid[1:])
+                assert len(sample.response_ids) == len(sample.versions) == tokens
+                assert sample.rollout_log_probs is not None
+                assert len(sample.rollout_log_probs) == tokens
+                assert sample.versions == sorted(sample.versions)
+                assert 0 <= sample.staleness <= 2
+            assert any(sample.num_interruptions for sample in samples)
+            state = await rollouts.state()
+            assert state["anomalies"] == {}
+            for server in servers:
+                status, told = await server.get("/weight_info")
+                assert (status, int(told["weight_version"]) <= steps) == (200, True)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("trouble", ["an update", "a lost instance", "both"])
+def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
+    async def scene() -> None:
+        async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as session:
+            alone = await servers[0].generate([1, 2, 3], sampling=_long(600))
+
+            async def ask() -> Any:
+                body = {"token_ids": [1, 2, 3], "sampling_params": _long(600)}
+                url = f"{service.url}/inference/v1/generate"
+                async with session.post(url, json=body) as response:
+                    assert response.status == 200, await response.text()
+                    return await response.json()
+
+            asking = [asyncio.create_task(ask()) for _ in range(10)]
+            await asyncio.gather(*(server.until_running(5) for server in servers))
+            if trouble != "a lost instance":
+                body = {"version": 1, "applied": True}
+                async with session.post(f"{service.url}/admin/weights", json=body) as response:
+                    assert response.status == 202
+            if trouble != "an update":
+                # The next control call that reaches it, whoever sends it, is its end.
+                fault = {"fault": "restart", "on": "control", "times": 1}
+                await servers[1].post("/fake/fault", fault)
+                async with session.get(f"{service.url}/is_paused") as response:
+                    await response.read()
+            answers = await asyncio.gather(*asking)
+            for answer in answers:
+                assert answer["choices"][0]["token_ids"] == alone["token_ids"]
+                assert answer["choices"][0]["finish_reason"] == "length"
+                assert answer["rollout_sched"]["segments"][-1]["end"] == 600
+            events = service.gateway.counters.events
+            assert events[RequestInterrupted] >= (0 if trouble == "a lost instance" else 10)
+            assert events[RequestFailed] + 5 * events[InstanceLost] >= 5 * (trouble != "an update")
+            assert not service.live.driver.scheduler.requests
+
+    run(scene())
+
+
+def test_control_reaches_the_servers(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as session:
+
+            async def ask(method: str, path: str) -> tuple[int, Any]:
+                async with session.request(method, service.url + path) as response:
+                    return response.status, await response.json()
+
+            status, answer = await ask("POST", "/pause?mode=keep&clear_cache=false")
+            assert (status, answer["succeeded"]) == (200, 2)
+            for server in servers:
+                assert await server.get("/is_paused") == (200, {"is_paused": True})
+            status, answer = await ask("POST", "/admin/resume")
+            assert (status, answer["succeeded"]) == (200, 2)
+            status, answer = await ask("GET", "/is_paused")
+            bodies = [result["body"] for result in answer["results"].values()]
+            assert bodies == [{"is_paused": False}] * 2
+            status, models = await ask("GET", "/v1/models")
+            (model,) = models["data"]
+            assert (model["id"], model["max_model_len"]) == ("simulated", SPEC.max_model_len)
+
+    run(scene())
+
+
+def test_the_same_in_process(tmp_path: Path) -> None:
+    async def scene() -> None:
+        policy = tmp_path / "policy.toml"
+        policy.write_text(POLICY.format(kv="retain"))
+        async with (
+            served() as server,
+            RolloutScheduler.from_toml(
+                policy, [f"http://127.0.0.1:{server.port}"], prompts_per_step=2
+            ) as rollouts,
+        ):
+            await rollouts.submit(
+                Prompt(f"g{n}", [1, 2], 1, 9, {"ignore_eos": True}) for n in range(4)
+            )
+            await rollouts.close_submissions()
+            numbers = []
+            async for batch in rollouts.batches():
+                numbers.append(batch.number)
+                assert all(len(sample.response_ids) == 9 for sample in batch.samples)
+                await rollouts.publish_weights(batch.version + 1, Applied(), wait=True)
+            assert numbers == [0, 1]
+
+    run(scene())
+
+
+def checkpoint(folder: Path) -> None:
+    """The smallest there is: one tensor of one number."""
+    head = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    folder.mkdir()
+    content = len(head).to_bytes(8, "little") + head + bytes(4)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def _long(tokens: int) -> dict[str, Any]:
+    return {"max_tokens": tokens, "ignore_eos": True, "temperature": 0}
