@@ -100,7 +100,7 @@ class Forwarded:
     def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
         if isinstance(piece, Share):
             del piece.part.token_ids[tokens:]
-        if tokens and piece is not None:
+        if isinstance(piece, Raw) or (tokens and piece is not None):
             self._pieces[attempt] = piece
 
     def drop(self, attempt: int) -> None:

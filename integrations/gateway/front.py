@@ -47,13 +47,22 @@ NOT_FORWARDED = frozenset(
 )
 
 
+class NobodyHere(Exception):
+    """What the call asks for only an instance can say."""
+
+
 class HttpRequest(Protocol):
     """A request whose body is there (integrations.http.server)."""
 
-    method: bytes
-    target: bytes
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
+    @property
+    def method(self) -> bytes: ...
+    @property
+    def target(self) -> bytes: ...
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
+    @property
+    def body(self) -> bytes: ...
+
     on_disconnect: Callable[[], None] | None
     on_pause: Callable[[], None] | None
     on_resume: Callable[[], None] | None
@@ -105,6 +114,9 @@ class Front:
                 return
         except (BadRequest, CallerError) as error:
             text = str(error)
+        except NobodyHere as error:
+            self._refuse_for_now(request, str(error))
+            return
         except Exception as error:
             log.exception("a call could not be taken")
             status, text = 500, f"the gateway failed: {error}"
@@ -122,11 +134,13 @@ class Front:
             and self.open_bytes + len(request.body) <= limits.body_bytes
         ):
             return False
-        self.refused += 1
-        text = f"{self.open_requests} requests are here already; try again later"
-        retry = (b"retry-after", b"%d" % limits.retry_after_s)
-        request.answer(503, [JSON, retry], error_body(503, text))
+        self._refuse_for_now(request, f"{self.open_requests} requests are here already")
         return True
+
+    def _refuse_for_now(self, request: HttpRequest, text: str) -> None:
+        self.refused += 1
+        retry = (b"retry-after", b"%d" % self.limits.retry_after_s)
+        request.answer(503, [JSON, retry], error_body(503, f"{text}; try again later"))
 
     def _take(
         self,
@@ -201,6 +215,8 @@ class Front:
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
         """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""
         most = self.driver.max_model_len()
+        if not most:
+            raise NobodyHere("no instance has joined, so nobody knows how many tokens fit")
         tokens = min(tokens, max(1, most - 1))
         return tokens, max(1, most - tokens)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from aiohttp import web
@@ -125,7 +124,7 @@ class Service:
         """Open the port and take the instances in; who is not up yet joins later."""
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
-        app = cast(App, self.front)
+        app: App = self.front
         self._server = HttpServer(app, self._runner.server, max_body=self.options.max_body)
         listener = await self._server.listen(self.options.host, self.options.port)
         port = listener.sockets[0].getsockname()[1]

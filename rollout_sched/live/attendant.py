@@ -66,6 +66,7 @@ class Attendant:
         self._frozen = False  # paused by us: its gauges stand still
         self._orders: asyncio.Queue[tuple[str, float, Callable[[], Awaitable[None]]]]
         self._orders = asyncio.Queue()
+        self._doing: asyncio.Future[None] | None = None
         self._look = asyncio.Event()
         self._misses = 0
         self._idle_since: float | None = None
@@ -164,7 +165,13 @@ class Attendant:
             what, timeout_s, deed = await self._orders.get()
             try:
                 async with self.turn, asyncio.timeout(timeout_s):
-                    await deed()
+                    self._doing = asyncio.ensure_future(deed())
+                    await self._doing
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                log.info("instance %s is gone; so is the order to %s it", self.name, what)
             except Exception as error:
                 reason = str(error) or type(error).__name__
                 if what.startswith("update") and not self.unfit:
@@ -174,6 +181,8 @@ class Attendant:
     def _lose(self, reason: str) -> None:
         while not self._orders.empty():
             self._orders.get_nowait()
+        if self._doing is not None and not self._doing.done():
+            self._doing.cancel()
         self.joined = self._frozen = self.held = False
         self.away = reason
         self.released.set()
@@ -247,9 +256,10 @@ class Attendant:
     async def _admit(self) -> Description:
         before = self.description
         description = await self._ask(self.client.describe())
-        if before is not None:
-            if self.unfit and description.started_at == before.started_at:
-                raise InstanceError(f"{self.name} must be restarted: {self.unfit}")
+        if self.unfit and before is not None and description.started_at == before.started_at:
+            raise InstanceError(f"{self.name} must be restarted: {self.unfit}")
+        if "pause" in description.capabilities:
+            # Whoever paused it before us may be gone, and a scheduler that broke off with it.
             await self._ask(self.client.resume())
         self.description = description
         self.unfit = self.away = ""

@@ -350,13 +350,22 @@ class Driver:
     def _dispatch(self, action: Dispatch) -> None:
         payload = self._payloads.get(action.request)
         if payload is None:
-            group, _, index = action.request.rpartition("/")
-            payload = self._payloads[action.request] = self._factories[group](int(index))
+            try:
+                payload = self._make(action.request)
+            except Exception as error:  # the caller's own
+                self._errors[action.request] = error
+                self.tell(RequestFailed(action.request, action.attempt, str(error), False))
+                return
         client = self.attendants[action.instance].client
         order_id = f"{self._run_id}-{action.attempt}"
         running = Running(action, payload, client, order_id, self._loop.time())
         self._running[action.attempt] = running
         running.task = self._loop.create_task(self._attempt(running))
+
+    def _make(self, request: str) -> Payload:
+        group, _, index = request.rpartition("/")
+        payload = self._payloads[request] = self._factories[group](int(index))
+        return payload
 
     async def _attempt(self, running: Running) -> None:
         dispatch = running.dispatch

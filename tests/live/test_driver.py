@@ -211,6 +211,44 @@ def test_a_group_that_cannot_be_made_is_reported() -> None:
     run(scene())
 
 
+def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance) as stage:
+
+            def make(index: int) -> Client:
+                raise ValueError("no such sample")
+
+            stage.driver.submit_group("a", 2, 3, 50, make)
+            stage.driver.tell(BatchRequested())
+            await until(lambda: stage.failed)
+            assert not stage.scheduler.requests
+
+    run(scene())
+
+
+def test_an_update_that_hangs_is_given_up_with_its_instance() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        settings = Settings(poll_s=0.01)
+        async with Stage(first, second, settings=settings) as stage:
+            hung = asyncio.Event()
+
+            async def load(instance: Scripted, version: int) -> None:
+                if instance is first and not hung.is_set():
+                    hung.set()
+                    await asyncio.sleep(60)
+
+            stage.driver.publish(1, load)
+            await hung.wait()
+            first.dead = True
+            await until(lambda: not stage.driver.attendants["i0"].joined)
+            first.dead = False
+            await until(lambda: ("version", 1) in first.calls)
+
+    run(scene())
+
+
 def test_a_client_that_hangs_up_frees_the_slot() -> None:
     async def scene() -> None:
         instance = Scripted(slots=1)

@@ -120,6 +120,19 @@ class TestPassingThrough:
 
         run(scene())
 
+    def test_an_answer_without_a_token(self) -> None:
+        async def scene() -> None:
+            instance = Instance()
+            async with Stage(instance) as stage:
+                call = stage.call()
+                await instance.answer(0, completion([]))
+                answer = await call.json()
+                assert answer["choices"][0]["text"] == ""
+                assert segments(answer) == []
+                stage.settled()
+
+        run(scene())
+
     def test_ids_that_only_we_asked_for_are_taken_out(self) -> None:
         async def scene() -> None:
             instance = Instance()
@@ -237,6 +250,21 @@ class TestErrors:
                 await one.json()
                 assert stage.call().status == 0
                 assert stage.front.refused == 1
+
+        run(scene())
+
+    def test_as_many_as_fit_is_for_an_instance_to_say(self) -> None:
+        async def scene() -> None:
+            async with Stage() as stage:
+                chat = stage.call({"messages": []}, "/v1/chat/completions")
+                assert chat.status == 503
+                assert b"retry-after" in chat.answer_headers
+                waits = stage.call()
+                assert waits.status == 0
+                instance = Instance()
+                await stage.driver.add_instance(instance)
+                await instance.answer(0, completion([4]))
+                await waits.json()
 
         run(scene())
 
