@@ -1,9 +1,10 @@
 """The fleet: instances, the attempts they hold, and which of them is least loaded.
 
 `least()` must not cost more as the fleet grows, so open instances sit in a heap of
-(load, serial, stamp). A change pushes a new entry and bumps the instance's stamp; entries with an
-old stamp are dropped when they surface. The heap is rebuilt when stale entries outnumber live ones,
-so every operation is O(log instances) amortised.
+(load, serial, stamp). A change bumps the instance's stamp, which makes its entry stale, and notes
+that it has moved; the new entry is made when somebody next asks, for most changes are answers
+after which nothing is dispatched. Stale entries are dropped when they surface, and the heap is
+rebuilt when they outnumber live ones, so every operation is O(log instances) amortised.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Fleet:
         self._load = load
         self._admits = admits
         self._heap: Heap = []
+        self._moved: set[Instance] = set()  # open or not, their entries are stale
         self._versions: Counter[int] = Counter()
         self._joined = 0
         self._dispatched = 0
@@ -39,6 +41,8 @@ class Fleet:
     # -- read by policies ------------------------------------------------------------------
 
     def least(self) -> Instance | None:
+        if self._moved:
+            self._settle()
         heap = self._heap
         while heap:
             _, _, stamp, instance = heap[0]
@@ -131,14 +135,7 @@ class Fleet:
             if instance.place < 0:
                 instance.place = len(self.open)
                 self.open.append(instance)
-            heap = self._heap
-            entry = (self._load(instance), instance.serial, instance.stamp, instance)
-            if heap and heap[0][3] is instance:
-                heapreplace(heap, entry)  # its old entry is void: spare the pop
-                return
-            heappush(heap, entry)
-            if len(heap) > 64 + 4 * len(self.open):
-                self._rebuild()
+            self._moved.add(instance)
         elif instance.place >= 0:
             self._shut(instance)
 
@@ -156,9 +153,23 @@ class Fleet:
             last.place = instance.place
         instance.place = -1
 
-    def _rebuild(self) -> None:
-        self._heap = [(self._load(i), i.serial, i.stamp, i) for i in self.open]
-        heapify(self._heap)
+    def _settle(self) -> None:
+        """Give those that have moved their new place in the heap."""
+        heap, moved = self._heap, self._moved
+        if len(heap) + len(moved) > 64 + 4 * len(self.open):
+            heap[:] = [(self._load(i), i.serial, i.stamp, i) for i in self.open]
+            heapify(heap)
+            moved.clear()
+            return
+        for instance in moved:
+            if instance.place < 0:
+                continue
+            entry = (self._load(instance), instance.serial, instance.stamp, instance)
+            if heap and heap[0][3] is instance:
+                heapreplace(heap, entry)  # its old entry is stale: spare the pop
+            else:
+                heappush(heap, entry)
+        moved.clear()
 
     def _count_version(self, version: int, by: int) -> None:
         self._versions[version] += by

@@ -33,6 +33,10 @@ class ReplayBuffer:
     def remove(self, request: Request) -> None:
         del self._parked[request.id]
 
+    def discard(self, request: Request) -> None:
+        """Remove it if it is here."""
+        self._parked.pop(request.id, None)
+
     def of(self, group: Group) -> list[Request]:
         """The parked requests of one group."""
         return [r for r in group.requests if r.state is RequestState.PARKED]

@@ -644,8 +644,7 @@ class Scheduler:
             self._go_on(request)
 
     def _return(self, request: Request) -> None:
-        if request in self.replay_buffer:
-            self.replay_buffer.remove(request)
+        self.replay_buffer.discard(request)
         move(request, RETURN)
         request.expected_tokens = self.roles.prediction.expect(request)
         self.waiting.add(request, self.roles.ordering.key(request))
@@ -683,11 +682,14 @@ class Scheduler:
     def _learn(self, group: Group) -> None:
         """A member made progress; if that changes what to expect, ask again for the others."""
         lesson = self.roles.prediction.lesson(group)
-        if lesson != group.lesson:
-            group.lesson = lesson
-            for request in group.requests:
-                if request.state is WAITING or request.attempt is not None:
-                    self._expect(request)
+        if lesson == group.lesson:
+            return
+        group.lesson = lesson
+        if not self.waiting and not self._weigh_tokens:
+            return  # nobody looks at what is expected of those that run
+        for request in group.requests:
+            if request.state is WAITING or request.attempt is not None:
+                self._expect(request)
 
     def _expect(self, request: Request) -> None:
         """What is expected of a running request matters only where tokens are weighed."""
@@ -720,10 +722,10 @@ class Scheduler:
             self._return(request)
 
     def _create(self, group: Group, index: int, name: str) -> Request:
+        """A new request, parked until it is let go in the same breath."""
         request = Request(name, group, index, self._next_serial(), group.prompt_tokens)
         self.requests[name] = request
         group.requests.append(request)
-        self.replay_buffer.add(request)
         return request
 
     def _complete(self, group: Group) -> None:
