@@ -4,7 +4,7 @@ As long as nobody joins or leaves, every attempt gains one token per step. With 
 step, a constant, everything of interest follows without looking at the attempts one by one:
 
 * the sum of their contexts is (sum of shifts) + (how many) * step,
-* an attempt ends with step goal - shift, so a heap by that step finds the next end,
+* an attempt ends with step goal - shift, so a list sorted by that step finds the next end,
 * it needs a new block in the step that follows boundary b when the tokens computed so far,
   shift + b - 1, fill whole blocks: when b = 1 - shift modulo the block size. So counting the
   attempts by that residue gives the blocks that any number of steps will take.
@@ -12,25 +12,23 @@ step, a constant, everything of interest follows without looking at the attempts
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from operator import attrgetter
+from bisect import insort
+from collections.abc import Iterable
 
 from rollout_sched.simulators.attempt import DECODING, Attempt
-
-_by_order = attrgetter("order")
 
 
 class DecodeBatch:
     """All attempts that gain a token per step. `step` is always the number of steps made."""
 
-    __slots__ = ("_ends", "_members", "_needs", "_shifts", "_size", "count")
+    __slots__ = ("_ends", "_needs", "_shifts", "_size", "count")
 
     def __init__(self, block_size: int) -> None:
         self.count = 0
         self._size = block_size
         self._shifts = 0
-        self._members: list[set[Attempt]] = [set() for _ in range(block_size)]
         self._needs = [0] * block_size
+        # (-end, -order, attempt), the next to end last: taking it out touches nothing else.
         self._ends: list[tuple[int, int, Attempt]] = []
 
     def join(self, attempt: Attempt, step: int) -> None:
@@ -39,19 +37,15 @@ class DecodeBatch:
         attempt.shift = shift = attempt.tokens - step
         self.count += 1
         self._shifts += shift
-        residue = (1 - shift) % self._size
-        self._members[residue].add(attempt)
-        self._needs[residue] += 1
-        heappush(self._ends, (attempt.goal - shift, attempt.order, attempt))
+        self._needs[(1 - shift) % self._size] += 1
+        insort(self._ends, (shift - attempt.goal, -attempt.order, attempt))
 
     def leave(self, attempt: Attempt, step: int) -> None:
         shift = attempt.shift
         attempt.tokens = shift + step
         self.count -= 1
         self._shifts -= shift
-        residue = (1 - shift) % self._size
-        self._members[residue].remove(attempt)
-        self._needs[residue] -= 1
+        self._needs[(1 - shift) % self._size] -= 1
 
     def delay(self, attempt: Attempt, step: int) -> None:
         """It was left out of the step that ended with boundary `step`: all that it does comes
@@ -67,17 +61,17 @@ class DecodeBatch:
         """The step with which the next attempt ends; there must be one."""
         ends = self._ends
         while True:
-            end, order, attempt = ends[0]
-            if attempt.order == order and attempt.goal - attempt.shift == end:
-                return end
-            heappop(ends)  # it has left, or was delayed
+            end, order, attempt = ends[-1]
+            if attempt.order == -order and attempt.shift - attempt.goal == end:
+                return -end
+            ends.pop()  # it has left, or was delayed
 
     def ending(self, step: int) -> list[Attempt]:
         """Those that end with this step, in running order. They still have to leave."""
         ends, found = self._ends, []
-        while ends and ends[0][0] <= step:
-            end, order, attempt = heappop(ends)
-            if attempt.order == order and attempt.goal - attempt.shift == end:
+        while ends and ends[-1][0] >= -step:
+            end, order, attempt = ends.pop()
+            if attempt.order == -order and attempt.shift - attempt.goal == end:
                 found.append(attempt)
         return found
 
@@ -85,9 +79,11 @@ class DecodeBatch:
         """Blocks that the step after this boundary takes."""
         return self._needs[step % self._size]
 
-    def needing(self, step: int) -> list[Attempt]:
-        """Who takes them, in running order."""
-        return sorted(self._members[step % self._size], key=_by_order)
+    def needing(self, step: int, running: Iterable[Attempt]) -> list[Attempt]:
+        """Who of those running takes them. Asked only when there are too few."""
+        size = self._size
+        decoding = (a for a in running if a.state == DECODING)
+        return [a for a in decoding if (a.shift + step - 1) % size == 0]
 
     def demand(self, step: int, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
@@ -115,10 +111,9 @@ class DecodeBatch:
         """Compare with the attempts that should be here. Raises AssertionError."""
         assert self.count == len(attempts), "decoding attempts are miscounted"
         assert self._shifts == sum(a.shift for a in attempts), "contexts are summed up wrongly"
-        for residue, members in enumerate(self._members):
-            expected = {a for a in attempts if (1 - a.shift) % self._size == residue}
-            assert members == expected, f"wrong members in residue class {residue}"
-            assert self._needs[residue] == len(members), f"residue class {residue} is miscounted"
-        ends = {(end, a) for end, order, a in self._ends if a.order == order}
-        missing = {(a.goal - a.shift, a) for a in attempts} - ends
+        for residue, count in enumerate(self._needs):
+            members = [a for a in attempts if (1 - a.shift) % self._size == residue]
+            assert count == len(members), f"residue class {residue} is miscounted"
+        ends = {(end, a) for end, order, a in self._ends if a.order == -order}
+        missing = {(a.shift - a.goal, a) for a in attempts} - ends
         assert not missing, "an end is missing"

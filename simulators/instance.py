@@ -489,7 +489,7 @@ class Instance:
             kv.allocate(batch.needs_at(step))
             return []
         else:
-            due = batch.needing(step)
+            due = batch.needing(step, self._running)
         for attempt in due:
             if attempt.state != DECODING:
                 continue  # preempted in favour of one before it
