@@ -101,6 +101,15 @@ class StepRecord(NamedTuple):
     """attempt -> tokens found in the prefix cache, for those admitted in this step"""
 
 
+class _Jump(NamedTuple):
+    """So many decode steps from the boundary `step`, which is at `at`, until `end`."""
+
+    step: int
+    at: float
+    steps: int
+    end: float
+
+
 Saying = list[Ended | Paused]
 _RUN_ALL, _RUN_ADMITTED, _RUN_NOTHING = range(3)
 
@@ -146,7 +155,7 @@ class Instance:
         self._inbox: deque[tuple[float, Callable[[Saying, Any], None], Any]] = deque()
         self._aborts: deque[tuple[float, int]] = deque()
         self._foreseen: float | None = None
-        self._plan: tuple[int, float, int, float] | None = None  # see _plan_jump
+        self._plan: _Jump | None = None  # see _plan_jump
 
         self._generated = 0
         self._busy_s = 0.0
@@ -247,20 +256,20 @@ class Instance:
                 self._complete_step(said)
             elif inbox and inbox[0][0] <= self._at:
                 _, take_effect, argument = inbox.popleft()
+                self._plan = None
                 take_effect(said, argument)
             elif now <= self._at:
                 break
-            elif not self._can_run():
-                if not inbox or inbox[0][0] > now:
+            elif (plan := self._plan_jump(self._step, self._at)) is not None:
+                if plan.end > now:
                     break
-                self._at = inbox[0][0]
-            elif self._must_decide(self._step):
+                self._jump(plan, said)
+            elif self._can_run():
                 self._begin_step()
+            elif inbox and inbox[0][0] <= now:
+                self._at = inbox[0][0]
             else:
-                steps, end = self._plan_jump(self._step, self._at)
-                if end > now:
-                    break
-                self._jump(steps, end, said)
+                break
         return said
 
     def progress(self, now: float) -> dict[int, int]:
@@ -389,26 +398,31 @@ class Instance:
                 return at
         if inbox and inbox[0][0] <= at:
             return at
-        if not self._can_run():
-            return inbox[0][0] if inbox else math.inf
-        if self._must_decide(step):
+        plan = self._plan_jump(step, at)
+        if plan is not None:
+            return plan.end
+        if self._can_run():
             return math.nextafter(at, math.inf)
-        return self._plan_jump(step, at)[1]
+        return inbox[0][0] if inbox else math.inf
 
-    def _plan_jump(self, step: int, at: float) -> tuple[int, float]:
+    def _plan_jump(self, step: int, at: float) -> _Jump | None:
         """How many decode steps can be made from this boundary at once, and when they end.
 
-        Kept until something changes: an input, somebody leaving, a step to be decided.
+        None if the next step has to be decided, or there is none. The plan is kept until
+        something changes: an input, somebody leaving, a step to be decided.
         """
         plan = self._plan
-        if plan is None or plan[0] != step or plan[1] != at:
-            batch, cost = self._batch, self.spec.cost
-            count, context = batch.count, batch.context(step)
-            steps = batch.steps_that_fit(step, batch.next_end() - step, self._kv.free)
-            if self._inbox:
-                steps = min(steps, self._steps_to_input(step, at))
-            plan = self._plan = step, at, steps, at + cost.jump(steps, count, context)
-        return plan[2], plan[3]
+        if plan is not None and plan.step == step and plan.at == at:
+            return plan
+        if not self._can_run() or self._must_decide(step):
+            return None
+        batch = self._batch
+        steps = batch.steps_that_fit(step, batch.next_end() - step, self._kv.free)
+        if self._inbox:
+            steps = min(steps, self._steps_to_input(step, at))
+        seconds = self.spec.cost.jump(steps, batch.count, batch.context(step))
+        self._plan = plan = _Jump(step, at, steps, at + seconds)
+        return plan
 
     def _steps_to_input(self, step: int, at: float) -> int:
         """Steps up to the first boundary at or after the next input. The inverse of the formula
@@ -424,23 +438,24 @@ class Instance:
 
     def _steps_by(self, now: float) -> int:
         """Whole decode steps of the jump under way that are over by now."""
-        if self._end is not None or now <= self._at or not self._can_run():
+        if self._end is not None or now <= self._at:
             return 0
-        if self._must_decide(self._step):
+        plan = self._plan_jump(self._step, self._at)
+        if plan is None:
             return 0
-        steps, end = self._plan_jump(self._step, self._at)
-        if now >= end:
-            return steps
+        if now >= plan.end:
+            return plan.steps
         context = self._batch.context(self._step)
         return self.spec.cost.steps_within(now - self._at, self._batch.count, context)
 
     # Steps
 
-    def _jump(self, steps: int, end: float, said: Saying) -> None:
-        self._kv.allocate(self._batch.demand(self._step, steps))
+    def _jump(self, plan: _Jump, said: Saying) -> None:
+        step, at, steps, end = plan
+        self._kv.allocate(self._batch.demand(step, steps))
         self._generated += steps * self._batch.count
-        self._busy_s += end - self._at
-        self._step += steps
+        self._busy_s += end - at
+        self._step = step + steps
         self._at = end
         self._conclude(said)
 
@@ -651,6 +666,7 @@ class Instance:
         if attempt.state == WAITING:
             self._queue.discard(attempt)
             self._blocked = False
+            self._plan = None
         else:
             self._leave_running(attempt)
             attempt.tokens -= lost
@@ -658,8 +674,9 @@ class Instance:
             attempt.close_span(attempt.tokens, self.version)
             attempt.state = OVER
         del self._live[attempt.number]
-        if attempt.own.owner == attempt.number:
-            attempt.own.owner = None
+        own = attempt.own
+        if own.owner == attempt.number:
+            own.owner = None
         self._kv.retire(attempt)
         tokens = attempt.tokens - attempt.context
         said.append(Ended(attempt.number, tokens, attempt.spans, reason, self._at))
