@@ -465,23 +465,24 @@ class Metrics:
     def _delivered(self, action: Deliver) -> None:
         step, now = self._step, self._now
         began = now if self._began is None else self._began
-        finished = sorted(
-            max(0.0, self._finished_at.pop(sample.request, now) - began)
-            for sample in action.samples
-        )
+        pop = self._finished_at.pop
+        times = [pop(sample.request, now) - began for sample in action.samples]
+        finished = sorted([max(0.0, seconds) for seconds in times])
         step.t50_s, step.t90_s, step.t99_s = (_quantile(finished, q) for q in (0.5, 0.9, 0.99))
         step.version = action.version
         step.end_s = now
         if self._wanted_since is not None:
             step.trainer_wait_s = now - self._wanted_since
         step.samples = len(action.samples)
+        version = action.version
         for sample in action.samples:
             step.tokens += sample.response_tokens
-            step.fresh_tokens += sum(
-                segment.tokens for segment in sample.segments if segment.version == action.version
-            )
-            self._staleness[sample.staleness] += 1
-        step.max_staleness = max((s.staleness for s in action.samples), default=0)
+            for segment in sample.segments:
+                if segment.version == version:
+                    step.fresh_tokens += segment.tokens
+        ages = Counter([sample.staleness for sample in action.samples])
+        self._staleness.update(ages)
+        step.max_staleness = max(ages, default=0)
         self._note_lengths(action)
         self._close_books()
         self.steps.append(step)

@@ -91,7 +91,9 @@ class ClosedLoop:
             name: Station(name, Instance(scenario.instance, single_step=single_step))
             for name in (f"instance-{i}" for i in range(scenario.fleet.instances))
         }
-        self._running: dict[int, tuple[Dispatch, Sample]] = {}
+        # Of every attempt: what was ordered, what it will do, and the name of its text, which is
+        # the number of the attempt that began it; for those between two attempts in `_streams`.
+        self._running: dict[int, tuple[Dispatch, Sample, int]] = {}
         self._streams: dict[str, int] = {}
         self._changed: dict[str, Station] = {}
         self._ticks = 0
@@ -122,6 +124,8 @@ class ClosedLoop:
                     f"{self.trained} of {prompts} prompts trained"
                 )
             clock.step()
+            if self._changed:
+                self._plan_changed()
         self._report(None)
         return clock.now
 
@@ -134,10 +138,9 @@ class ClosedLoop:
             observer(now, event, actions)
         for action in actions:
             self._do[type(action)](action)
-        if self._changed:
-            self._plan_changed()
 
     def _plan_changed(self) -> None:
+        """Once after each deed, however many answers and orders it brought."""
         for station in self._changed.values():
             self._plan(station)
         self._changed.clear()
@@ -227,21 +230,20 @@ class ClosedLoop:
         station, stamp = plan
         if stamp != station.stamp:
             return
-        said = station.engine.advance(self.clock.now)
-        self._changed[station.name] = station  # planned anew with what the answers bring
-        for word in said:
+        self._changed[station.name] = station
+        for word in station.engine.advance(self.clock.now):
             if isinstance(word, Ended):
                 self._answer(word)
             elif station.pausing.popleft() == "scheduler":
                 self._tell(InstancePaused(station.name))
             else:
                 self._stopped()
-        if self._changed:
-            self._plan_changed()
 
     def _answer(self, ended: Ended) -> None:
-        dispatch, sample = self._running.pop(ended.attempt)
+        dispatch, sample, stream = self._running.pop(ended.attempt)
         request, tokens, spans = dispatch.request, ended.tokens, ended.spans
+        if ended.reason != "stop" or len(sample.turns) > 1:
+            self._streams[request] = stream  # it may go on
         if ended.reason == "abort":
             self._tell(RequestInterrupted(request, ended.attempt, tokens, spans))
             return
@@ -275,8 +277,9 @@ class ClosedLoop:
     def _dispatch(self, action: Dispatch) -> None:
         group, _, index = action.request.rpartition("/")
         sample = self.workload.sample(group, int(index))
+        stream = self._streams.pop(action.request, action.attempt)
         if not action.computed_tokens:
-            self._streams[action.request] = action.attempt  # a new text from here on
+            stream = action.attempt  # a new text from here on
         turns, made = sample.turns, action.response_tokens
         if action.turn:
             made -= sum(turn.output_tokens for turn in turns[: action.turn])
@@ -287,11 +290,11 @@ class ClosedLoop:
             action.max_new_tokens,
             prompt_stream=group,
             shared_tokens=self.workload.prompt_tokens(group),
-            stream=self._streams[action.request],
+            stream=stream,
             known_tokens=action.computed_tokens,
             salt=action.salt,
         )
-        self._running[action.attempt] = (action, sample)
+        self._running[action.attempt] = (action, sample, stream)
         station = self._stations[action.instance]
         station.engine.submit(work, self.clock.now)
         self._changed[station.name] = station
@@ -316,6 +319,9 @@ class ClosedLoop:
         self._tell(WeightsUpdated(action.instance, action.version))
 
     def _deliver(self, action: Deliver) -> None:
+        if self._streams:
+            for sample in action.samples:
+                self._streams.pop(sample.request, None)
         trainer = self.scenario.trainer
         if not trainer.colocated:
             self._begin_training(action)
@@ -346,7 +352,9 @@ class ClosedLoop:
         self._tell(BatchRequested())
 
     def _discard(self, action: Discard) -> None:
-        """Nothing to do: a simulated instance keeps no tokens for us."""
+        """A simulated instance keeps no tokens for us, only the name of the text."""
+        if action.ends:
+            self._streams.pop(action.request, None)
 
     def _wake(self, action: Wake) -> None:
         self.clock.at(action.at, lambda _: self._tell(Woke()))

@@ -141,7 +141,7 @@ def reference_batch(workload: Workload, scenario: Scenario) -> float:
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
     """No policy trains the workload in fewer seconds."""
     batches = -(-len(workload.prompts) // workload.prompts_per_step)
-    return run_bound(list(workload.offered_samples()), batches, scenario)
+    return run_bound(workload.offered_samples(), batches, scenario)
 
 
 def run_bound(samples: list[Sample], batches: int, scenario: Scenario, restarts: int = 0) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.scenario import Job, Scenario
@@ -63,13 +62,17 @@ class Workload:
 
     def offered(self, group: str) -> list[int]:
         """Response tokens of the samples the trainer asked for, whatever a policy delivers."""
-        return [self.length(group, index) for index in range(self.samples_per_prompt)]
+        return [sample.response_tokens for sample in self._offered(group)]
 
-    def offered_samples(self) -> Iterator[Sample]:
+    def offered_samples(self) -> list[Sample]:
         """The samples behind `offered`, of every prompt."""
-        for prompt in self.prompts:
-            for index in range(self.samples_per_prompt):
-                yield self.sample(prompt, index)
+        return [sample for prompt in self.prompts for sample in self._offered(prompt)]
+
+    def _offered(self, group: str) -> list[Sample]:
+        recorded, count = self.trace.groups[group], self.samples_per_prompt
+        if self._uncut and count <= len(recorded):
+            return recorded[:count]
+        return [self.sample(group, index) for index in range(count)]
 
     def check_fits(self, scenario: Scenario) -> None:
         """Raise CallerError, before any work, if some sample can never run on this fleet."""

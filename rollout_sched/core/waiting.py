@@ -2,7 +2,9 @@
 
 A key that grows (the request should go later) is only noted, and looked at when the request comes
 to the front; until then its old place is never behind its true one, so the order is exact. That
-matters when a group's first answer moves all its other members back at once.
+matters when a group's first answer moves all its other members back at once. Newcomers are only
+gathered until somebody looks at the front: a launch brings thousands, and sorting them together is
+cheaper than looking up a place for each.
 """
 
 from __future__ import annotations
@@ -21,26 +23,31 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._requests: Any = SortedKeyList(key=attrgetter("rank"))
+        self._new: list[Request] = []
         self._later: dict[str, Any] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        for request in [r for r in self._requests if r.id in self._later]:
-            self._requests.remove(request)
-            self.add(request, self._later.pop(request.id))
-        return iter(self._requests)
+        requests = self._sorted()
+        for request in [r for r in requests if r.id in self._later]:
+            requests.remove(request)
+            request.rank = (self._later.pop(request.id), request.serial)
+            requests.add(request)
+        return iter(requests)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._requests
+        return request in self._sorted()
 
     def first(self) -> Request:
-        requests, later = self._requests, self._later
+        requests, later = self._sorted(), self._later
         request: Request = requests[0]
         while later and request.id in later:
             requests.pop(0)
-            self.add(request, later.pop(request.id))
+            request.rank = (later.pop(request.id), request.serial)
+            requests.add(request)
             request = requests[0]
         return request
 
@@ -48,14 +55,17 @@ class WaitingQueue:
         """Take out what `first` returns."""
         self.first()
         self._requests.pop(0)
+        self._size -= 1
 
     def add(self, request: Request, key: Any) -> None:
         request.rank = (key, request.serial)
-        self._requests.add(request)
+        self._new.append(request)
+        self._size += 1
 
     def remove(self, request: Request) -> None:
-        self._requests.remove(request)
+        self._sorted().remove(request)
         self._later.pop(request.id, None)
+        self._size -= 1
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
@@ -64,5 +74,11 @@ class WaitingQueue:
             return
         self._later.pop(request.id, None)
         if key != request.rank[0]:
-            self._requests.remove(request)
+            self.remove(request)
             self.add(request, key)
+
+    def _sorted(self) -> Any:
+        if self._new:
+            self._requests.update(self._new)
+            self._new.clear()
+        return self._requests
