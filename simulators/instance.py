@@ -123,6 +123,42 @@ class Instance:
     decided on its own by walking through all running attempts: slow, the oracle for the jump.
     """
 
+    # Not for the space: a class with more than thirty attributes has a hash table per object.
+    __slots__ = (
+        "_aborts",
+        "_admissions",
+        "_arrivals",
+        "_at",
+        "_batch",
+        "_blocked",
+        "_busy_s",
+        "_end",
+        "_foreseen",
+        "_gate",
+        "_generated",
+        "_idled",
+        "_inbox",
+        "_kv",
+        "_live",
+        "_making",
+        "_now",
+        "_pauses",
+        "_plan",
+        "_prefilling",
+        "_queue",
+        "_running",
+        "_step",
+        "_watermark",
+        "cached_tokens",
+        "last_step",
+        "preemptions",
+        "prefill_tokens",
+        "reprefilled_tokens",
+        "single_step",
+        "spec",
+        "version",
+    )
+
     def __init__(self, spec: InstanceSpec, version: int = 0, *, single_step: bool = False) -> None:
         self.spec = spec
         self.version = version
