@@ -150,17 +150,17 @@ class Summary(msgspec.Struct, frozen=True):
 class _Gauge:
     """What the fold knows of one instance.
 
-    `shares` is what it adds to the bubbles per second, in the order of SHARES; an instance that
-    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them.
+    `shares` is what it adds to the bubbles per second, in the order of SHARES. An instance that
+    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them
+    only; `shares` is None then, since it follows from `in_flight`.
     """
 
-    __slots__ = ("acting", "gone", "in_flight", "plain", "queued", "report", "shares", "updating")
+    __slots__ = ("acting", "gone", "in_flight", "queued", "report", "shares", "updating")
 
     def __init__(self) -> None:
         self.in_flight = self.acting = self.queued = 0
         self.updating = self.gone = False
-        self.plain = True
-        self.shares = [0.0] * len(SHARES)
+        self.shares: list[float] | None = None
         self.report: InstanceReported | None = None
 
 
@@ -313,30 +313,40 @@ class Metrics:
 
     def _load(self, gauge: _Gauge, by: int) -> None:
         """So many more requests are in flight on the instance."""
-        gauge.in_flight += by
+        before = gauge.in_flight
+        gauge.in_flight = after = before + by
         self._in_flight += by
-        if not gauge.plain:
+        if gauge.shares is not None:
             self._change(gauge)
             return
-        running, places = gauge.in_flight, self.reference_batch
-        shares, totals = gauge.shares, self._shares
-        idle = 0.0 if running else 1.0
-        if idle != shares[_IDLE_OTHER]:
-            totals[_IDLE_OTHER] += idle - shares[_IDLE_OTHER]
-            shares[_IDLE_OTHER] = idle
-        vacant = 1.0 - running / places if running < places else 0.0
-        totals[_VACANT_OTHER] += vacant - shares[_VACANT_OTHER]
-        shares[_VACANT_OTHER] = vacant
+        totals = self._shares
+        if not (before and after):
+            totals[_IDLE_OTHER] += (not after) - (not before)
+        totals[_VACANT_OTHER] += self._vacant(after) - self._vacant(before)
+
+    def _vacant(self, in_flight: int) -> float:
+        """The empty part of the reference batch."""
+        places = self.reference_batch
+        return 1.0 - in_flight / places if in_flight < places else 0.0
 
     def _change(self, gauge: _Gauge) -> None:
         """Put what the instance adds to the bubbles in step with its state."""
         if gauge.gone:
             return  # a tool outlived the instance that it worked for
-        gauge.plain = not (gauge.updating or gauge.acting or gauge.queued)
-        after = self._shares_of(gauge)
+        before = gauge.shares or self._plain_shares(gauge)
+        if gauge.updating or gauge.acting or gauge.queued:
+            after = gauge.shares = self._shares_of(gauge)
+        else:
+            gauge.shares = None
+            after = self._plain_shares(gauge)
         for place, share in enumerate(after):
-            self._shares[place] += share - gauge.shares[place]
-        gauge.shares = after
+            self._shares[place] += share - before[place]
+
+    def _plain_shares(self, gauge: _Gauge) -> list[float]:
+        shares = [0.0] * len(SHARES)
+        shares[_IDLE_OTHER] = float(not gauge.in_flight)
+        shares[_VACANT_OTHER] = self._vacant(gauge.in_flight)
+        return shares
 
     def _shares_of(self, gauge: _Gauge) -> list[float]:
         if gauge.updating:
@@ -363,14 +373,15 @@ class Metrics:
     def _joined(self, event: InstanceJoined) -> None:
         self._gone(event)
         self._gauges[event.instance] = gauge = _Gauge()
-        self._change(gauge)
+        for place, share in enumerate(self._plain_shares(gauge)):
+            self._shares[place] += share
 
     def _gone(self, event: InstanceJoined | InstanceLost) -> None:
         gauge = self._gauges.pop(event.instance, None)
         if gauge is None:
             return
         gauge.gone = True
-        for place, share in enumerate(gauge.shares):
+        for place, share in enumerate(gauge.shares or self._plain_shares(gauge)):
             self._shares[place] -= share
         if gauge.report is not None:
             self._lost["preemptions"] += gauge.report.preemptions

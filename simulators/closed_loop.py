@@ -46,21 +46,23 @@ from rollout_sched.simulators.scenario import Scenario
 from rollout_sched.simulators.trace_model import Sample
 from rollout_sched.simulators.workload import Workload
 
+INFINITY = float("inf")
+
 Observer = Callable[[float, Event, list[Action]], None]
 
 
 class Station:
-    """A simulated instance, its place in the schedule, and who wants it to stand still.
+    """A simulated instance, when it is heard next, and who wants it to stand still.
 
     `pausing` lists whose pauses it has not confirmed yet, in order.
     """
 
-    __slots__ = ("engine", "holders", "name", "pausing", "stamp")
+    __slots__ = ("due", "engine", "holders", "name", "pausing")
 
     def __init__(self, name: str, engine: Instance) -> None:
         self.name = name
         self.engine = engine
-        self.stamp = 0
+        self.due = INFINITY
         self.holders: set[str] = set()
         self.pausing: deque[str] = deque()
 
@@ -95,7 +97,7 @@ class ClosedLoop:
         # the number of the attempt that began it; for those between two attempts in `_streams`.
         self._running: dict[int, tuple[Dispatch, Sample, int]] = {}
         self._streams: dict[str, int] = {}
-        self._changed: dict[str, Station] = {}
+        self._changed: dict[Station, None] = {}
         self._ticks = 0
         self._batch: Deliver | None = None
         self._to_stop = 0
@@ -141,7 +143,7 @@ class ClosedLoop:
 
     def _plan_changed(self) -> None:
         """Once after each deed, however many answers and orders it brought."""
-        for station in self._changed.values():
+        for station in self._changed:
             self._plan(station)
         self._changed.clear()
 
@@ -216,21 +218,21 @@ class ClosedLoop:
     def _catch_up(self, station: Station) -> None:
         """Let it say what is due: then its counters are those of this very moment."""
         while station.engine.next_at() <= self.clock.now:
-            self._listen((station, station.stamp))
+            self._listen(station)
         station.engine.advance(self.clock.now)  # says nothing
 
     def _plan(self, station: Station) -> None:
         """Put the next thing the instance has to say on the clock; older plans are void."""
-        station.stamp += 1
-        at = station.engine.next_at()
-        if at < float("inf"):
-            self.clock.at(at, self._listen, (station, station.stamp))
+        station.due = at = station.engine.next_at()
+        if at < INFINITY:
+            self.clock.at(at, self._ring, station)
 
-    def _listen(self, plan: tuple[Station, int]) -> None:
-        station, stamp = plan
-        if stamp != station.stamp:
-            return
-        self._changed[station.name] = station
+    def _ring(self, station: Station) -> None:
+        if station.due == self.clock.now:
+            self._listen(station)
+
+    def _listen(self, station: Station) -> None:
+        self._changed[station] = None
         for word in station.engine.advance(self.clock.now):
             if isinstance(word, Ended):
                 self._answer(word)
@@ -264,13 +266,13 @@ class ClosedLoop:
         station.holders.add(holder)
         station.pausing.append(holder)
         station.engine.pause(self.clock.now, mode, clear_cache)
-        self._changed[station.name] = station
+        self._changed[station] = None
 
     def _release(self, station: Station, holder: str) -> None:
         station.holders.discard(holder)
         if not station.holders:
             station.engine.resume(self.clock.now)
-            self._changed[station.name] = station
+            self._changed[station] = None
 
     # -- carrying out actions --------------------------------------------------------------
 
@@ -297,12 +299,12 @@ class ClosedLoop:
         self._running[action.attempt] = (action, sample, stream)
         station = self._stations[action.instance]
         station.engine.submit(work, self.clock.now)
-        self._changed[station.name] = station
+        self._changed[station] = None
 
     def _interrupt(self, action: Interrupt) -> None:
         station = self._stations[action.instance]
         station.engine.abort(action.attempt, self.clock.now)
-        self._changed[station.name] = station
+        self._changed[station] = None
 
     def _pause(self, action: Pause) -> None:
         station = self._stations[action.instance]

@@ -109,7 +109,7 @@ class Request(msgspec.Struct, eq=False):
     `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
-    instance before. `rank` is its place in the waiting queue.
+    instance before. `rank` is its place in the waiting queue, None outside of it.
     """
 
     id: str
@@ -119,7 +119,7 @@ class Request(msgspec.Struct, eq=False):
     context_tokens: int
     state: RequestState = RequestState.PARKED
     attempt: Attempt | None = None
-    segments: list[Segment] = msgspec.field(default_factory=list)
+    segments: tuple[Segment, ...] = ()
     response_tokens: int = 0
     expected_tokens: int = 0
     computed_tokens: int = 0
@@ -130,7 +130,7 @@ class Request(msgspec.Struct, eq=False):
     salt: int | None = None
     failures: int = 0
     finish: str = ""
-    rank: tuple[object, int] = (0, 0)
+    rank: tuple[object, int] | None = None
 
     @property
     def resumed(self) -> bool:

@@ -579,7 +579,7 @@ class Scheduler:
         if not attempt.tokens:
             return
         for version, tokens in self._true_spans(attempt, spans):
-            request.segments.append(Segment(version, tokens, attempt.instance.id))
+            request.segments += (Segment(version, tokens, attempt.instance.id),)
             if not request.group.direct:
                 self.sample_buffer.stamp(request.group, version)
         request.response_tokens += attempt.tokens
@@ -772,7 +772,7 @@ class Scheduler:
             request.response_tokens = request.computed_tokens = request.turn = 0
             request.salt = request.home = None
             request.finish = ""
-            request.segments.clear()
+            request.segments = ()
             if request.state is not PARKED:
                 self._park(request)
         group.finished.clear()
@@ -838,7 +838,7 @@ class Scheduler:
         group.finished.clear()
 
     def _sample(self, request: Request) -> Sample:
-        versions = (segment.version for segment in request.segments)
+        versions = [segment.version for segment in request.segments]
         oldest = min(versions, default=self.progress.version)
         return Sample(
             request.id,
@@ -846,7 +846,7 @@ class Scheduler:
             request.index,
             request.group.prompt_tokens,
             request.response_tokens,
-            tuple(request.segments),
+            request.segments,
             self.progress.version - oldest,
             request.finish,
         )

@@ -39,7 +39,7 @@ class WaitingQueue:
         return iter(requests)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._sorted()
+        return request.rank is not None and request in self._sorted()
 
     def first(self) -> Request:
         requests, later = self._sorted(), self._later
@@ -54,7 +54,7 @@ class WaitingQueue:
     def pop_first(self) -> None:
         """Take out what `first` returns."""
         self.first()
-        self._requests.pop(0)
+        self._requests.pop(0).rank = None
         self._size -= 1
 
     def add(self, request: Request, key: Any) -> None:
@@ -66,14 +66,17 @@ class WaitingQueue:
         self._sorted().remove(request)
         self._later.pop(request.id, None)
         self._size -= 1
+        request.rank = None
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
-        if key > request.rank[0]:
+        assert request.rank is not None, "only who waits can move"
+        before: Any = request.rank[0]
+        if key > before:
             self._later[request.id] = key
             return
         self._later.pop(request.id, None)
-        if key != request.rank[0]:
+        if key != before:
             self.remove(request)
             self.add(request, key)
 

@@ -118,7 +118,7 @@ def tokens_in_no_segment(told: Told) -> None:
 @corruption("<Request a/0 .* is over its limit")
 def more_tokens_than_allowed(told: Told) -> None:
     request = told.request("a/0")
-    request.segments.append(Segment(0, 96, "i0"))
+    request.segments += (Segment(0, 96, "i0"),)
     request.response_tokens += 96
 
 

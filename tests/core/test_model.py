@@ -52,7 +52,7 @@ def test_a_request_begins_parked() -> None:
 
 def test_books_of_two_objects_are_not_shared() -> None:
     one, other = make_group(requests=1), make_group(requests=1)
-    one.requests[0].segments.append(Segment(0, 1, "i0"))
+    one.requests[0].segments += (Segment(0, 1, "i0"),)
     one.finished.append(one.requests[0])
     one.lengths.append(1)
     assert not other.requests[0].segments

@@ -337,7 +337,7 @@ class TestLostInstance:
                 computed_tokens=PROMPT + 7,
             )
         ]
-        assert told.request("a/0").segments == [Segment(0, 7, "i0")]
+        assert told.request("a/0").segments == (Segment(0, 7, "i0"),)
 
     def test_a_response_streamed_to_its_limit_is_finished(self) -> None:
         told = self.told()
