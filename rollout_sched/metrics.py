@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -208,39 +208,18 @@ class Metrics:
         self._group_ratios: list[float] = []
         self._offered_lengths: list[int] = []
         self._lost: Counter[str] = Counter()
-        self._on_event: dict[type[Any], Callable[[Any], None]] = {
-            InstanceJoined: self._joined,
-            InstanceLost: self._gone,
-            InstanceReported: self._reported,
-            RequestFinished: self._answered,
-            TurnFinished: self._turn,
-            ToolReturned: self._tool,
-            RequestInterrupted: self._answered,
-            RequestFailed: self._failed,
-            WeightsPublished: self._published,
-            WeightsUpdated: self._updated,
-            BatchRequested: self._requested,
-        }
-        self._on_action: dict[type[Any], Callable[[Any], None]] = {
-            Dispatch: self._dispatched,
-            Discard: self._discarded,
-            Pause: self._loading,
-            UpdateWeights: self._loading,
-            Deliver: self._delivered,
-            Answer: self._answered_client,
-        }
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
         """Take the next entry of the journal and what the scheduler answered."""
         if now > self._now:
             self._integrate(now)
-        on_event = self._on_event.get(type(event))
+        on_event = self._ON_EVENT.get(type(event))
         if on_event is not None:
-            on_event(event)
+            on_event(self, event)
         for action in actions:
-            on_action = self._on_action.get(type(action))
+            on_action = self._ON_ACTION.get(type(action))
             if on_action is not None:
-                on_action(action)
+                on_action(self, action)
 
     def summary(self, total_s: float) -> Summary:
         """The run, of which `total_s` seconds have passed when its last step was trained."""
@@ -552,6 +531,28 @@ class Metrics:
             step_ks=_mean([_ks_distance(step, offered) for step in steps]),
             group_ratio=_mean(self._group_ratios),
         )
+
+    _ON_EVENT: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
+        InstanceJoined: _joined,
+        InstanceLost: _gone,
+        InstanceReported: _reported,
+        RequestFinished: _answered,
+        TurnFinished: _turn,
+        ToolReturned: _tool,
+        RequestInterrupted: _answered,
+        RequestFailed: _failed,
+        WeightsPublished: _published,
+        WeightsUpdated: _updated,
+        BatchRequested: _requested,
+    }
+    _ON_ACTION: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
+        Dispatch: _dispatched,
+        Discard: _discarded,
+        Pause: _loading,
+        UpdateWeights: _loading,
+        Deliver: _delivered,
+        Answer: _answered_client,
+    }
 
 
 def _add(totals: dict[str, float], cause: str, amount: float) -> None:

@@ -41,8 +41,8 @@ weight updates (add one pause for every update that must stop the fleet), paddin
 Both bounds suppose alike instances; for an unlike fleet give the best of each number.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
 
@@ -142,6 +142,30 @@ class Demand:
         siblings = _sizes_of_groups([s.group for s in listed])
         held = own + (prompt / siblings)[owner]
         return cls(owner, prompt[owner] + own, output, held, _per_sample(owner, waited))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Demand"]) -> "Demand":
+        """All of them together; no group may be in more than one."""
+        if not parts:
+            return cls.of_parts([], [])
+        first = np.cumsum([0, *(len(part.tool_s) for part in parts)])
+        return cls(
+            np.concatenate([p.sample + start for p, start in zip(parts, first[:-1], strict=True)]),
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("context", "output", "held", "tool_s")
+            ),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens."""
+        starts = np.unique(self.sample, return_index=True)[1]
+        return int(self.context[starts].sum() + self.output.sum())
+
+    @property
+    def without_tools(self) -> "Demand":
+        return replace(self, tool_s=np.zeros_like(self.tool_s))
 
     @classmethod
     def of_parts(

@@ -28,6 +28,10 @@ class Clockwork:
     def after(self, seconds: float, deed: Deed, argument: Any = None) -> None:
         self.at(self.now + seconds, deed, argument)
 
+    def clear(self) -> None:
+        """Forget everything that was to be done."""
+        self._heap.clear()
+
     def step(self) -> None:
         """Go to the next deed and do it. Raises IndexError if there is none."""
         self.now, _, deed, argument = heappop(self._heap)

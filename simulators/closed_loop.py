@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_sched.core.actions import (
     Action,
@@ -101,16 +101,6 @@ class ClosedLoop:
         self._ticks = 0
         self._batch: Deliver | None = None
         self._to_stop = 0
-        self._do: dict[type[Any], Callable[[Any], None]] = {
-            Dispatch: self._dispatch,
-            Interrupt: self._interrupt,
-            Pause: self._pause,
-            Resume: self._resume,
-            UpdateWeights: self._update_weights,
-            Deliver: self._deliver,
-            Discard: self._discard,
-            Wake: self._wake,
-        }
 
     def run(self) -> float:
         """Until every prompt has been trained; the seconds that took.
@@ -129,7 +119,14 @@ class ClosedLoop:
             if self._changed:
                 self._plan_changed()
         self._report(None)
+        self._take_apart()
         return clock.now
+
+    def _take_apart(self) -> None:
+        """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
+        self.clock.clear()
+        for station in self._stations.values():
+            station.engine.close()
 
     # -- telling the scheduler -------------------------------------------------------------
 
@@ -139,7 +136,7 @@ class ClosedLoop:
         for observer in self.observers:
             observer(now, event, actions)
         for action in actions:
-            self._do[type(action)](action)
+            self._DO[type(action)](self, action)
 
     def _plan_changed(self) -> None:
         """Once after each deed, however many answers and orders it brought."""
@@ -360,3 +357,14 @@ class ClosedLoop:
 
     def _wake(self, action: Wake) -> None:
         self.clock.at(action.at, lambda _: self._tell(Woke()))
+
+    _DO: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
+        Dispatch: _dispatch,
+        Interrupt: _interrupt,
+        Pause: _pause,
+        Resume: _resume,
+        UpdateWeights: _update_weights,
+        Deliver: _deliver,
+        Discard: _discard,
+        Wake: _wake,
+    }

@@ -267,6 +267,10 @@ class Instance:
         any block is held. With preempt=True all running attempts are preempted first."""
         self._post(now, self._on_clear_cache, preempt)
 
+    def close(self) -> None:
+        """The end of this instance, so that its memory need not wait for the garbage collector."""
+        self._kv.close()
+
     # Time
 
     def next_at(self) -> float:
@@ -331,11 +335,11 @@ class Instance:
             last, at = last + 1, self._end
         if step <= last:
             return at
-        if not self._can_run() or self._must_decide(last):
+        plan = self._plan_jump(last, at)
+        if plan is None:
             return math.inf
-        steps, end = self._plan_jump(last, at)
-        if step - last >= steps:
-            return end if step - last == steps else math.inf
+        if step - last >= plan.steps:
+            return plan.end if step - last == plan.steps else math.inf
         batch = self._batch
         return at + self.spec.cost.jump(step - last, batch.count, batch.context(last))
 

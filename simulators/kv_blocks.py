@@ -272,12 +272,20 @@ class KvBlocks:
         if self.free != self.blocks:
             return False
         self.blank = self.blocks
+        self.close()
         for chain in list(self._chains.values()):
-            chain.runs = ()
             if not chain.users:
                 del self._chains[chain.key]
-        self._ring.older = self._ring.newer = self._ring
         return True
+
+    def close(self) -> None:
+        """Let go of all runs; they refer to each other, so each has to be cut out."""
+        ring = self._ring
+        for chain in self._chains.values():
+            for run in chain.runs:
+                run.older = run.newer = ring
+            chain.runs = ()
+        ring.older = ring.newer = ring
 
     # For tests
 

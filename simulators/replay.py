@@ -15,7 +15,7 @@ from rollout_sched.config import PolicyFile
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.events import Event
 from rollout_sched.metrics import Metrics, Step, Summary
-from rollout_sched.simulators.bounds import Bound, FleetLimits, lower_bound
+from rollout_sched.simulators.bounds import Bound, Demand, FleetLimits, lower_bound
 from rollout_sched.simulators.closed_loop import ClosedLoop
 from rollout_sched.simulators.scenario import Scenario
 from rollout_sched.simulators.trace_model import Sample, Trace
@@ -109,20 +109,20 @@ def run_policy(
         total_s = ClosedLoop(scheduler, workload, scenario, observers).run()
     summary = metrics.summary(total_s)
     restarts = summary.preemptions + summary.resumed_attempts
-    everything = [sample for batch in delivered for sample in batch]
+    demands = [Demand.of_samples(batch) for batch in delivered]
     asked = len(workload.prompts) * workload.samples_per_prompt
     return Run(
         policy=policy.name,
         seed=seed,
         summary=summary,
         steps=metrics.steps,
-        bound_s=run_bound(everything, len(delivered), scenario, restarts),
+        bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
         offered_bound_s=offered_bound(workload, scenario),
         step_gaps=[
-            step.span_s / _rollout_bound(batch, scenario, restarts).total_s - 1
-            for step, batch in zip(metrics.steps, delivered, strict=True)
+            step.span_s / _rollout_bound(demand, scenario, restarts).total_s - 1
+            for step, demand in zip(metrics.steps, demands, strict=True)
         ],
-        samples_lost=asked - len(everything),
+        samples_lost=asked - sum(map(len, delivered)),
         samples_drawn=workload.drawn,
         events=events,
         anomalies=dict(scheduler.anomalies),
@@ -141,39 +141,30 @@ def reference_batch(workload: Workload, scenario: Scenario) -> float:
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
     """No policy trains the workload in fewer seconds."""
     batches = -(-len(workload.prompts) // workload.prompts_per_step)
-    return run_bound(workload.offered_samples(), batches, scenario)
+    return run_bound(Demand.of_samples(workload.offered_samples()), batches, scenario)
 
 
-def run_bound(samples: list[Sample], batches: int, scenario: Scenario, restarts: int = 0) -> float:
+def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 0) -> float:
     """Seconds no run can beat that generates these samples and trains them in so many batches.
 
     Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
     go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
     token is made. `restarts` as in `bounds.lower_bound`.
     """
-    rollout_s = _rollout_bound(samples, scenario, restarts).total_s
+    rollout_s = _rollout_bound(demand, scenario, restarts).total_s
     trainer = scenario.trainer
-    tokens = sum(sample.prompt_tokens + sample.response_tokens for sample in samples)
-    training_s = batches * trainer.fixed_s + trainer.seconds_per_token * tokens
+    training_s = batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens
     if trainer.colocated:
-        alone = [_without_tools(sample) for sample in samples]
-        training_s += _rollout_bound(alone, scenario, restarts).total_s
+        training_s += _rollout_bound(demand.without_tools, scenario, restarts).total_s
     return max(rollout_s + trainer.fixed_s, training_s)
 
 
-def _without_tools(sample: Sample) -> Sample:
-    if not sample.tool_s:
-        return sample
-    turns = tuple(msgspec.structs.replace(turn, tool_s=0.0) for turn in sample.turns)
-    return msgspec.structs.replace(sample, turns=turns)
-
-
-def _rollout_bound(samples: list[Sample], scenario: Scenario, restarts: int) -> Bound:
+def _rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
     fleet = scenario.fleet
     limits = FleetLimits(
         fleet.instances, fleet.max_num_seqs, fleet.kv_tokens, fleet.max_num_batched_tokens
     )
-    return lower_bound(samples, limits, scenario.cost, restarts)
+    return lower_bound(demand, limits, scenario.cost, restarts)
 
 
 def replay(

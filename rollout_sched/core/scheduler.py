@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count, islice
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout_sched.core import invariants
 from rollout_sched.core.actions import (
@@ -148,28 +148,6 @@ class Scheduler:
         # Asking the group-level roles for nothing would cost more than most events do.
         self._stirred = False
         self._out: list[Action] = []
-        self._apply: dict[type[Any], Callable[[Any, float], None]] = {
-            InstanceJoined: self._instance_joined,
-            InstanceLost: self._instance_lost,
-            InstanceLeaving: self._instance_leaving,
-            InstanceReported: self._instance_reported,
-            GroupSubmitted: self._group_submitted,
-            RequestSubmitted: self._request_submitted,
-            RequestWithdrawn: self._request_withdrawn,
-            SessionEnded: self._session_ended,
-            SubmissionsClosed: self._submissions_closed,
-            TokensArrived: self._tokens_arrived,
-            RequestFinished: self._request_finished,
-            TurnFinished: self._turn_finished,
-            ToolReturned: self._tool_returned,
-            RequestInterrupted: self._request_interrupted,
-            RequestFailed: self._request_failed,
-            WeightsPublished: self._weights_published,
-            InstancePaused: self._instance_paused,
-            WeightsUpdated: self._weights_updated,
-            BatchRequested: self._batch_requested,
-            Woke: self._woke,
-        }
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Apply `event`, which happened at `now` (seconds), and say what to do about it.
@@ -179,7 +157,7 @@ class Scheduler:
         out: list[Action] = []
         self._out = out
         kind = type(event)
-        self._apply[kind](event, now)
+        self._APPLY[kind](self, event, now)
         if kind in STIRRING:
             self._stirred = True
         self._decide()
@@ -893,3 +871,27 @@ class Scheduler:
     def _next_serial(self) -> int:
         self._serial += 1
         return self._serial
+
+    # No table of bound methods in each scheduler: that would be a cycle.
+    _APPLY: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
+        InstanceJoined: _instance_joined,
+        InstanceLost: _instance_lost,
+        InstanceLeaving: _instance_leaving,
+        InstanceReported: _instance_reported,
+        GroupSubmitted: _group_submitted,
+        RequestSubmitted: _request_submitted,
+        RequestWithdrawn: _request_withdrawn,
+        SessionEnded: _session_ended,
+        SubmissionsClosed: _submissions_closed,
+        TokensArrived: _tokens_arrived,
+        RequestFinished: _request_finished,
+        TurnFinished: _turn_finished,
+        ToolReturned: _tool_returned,
+        RequestInterrupted: _request_interrupted,
+        RequestFailed: _request_failed,
+        WeightsPublished: _weights_published,
+        InstancePaused: _instance_paused,
+        WeightsUpdated: _weights_updated,
+        BatchRequested: _batch_requested,
+        Woke: _woke,
+    }

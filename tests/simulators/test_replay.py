@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core import events as ev
+from rollout_sched.simulators.bounds import Demand
 from rollout_sched.simulators.closed_loop import ClosedLoop
 from rollout_sched.simulators.cost_model import CostModel
 from rollout_sched.simulators.replay import (
@@ -176,19 +177,19 @@ class TestBounds:
         # One sample of 9 tokens takes nine steps of a second; training takes 10 s a batch.
         scenario = make_scenario(train_s=10.0)
         samples = list(make_trace({"a": [9]}).samples())
-        assert run_bound(samples, 1, scenario) == pytest.approx(19.0)
-        assert run_bound(samples, 5, scenario) == pytest.approx(50.0)
+        assert run_bound(Demand.of_samples(samples), 1, scenario) == pytest.approx(19.0)
+        assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(50.0)
 
     def test_colocated_training_takes_turns(self) -> None:
         scenario = make_scenario(train_s=10.0, colocated=True)
         samples = list(make_trace({"a": [9]}).samples())
-        assert run_bound(samples, 5, scenario) == pytest.approx(59.0)
+        assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(59.0)
 
     def test_tools_go_on_while_colocated_trainers_train(self) -> None:
         scenario = make_scenario(train_s=10.0, colocated=True)
         sample = Sample("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
-        assert run_bound([sample], 5, scenario) == pytest.approx(105.0 + 10.0)
-        assert run_bound([sample], 20, scenario) == pytest.approx(5.0 + 200.0)
+        assert run_bound(Demand.of_samples([sample]), 5, scenario) == pytest.approx(105.0 + 10.0)
+        assert run_bound(Demand.of_samples([sample]), 20, scenario) == pytest.approx(5.0 + 200.0)
 
     def test_offered_bound_counts_short_batches(self) -> None:
         scenario = make_scenario(train_s=10.0, prompts_per_step=2, colocated=True)
