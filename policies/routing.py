@@ -61,7 +61,7 @@ class LeastRequests(msgspec.Struct, frozen=True):
     weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
-        return instance.in_flight
+        return len(instance.attempts)
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         return fleet.least()

@@ -14,7 +14,7 @@ from rollout_sched.simulators.kv_blocks import Chain, Table
 Reason = Literal["stop", "length", "abort"]
 
 
-class Work(msgspec.Struct):
+class Work(msgspec.Struct, gc=False):
     """One attempt as an instance receives it. All lengths in tokens.
 
     attempt         its unique number
@@ -42,7 +42,7 @@ class Work(msgspec.Struct):
     priority: int = 0
 
 
-class Ended(msgspec.Struct):
+class Ended(msgspec.Struct, gc=False):
     """An attempt is over.
 
     tokens  new tokens of this attempt

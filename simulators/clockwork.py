@@ -23,7 +23,8 @@ class Clockwork:
     def at(self, time: float, deed: Deed, argument: Any = None) -> None:
         """Do `deed(argument)` at `time`, or now if that has passed."""
         self._serial += 1
-        heappush(self._heap, (max(time, self.now), self._serial, deed, argument))
+        now = self.now
+        heappush(self._heap, (time if time > now else now, self._serial, deed, argument))
 
     def after(self, seconds: float, deed: Deed, argument: Any = None) -> None:
         self.at(self.now + seconds, deed, argument)

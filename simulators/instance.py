@@ -101,7 +101,7 @@ class StepRecord(NamedTuple):
     """attempt -> tokens found in the prefix cache, for those admitted in this step"""
 
 
-class _Jump(NamedTuple):
+class _Jump(msgspec.Struct, frozen=True, gc=False):
     """So many decode steps from the boundary `step`, which is at `at`, until `end`."""
 
     step: int
@@ -278,7 +278,8 @@ class Instance:
         decision on which it depends. Infinite if nothing will happen without a new input.
         Never before the last call or input: what is overdue is due now."""
         if self._foreseen is None:
-            self._foreseen = max(self._foresee(), self._now)
+            at, now = self._foresee(), self._now
+            self._foreseen = at if at > now else now
         return self._foreseen
 
     def advance(self, now: float) -> list[Ended | Paused]:
@@ -491,12 +492,12 @@ class Instance:
     # Steps
 
     def _jump(self, plan: _Jump, said: Saying) -> None:
-        step, at, steps, end = plan
-        self._kv.allocate(self._batch.demand(step, steps))
-        self._generated += steps * self._batch.count
-        self._busy_s += end - at
-        self._step = step + steps
-        self._at = end
+        batch, steps = self._batch, plan.steps
+        self._kv.allocate(batch.demand(plan.step, steps))
+        self._generated += steps * batch.count
+        self._busy_s += plan.end - plan.at
+        self._step = plan.step + steps
+        self._at = plan.end
         self._conclude(said)
 
     def _begin_step(self) -> None:

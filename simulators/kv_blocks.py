@@ -200,8 +200,11 @@ class KvBlocks:
             count -= size
             _unlink(run)
             chain = run.chain
-            chain.runs = tuple(other for other in chain.runs if other is not run)
-            if not chain.users and not chain.runs:
+            if len(chain.runs) > 1:
+                chain.runs = tuple([other for other in chain.runs if other is not run])
+                continue
+            chain.runs = ()
+            if not chain.users:
                 del self._chains[chain.key]
 
     def seal(self, table: Table, start: int, end: int) -> None:

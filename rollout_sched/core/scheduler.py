@@ -179,7 +179,7 @@ class Scheduler:
             self._launch()
         if not self.fleet.attempts and self.replay_buffer and not self.waiting:
             self._renew_budgets()
-        if self.fleet.open:
+        if self.waiting and self.fleet.open:
             self._dispatch()
 
     def _deliver(self) -> None:
