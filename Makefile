@@ -7,12 +7,18 @@ VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-vllm check format bench bench-live clean
+.PHONY: demo demo-vllm test test-vllm check format bench bench-live clean
 
+# First what the policies would do, then three of them at work in front of simulated servers.
 demo: $(VENV)/.ready
 	$(BIN)/rollout-sched replay lrm_math_open \
 	  --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
 	  --policy one_step_off --policy async_recompute --policy async_retain
+	$(BIN)/rollout-sched demo
+
+# Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
+demo-vllm: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m tests.vllm.demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q

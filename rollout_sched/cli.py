@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_serve(commands)
     fake_instance.add(commands)
+    _add_demo(commands)
 
     check = commands.add_parser("check", help="say whether a policy file is valid, and if not, why")
     check.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
@@ -121,6 +122,23 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=_serve)
 
 
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("demo", help="a rollout, live, with a trainer loop and a summary")
+    add = parser.add_argument
+    add("--policy", action="append", dest="policies", metavar="NAME_OR_TOML", help="repeatable")
+    add(
+        "--instance",
+        action="append",
+        dest="instances",
+        default=[],
+        metavar="URL",
+        help="a vLLM server; repeat for each. Without: two simulated ones",
+    )
+    add("--weights", default="", metavar="PATH", help="checkpoint to load, {version} in its path")
+    add("--speed", type=float, default=30.0, metavar="X", help="of the simulated instances")
+    parser.set_defaults(run=_demo)
+
+
 def _natural(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
@@ -180,6 +198,19 @@ def _replay(options: argparse.Namespace) -> None:
     for part in reports.tables(report):
         console.print(part)
     console.print(reports.footnote(report), highlight=False)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from rollout_sched import demo
+
+    demo.demo(
+        demo.Options(
+            policies=options.policies or demo.POLICIES,
+            instances=options.instances,
+            weights=options.weights,
+            speed=options.speed,
+        )
+    )
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -1,0 +1,261 @@
+"""`rollout-sched demo`: a rollout, live, from the trainer's first prompt to its last batch.
+
+A gateway in front of two instances, a trainer that takes batches and publishes weights, and in the
+end what the journal says about it. The instances are simulated servers that replay a recorded
+maths rollout in scaled time, and beside each live figure stands what the replay said beforehand;
+or they are the vLLM servers you name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rollout_sched import journal
+from rollout_sched.client import Prompt, Reload, RolloutScheduler
+from rollout_sched.config import load_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.metrics import Metrics, Summary
+from rollout_sched.simulators.replay import run_policy
+from rollout_sched.simulators.scenario import Scenario, load_scenario
+from rollout_sched.simulators.trace_model import Trace
+from rollout_sched.simulators.traces import read
+
+TRACE = "lrm_math_open"
+SCENARIO = "qwen7b-8xh100-disaggregated"
+POLICIES = ("round_robin_sync", "tail_batching", "async_recompute")
+INSTANCES = 2
+STEPS = 4
+PROMPTS_PER_STEP = 16
+START_S = 60.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `demo` is told.
+
+    policies   run one after the other
+    instances  URLs of vLLM servers; none: simulated ones
+    weights    with `instances`: the checkpoint each training step loads, `{version}` in its path
+    speed      simulated seconds in a second
+    """
+
+    policies: Sequence[str] = POLICIES
+    instances: Sequence[str] = ()
+    weights: str = ""
+    speed: float = 30.0
+
+
+class Result(msgspec.Struct):
+    """One policy's run; seconds are simulated ones where the instances are."""
+
+    policy: str
+    live: Summary
+    predicted_s: float | None
+    events: int
+
+
+def demo(options: Options) -> None:
+    """Run it and print the table. Raises CallerError if it cannot be run."""
+    if options.instances and not options.weights:
+        raise CallerError("--weights is missing: the checkpoint to load after each training step")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 110))
+    results = [_run(policy, options, console) for policy in options.policies]
+    console.print(_table(results, simulated=not options.instances))
+
+
+def _run(policy: str, options: Options, console: Console) -> Result:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.instances:
+            urls, speed, world = list(options.instances), 1.0, None
+            prompts = _made_up_prompts()
+            weights = Reload(options.weights)
+        else:
+            world = _world()
+            urls = [stack.enter_context(_fake(options.speed, seed)) for seed in range(INSTANCES)]
+            speed = options.speed
+            prompts = _recorded_prompts(read(TRACE), world)
+            for version in range(1, STEPS + 1):
+                (folder / str(version)).mkdir()
+            weights = Reload(f"{folder}/{{version}}", visible_here=False)
+        record = folder / "journal.jsonl"
+        with _gateway(policy, urls, record) as url:
+            asyncio.run(_train(url, policy, prompts, weights, world, speed, console))
+        return _result(policy, record, world, speed)
+
+
+def _world() -> Scenario:
+    change = msgspec.structs.replace
+    base = load_scenario(SCENARIO)
+    return change(
+        base,
+        fleet=change(base.fleet, instances=INSTANCES),
+        job=change(base.job, prompts_per_step=PROMPTS_PER_STEP),
+    )
+
+
+async def _train(
+    url: str,
+    policy: str,
+    prompts: list[Prompt],
+    weights: Reload,
+    world: Scenario | None,
+    speed: float,
+    console: Console,
+) -> None:
+    """The trainer: batches in, a training step's time, new weights out."""
+    with _progress(console) as bar:
+        task = bar.add_task(policy, total=len(prompts))
+        async with RolloutScheduler.connect(url) as rollouts:
+            await rollouts.submit(prompts)
+            await rollouts.close_submissions()
+            async for batch in rollouts.batches():
+                if batch.failed:
+                    raise CallerError(f"groups failed: {batch.failed}")
+                bar.advance(task, len(batch.groups()))
+                if world is not None:
+                    tokens = sum(len(s.prompt_ids) + len(s.response_ids) for s in batch.samples)
+                    await asyncio.sleep(world.trainer.step_s(tokens) / speed)
+                if not bar.finished:
+                    await rollouts.publish_weights(batch.version + 1, weights)
+
+
+def _recorded_prompts(trace: Trace, world: Scenario) -> list[Prompt]:
+    """As long as they were recorded, and asking for responses as long as those were."""
+    prompts = []
+    for number, samples in enumerate(list(trace.groups.values())[: STEPS * PROMPTS_PER_STEP]):
+        lengths = [sample.response_tokens for sample in samples]
+        prompts.append(
+            Prompt(
+                uid=samples[0].group,
+                prompt_ids=[number + 1] * samples[0].prompt_tokens,
+                samples=len(samples),
+                max_tokens=trace.max_response_tokens or max(lengths),
+                each=[{"extra_args": {"fake_response_tokens": length}} for length in lengths],
+            )
+        )
+    return prompts
+
+
+def _made_up_prompts() -> list[Prompt]:
+    """For a real model, of which nothing is known: a few ids end a response, so lengths vary."""
+    sampling = {"temperature": 1.0, "logprobs": 0, "stop_token_ids": list(range(300, 312))}
+    return [
+        Prompt(
+            uid=f"prompt-{number}",
+            prompt_ids=[300 + (number * 7 + place) % 200 for place in range(32)],
+            samples=4,
+            max_tokens=400,
+            sampling=sampling,
+        )
+        for number in range(STEPS * PROMPTS_PER_STEP)
+    ]
+
+
+def _result(policy: str, record: Path, world: Scenario | None, speed: float) -> Result:
+    """What the journal says, told once more to a scheduler of the same policy."""
+    header, entries = journal.read(record)
+    loaded = load_policy(policy)
+    scheduler = loaded.scheduler(header.prompts_per_step, version=header.version, seed=header.seed)
+    metrics = Metrics(reference_batch=PROMPTS_PER_STEP * 5 / INSTANCES)
+    last, events = 0.0, 0
+    for entry, actions in journal.replay(scheduler, entries):
+        metrics.observe(entry.now * speed, entry.event, actions)
+        last = entry.now
+        events += 1
+    predicted = None
+    if world is not None:
+        predicted = run_policy(loaded, read(TRACE), world, steps=STEPS).summary.total_s
+    return Result(policy, metrics.summary(last * speed), predicted, events)
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def _fake(speed: float, seed: int) -> AbstractContextManager[str]:
+    arguments = ["fake-instance", "--port", "0", "--scenario", SCENARIO, "--speed", str(speed)]
+    return _serving([*arguments, "--seed", str(seed)], "ready on ")
+
+
+def _gateway(policy: str, urls: list[str], record: Path) -> AbstractContextManager[str]:
+    arguments = ["serve", "--policy", policy, "--port", "0", "--journal", str(record)]
+    arguments += ["--prompts-per-step", str(PROMPTS_PER_STEP)]
+    for url in urls:
+        arguments += ["--instance", url]
+    return _serving(arguments, "listening on ")
+
+
+@contextmanager
+def _serving(arguments: list[str], says: str) -> Iterator[str]:
+    """A command of ours that serves, and the URL it says it serves at."""
+    command = [sys.executable, "-m", "rollout_sched", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield _url(process, says)
+    finally:
+        process.terminate()
+        process.communicate(timeout=START_S)
+
+
+def _url(process: subprocess.Popen[str], says: str) -> str:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        line = process.stdout.readline()
+        if says in line:
+            return line.partition(says)[2].split()[0]
+        if not line:
+            break
+    raise CallerError(f"{' '.join(map(str, process.args))} did not come up")  # type: ignore[arg-type]
+
+
+# -- what is shown -----------------------------------------------------------------------------
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:18}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} prompts trained"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _table(results: list[Result], *, simulated: bool) -> Table:
+    unit = "simulated seconds" if simulated else "seconds"
+    table = Table(title=f"Live, through the gateway ({unit})")
+    table.add_column("policy")
+    for column in ("total", "replay said", "t90", "idle", "vacant", "staleness", "samples"):
+        table.add_column(column, justify="right")
+    for result in results:
+        live = result.live
+        said = "" if result.predicted_s is None else f"{result.predicted_s:,.0f}"
+        table.add_row(
+            result.policy,
+            f"{live.total_s:,.1f}",
+            said,
+            f"{live.t90_s:,.1f}",
+            f"{live.idle_bubble:.0%}",
+            f"{live.occupancy_bubble:.0%}",
+            f"{live.staleness_mean:.2f} (max {live.staleness_max})",
+            f"{live.samples_delivered}",
+        )
+    table.caption = (
+        "total: from the first event to the last; t90: of a step's samples; idle and vacant: share "
+        "of the fleet's time with nothing to do, and of a batch's places; staleness in versions"
+    )
+    return table
