@@ -122,6 +122,8 @@ class Pool:
         whole = _Whole(asyncio.get_running_loop().create_future(), self._max_answer)
         exchange = self.send(method, target, headers, body, whole)
         try:
+            if timeout_s is None:  # a timeout that never comes would cost as much as the parsing
+                return await whole.future
             async with asyncio.timeout(timeout_s):
                 return await whole.future
         finally:
@@ -260,21 +262,25 @@ class _Whole:
         self._max_body = max_body
         self._status = 0
         self._headers: Headers = []
-        self._body = bytearray()
+        self._parts: list[bytes] = []  # most answers are one, and joining one copies nothing
+        self._size = 0
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
         self._headers = headers
 
     def on_data(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > self._max_body and not self.future.done():
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self._max_body and not self.future.done():
+            self._parts.clear()
             text = f"the answer is longer than {self._max_body} bytes"
             self.future.set_exception(AnswerBroken(text))
 
     def on_end(self) -> None:
         if not self.future.done():
-            self.future.set_result(Response(self._status, self._headers, bytes(self._body)))
+            body = b"".join(self._parts)
+            self.future.set_result(Response(self._status, self._headers, body))
 
     def on_error(self, error: Exception) -> None:
         if not self.future.done():
