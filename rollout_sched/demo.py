@@ -202,24 +202,26 @@ def _gateway(policy: str, urls: list[str], record: Path) -> AbstractContextManag
 def _serving(arguments: list[str], says: str) -> Iterator[str]:
     """A command of ours that serves, and the URL it says it serves at."""
     command = [sys.executable, "-m", "rollout_sched", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield _url(process, says)
-    finally:
-        process.terminate()
-        process.communicate(timeout=START_S)
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            yield _url(process, Path(said.name), says)
+        finally:
+            process.terminate()
+            process.wait(START_S)
+            for line in Path(said.name).read_text().splitlines():
+                if "lost" in line or "WARNING" in line or "Error" in line:
+                    print(line, file=sys.stderr)
 
 
-def _url(process: subprocess.Popen[str], says: str) -> str:
-    assert process.stdout is not None
+def _url(process: subprocess.Popen[bytes], said: Path, says: str) -> str:
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        line = process.stdout.readline()
-        if says in line:
-            return line.partition(says)[2].split()[0]
-        if not line:
-            break
-    raise CallerError(f"{' '.join(map(str, process.args))} did not come up")  # type: ignore[arg-type]
+    while time.monotonic() < deadline and process.poll() is None:
+        for line in said.read_text().splitlines():
+            if says in line:
+                return line.partition(says)[2].split()[0]
+        time.sleep(0.05)
+    raise CallerError(f"{process.args!r} did not come up:\n{said.read_text()[-2000:]}")
 
 
 # -- what is shown -----------------------------------------------------------------------------
