@@ -128,6 +128,7 @@ class Driver:
         self._run_id = secrets.token_hex(4)
         self._inbox: deque[Event] = deque()
         self._handling = False
+        self._answers: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._requests = 0
         self._running: dict[int, Running] = {}
         self._payloads: dict[str, Payload] = {}
@@ -169,6 +170,13 @@ class Driver:
                 self._handle(self._inbox.popleft())
         finally:
             self._handling = False
+        # Whoever is answered may ask again at once, which must not happen within an event.
+        while self._answers:
+            answer, arguments = self._answers.popleft()
+            try:
+                answer(*arguments)
+            except Exception:
+                log.exception("an answer could not be handed over")
 
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
@@ -195,11 +203,11 @@ class Driver:
         log.critical("the scheduler cannot go on", exc_info=error)
         self.broken = error
         for payload in self._payloads.values():
-            self._loop.call_soon(payload.fail, "failed", error)
+            self._answers.append((payload.fail, ("failed", error)))
         self._payloads.clear()
         if self.on_group_failed is not None:
             for group in self._factories:
-                self._loop.call_soon(self.on_group_failed, group, error)
+                self._answers.append((self.on_group_failed, (group, error)))
 
     def _check_sound(self) -> None:
         if self.broken is not None:
@@ -480,13 +488,12 @@ class Driver:
             self._factories.pop(sample.group, None)
             self._errors.pop(sample.request, None)
         if self.on_deliver is not None:
-            self._loop.call_soon(self.on_deliver, action, payloads)
+            self._answers.append((self.on_deliver, (action, payloads)))
 
     def _answer(self, action: Answer) -> None:
         request = action.sample.request
         self._errors.pop(request, None)
-        # Whoever is answered may ask again at once, which must not happen within an event.
-        self._loop.call_soon(self._payloads.pop(request).answer, action.sample)
+        self._answers.append((self._payloads.pop(request).answer, (action.sample,)))
 
     def _discard(self, action: Discard) -> None:
         payload = self._payloads.get(action.request)
@@ -498,11 +505,11 @@ class Driver:
         error = self._errors.pop(action.request, None)
         group = action.request.rpartition("/")[0]
         if payload is not None and action.reason in ("failed", "withdrawn"):
-            self._loop.call_soon(payload.fail, action.reason, error)
+            self._answers.append((payload.fail, (action.reason, error)))
         if action.reason == "failed" and self._factories.pop(group, None) is not None:
             log.error("group %s failed: %s", group, error)
             if self.on_group_failed is not None:
-                self._loop.call_soon(self.on_group_failed, group, error)
+                self._answers.append((self.on_group_failed, (group, error)))
 
     def _wake(self, action: Wake) -> None:
         self._loop.call_at(self._origin + action.at, self.tell, Woke())
