@@ -1,0 +1,69 @@
+"""Samples: the core's counts and the payload's tokens, joined under the ecosystem's names."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.core import model
+from rollout_sched.live.payloads import Piece, TokenPayload
+from rollout_sched.live.samples import Batch, Prompt, Span, sample_of
+
+PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
+
+
+def counted(*segments: model.Segment, finish: str = "stop") -> model.Sample:
+    tokens = sum(segment.tokens for segment in segments)
+    return model.Sample("a/0", "a", 0, 3, tokens, segments, 1, finish)
+
+
+def test_every_token_has_its_version() -> None:
+    payload = TokenPayload(PROMPT.prompt_ids, PROMPT.sampling)
+    payload.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.keep(7, 1, Piece([8], [-3.0]))
+    sample = sample_of(
+        counted(model.Segment(3, 2, "i0"), model.Segment(4, 1, "i1")), payload, PROMPT
+    )
+    assert sample.response_ids == [5, 6, 8]
+    assert sample.versions == [3, 3, 4]
+    assert sample.rollout_log_probs == [-1.0, -2.0, -3.0]
+    assert sample.segments == [Span(3, "i0", 0, 2), Span(4, "i1", 2, 3)]
+    assert (sample.oldest_version, sample.newest_version) == (3, 4)
+    assert (sample.num_interruptions, sample.staleness) == (1, 1)
+    assert sample.extra == {"answer": 4}
+    assert msgspec.json.decode(msgspec.json.encode(sample), type=type(sample)) == sample
+
+
+@pytest.mark.parametrize(("finish", "status"), [("stop", "COMPLETED"), ("length", "TRUNCATED")])
+def test_status(finish: str, status: str) -> None:
+    payload = TokenPayload([1], {})
+    payload.keep(1, 1, Piece([5], None))
+    sample = sample_of(counted(model.Segment(0, 1, "i0"), finish=finish), payload, PROMPT)
+    assert (sample.finish_reason, sample.status) == (finish, status)
+    assert sample.rollout_log_probs is None
+
+
+def test_an_empty_response_has_no_version() -> None:
+    sample = sample_of(counted(), TokenPayload([1], {}), PROMPT)
+    assert (sample.versions, sample.oldest_version, sample.newest_version) == ([], None, None)
+
+
+def test_groups_of_a_batch() -> None:
+    payload = TokenPayload([1], {})
+    samples = [sample_of(counted(), payload, PROMPT) for _ in range(2)]
+    assert Batch(0, 0, samples).groups() == {"a": samples}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uid": "a", "prompt_ids": [], "samples": 1, "max_tokens": 1},
+        {"uid": "a", "prompt_ids": [1], "samples": 0, "max_tokens": 1},
+        {"uid": "a", "prompt_ids": [1], "samples": 1, "max_tokens": 0},
+        {"uid": "a", "prompt_ids": ["b"], "samples": 1, "max_tokens": 1},
+        {"uid": "a", "prompt_ids": [1], "samples": 1, "max_tokens": 1, "tokens": 1},
+    ],
+)
+def test_a_wrong_prompt_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(wrong, Prompt)
