@@ -174,7 +174,7 @@ def start_instance(number: int, scenario: str, speed: float, processes: Processe
     port = free_port()
     command = [
         *(script("rollout-sched"), "fake-instance", "--scenario", scenario),
-        *("--speed", str(speed), "--port", str(port)),
+        *("--speed", str(speed), "--port", str(port), "--model", MODEL),
     ]
     ready = Request(url(port, "/health"))
     processes.start_server(f"instance-{number}", command, None, ready, patience_s=30)
