@@ -6,15 +6,20 @@ was started as the leader of a session of its own, and counts as all processes o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CORES = os.cpu_count() or 1
+
+#: Above this share of the machine in any second, the figures say more about it than about the arms.
+SATURATED = 0.85
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,55 @@ class Instant:
 def instant(sessions: Iterable[int] = ()) -> Instant:
     """Now. Ours are this process and the given sessions."""
     return Instant(time.monotonic(), busy_s(), time.process_time() + usage(sessions).cpu_s)
+
+
+@dataclass
+class Load:
+    """How busy the machine was over a while, in shares of it, 0 to 1.
+
+    busiest: in the busiest second; busy: on the whole; foreign: by others, on the whole.
+    """
+
+    busy: float = 0.0
+    busiest: float = 0.0
+    foreign: float = 0.0
+
+
+@asynccontextmanager
+async def watched(sessions: Sequence[int]) -> AsyncIterator[Load]:
+    """Watch the machine while the block runs; what it yields is filled in at the end.
+
+    Ours are this process and the given sessions.
+    """
+    load = Load()
+    before = instant(sessions)
+    watch = asyncio.create_task(_keep_busiest_second(load))
+    try:
+        yield load
+    finally:
+        watch.cancel()
+        after = instant(sessions)
+        load.busy = before.busy_share(after)
+        load.busiest = max(load.busiest, load.busy)
+        load.foreign = before.foreign_share(after)
+
+
+async def _keep_busiest_second(load: Load) -> None:
+    """Until this is cancelled."""
+    while True:
+        before = instant()
+        await asyncio.sleep(1.0)
+        load.busiest = max(load.busiest, before.busy_share(instant()))
+
+
+def verdict(measured: Sequence[tuple[float, float]]) -> str:
+    """A line on the shares (busiest second, foreign) of all measurements: may they be believed?"""
+    busiest = max(busy for busy, _ in measured)
+    return (
+        f"the machine was at most {busiest:.0%} busy in any second, others took at most "
+        f"{max(foreign for _, foreign in measured):.0%} of it: "
+        + ("TOO BUSY, take a lower --speed" if busiest > SATURATED else "it was no bottleneck")
+    )
 
 
 class Patience:

@@ -58,7 +58,7 @@ def asks(
     return [
         _ask(sample, prompt, model, cap, nonce)
         for members in groups
-        for prompt in [_prompt(f"{nonce}/{members[0].group}", members[0].prompt_tokens, as_text)]
+        for prompt in [prompt_of(f"{nonce}/{members[0].group}", members[0].prompt_tokens, as_text)]
         for sample in members
     ]
 
@@ -76,7 +76,14 @@ def _ask(sample: Sample, prompt: object, model: str, cap: int, nonce: str) -> As
     return Ask(group, f"{group}/{sample.sample}", msgspec.json.encode(body), sample.response_tokens)
 
 
-def _prompt(name: str, tokens: int, as_text: bool) -> list[int] | str:
+def prompt_of(name: str, tokens: int, as_text: bool) -> list[int] | str:
+    """The prompt of this name, always the same one."""
+    return (
+        " ".join(f"w{token}" for token in ids_of(name, tokens)) if as_text else ids_of(name, tokens)
+    )
+
+
+def ids_of(name: str, tokens: int) -> list[int]:
+    """So many token ids, drawn by name."""
     dice = random.Random(name)
-    ids = list(islice(iter(lambda: dice.randrange(VOCABULARY), -1), tokens))
-    return " ".join(f"w{token}" for token in ids) if as_text else ids
+    return list(islice(iter(lambda: dice.randrange(VOCABULARY), -1), tokens))

@@ -15,12 +15,10 @@ length than the trace says, or if ours or vllm-router is not there.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import Request
 
 import msgspec
 import uvloop
@@ -29,9 +27,10 @@ from benchmarks.live import arms, machine
 from benchmarks.live.arms import Arm, Running
 from benchmarks.live.closed_client import send_all
 from benchmarks.live.figures import names
-from benchmarks.live.processes import Processes, StartError, free_port, script, url
+from benchmarks.live.processes import Processes, StartError, url
 from benchmarks.live.rollout_batch import asks, groups_of
 from benchmarks.live.rollout_figures import BatchTime, Replayed, table
+from benchmarks.live.simulated_fleet import MODEL, start_fleet
 from rollout_sched.config import load_policy
 from rollout_sched.simulators.replay import run_policy
 from rollout_sched.simulators.scenario import Job, Scenario, load_scenario
@@ -39,13 +38,9 @@ from rollout_sched.simulators.trace_model import Trace
 from rollout_sched.simulators.traces import read
 
 HERE = Path(__file__).parent
-MODEL = "fake"
 
 #: Prompts go as text to these, which refuse token ids.
 TEXT_ONLY = ("sglang-router",)
-
-#: Above this share of the machine in any second, the figures say more about it than about the arms.
-SATURATED = 0.85
 
 ARMS: dict[str, Arm] = {
     arm.name: arm
@@ -100,21 +95,17 @@ class Bench:
             as_text=running.arm.name in TEXT_ONLY,
         )
         router = machine.usage(running.sessions)
-        before = machine.instant(self.processes.sessions)
-        watch = asyncio.create_task(_busiest_second())
-        finished = await send_all(batch, [url(port) for port in running.ports])
-        watch.cancel()
-        after = machine.instant(self.processes.sessions)
-        busy = before.busy_share(after)
+        async with machine.watched(self.processes.sessions) as load:
+            finished = await send_all(batch, [url(port) for port in running.ports])
         return BatchTime(
             arm=running.arm.name,
             repetition=repetition,
             completion_s=finished.after(1.0) * self.speed,
             t90_s=finished.after(0.9) * self.speed,
             failures=list(finished.failures),
-            busy=busy,
-            busiest=max(busy, await watch),
-            foreign=before.foreign_share(after),
+            busy=load.busy,
+            busiest=load.busiest,
+            foreign=load.foreign,
             router_cpu_s=machine.usage(running.sessions).cpu_s - router.cpu_s,
         )
 
@@ -129,18 +120,6 @@ class Bench:
         return run_policy(load_policy(policy), batch, scenario).steps[0].rollout_s
 
 
-async def _busiest_second() -> float:
-    """The largest share of the machine in use in any second until this is cancelled."""
-    most = 0.0
-    try:
-        while True:
-            before = machine.instant()
-            await asyncio.sleep(1.0)
-            most = max(most, before.busy_share(machine.instant()))
-    except asyncio.CancelledError:
-        return most
-
-
 def run(options: argparse.Namespace) -> tuple[list[BatchTime], Replayed]:
     """Start everything, send every batch through every arm, stop everything; then replay."""
     with Processes() as processes:
@@ -152,11 +131,7 @@ def run(options: argparse.Namespace) -> tuple[list[BatchTime], Replayed]:
             options.samples,
             options.speed,
         )
-        count = bench.scenario.fleet.instances
-        instances = [
-            start_instance(number, options.scenario, options.speed, processes)
-            for number in range(count)
-        ]
+        instances = start_fleet(bench.scenario, options.scenario, options.speed, processes)
         chosen = [ARMS[name] for name in options.arms]
         running = arms.start(chosen, instances, processes, None, MODEL)
         told = uvloop.run(measure_all(bench, running, options.repetitions))
@@ -167,18 +142,6 @@ def run(options: argparse.Namespace) -> tuple[list[BatchTime], Replayed]:
         for one in running
         if one.arm.name in TWINS
     }
-
-
-def start_instance(number: int, scenario: str, speed: float, processes: Processes) -> int:
-    """Start a simulated instance; the port it answers on."""
-    port = free_port()
-    command = [
-        *(script("rollout-sched"), "fake-instance", "--scenario", scenario),
-        *("--speed", str(speed), "--port", str(port), "--model", MODEL),
-    ]
-    ready = Request(url(port, "/health"))
-    processes.start_server(f"instance-{number}", command, None, ready, patience_s=30)
-    return port
 
 
 async def measure_all(
@@ -207,12 +170,7 @@ def report(told: Sequence[BatchTime], replayed: Replayed, options: argparse.Name
         f"median (least-most) of {options.repetitions} batches, ratios to {arms.REFERENCE}"
     )
     print("\n".join(table(told, replayed)))
-    busiest = max(one.busiest for one in told)
-    print(
-        f"the machine was at most {busiest:.0%} busy in any second, others took at most "
-        f"{max(one.foreign for one in told):.0%} of it: "
-        + ("TOO BUSY, take a lower --speed" if busiest > SATURATED else "it was no bottleneck")
-    )
+    print(machine.verdict([(one.busiest, one.foreign) for one in told]))
     remarks = [f"FAILED {failure}" for one in told for failure in one.failures]
     needed = {*OURS, arms.REFERENCE} - {one.arm for one in told}
     remarks += [f"NOT MEASURED {arm}" for arm in options.arms if arm in needed]

@@ -1,0 +1,29 @@
+"""Simulated instances of a scenario, each a server in a process of its own."""
+
+from __future__ import annotations
+
+from urllib.request import Request
+
+from benchmarks.live.processes import Processes, free_port, script, url
+from rollout_sched.simulators.scenario import Scenario
+
+MODEL = "fake"
+
+
+def start_fleet(scenario: Scenario, file: str, speed: float, processes: Processes) -> list[int]:
+    """As many as the scenario has, `speed` times faster than real; their ports.
+
+    `file`: what `scenario` was read from. Raises StartError.
+    """
+    return [_start(number, file, speed, processes) for number in range(scenario.fleet.instances)]
+
+
+def _start(number: int, file: str, speed: float, processes: Processes) -> int:
+    port = free_port()
+    command = [
+        *(script("rollout-sched"), "fake-instance", "--scenario", file),
+        *("--speed", str(speed), "--port", str(port), "--model", MODEL),
+    ]
+    ready = Request(url(port, "/health"))
+    processes.start_server(f"instance-{number}", command, None, ready, patience_s=30)
+    return port
