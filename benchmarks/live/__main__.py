@@ -15,8 +15,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.live", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter, to see it work")
     arguments = ["--quick"] if parser.parse_args().quick else []
-    benches = (router_overhead, rollout_time, rollout_steps)
-    return max(bench.main(arguments) for bench in benches)
+    return max(
+        router_overhead.main(arguments),
+        rollout_time.main(arguments),
+        rollout_steps.main(arguments),
+    )
 
 
 if __name__ == "__main__":
