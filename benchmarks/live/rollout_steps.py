@@ -29,7 +29,7 @@ import uvloop
 from benchmarks.live import arms, machine
 from benchmarks.live.arms import REFERENCE, Running
 from benchmarks.live.figures import names
-from benchmarks.live.machine import Load
+from benchmarks.live.machine import Load, Patience
 from benchmarks.live.processes import Processes, StartError, free_port, script, stop, url
 from benchmarks.live.simulated_fleet import MODEL, start_fleet
 from benchmarks.live.steps_figures import (
@@ -50,6 +50,9 @@ from rollout_sched.simulators.scenario import load_scenario
 from rollout_sched.simulators.traces import read
 
 HERE = Path(__file__).parent
+
+#: A measurement begins once others use less of the machine than this, or patience ends.
+QUIET = 0.12
 
 POLICIES = ("round_robin_sync", "dplb", "tail_batching", "partial_rollout", "async_recompute")
 
@@ -188,10 +191,12 @@ def run(options: argparse.Namespace) -> tuple[list[LiveRun], list[ReplayedRun]]:
         wanted = [arms.vllm_router()] if REFERENCE in options.arms else []
         routers = arms.start(wanted, instances, processes, None, MODEL)
         bench = Bench(processes, instances, routers[0] if routers else None)
+        patience = Patience(options.patience)
         chosen = [arm for arm in options.arms if arm != REFERENCE or routers]
         for number, job in enumerate(jobs):
             first = number % len(chosen)
             for arm in [*chosen[first:], *chosen[:first]]:
+                patience.wait_until_quiet(processes.sessions, QUIET, most_s=20)
                 found = bench.measure(arm, job, number)
                 live.append(found)
                 print(progress(found), flush=True)
@@ -206,7 +211,8 @@ def run(options: argparse.Namespace) -> tuple[list[LiveRun], list[ReplayedRun]]:
 def progress(found: LiveRun) -> str:
     return (
         f"job {found.repetition + 1}: {found.arm}, {found.total_s:.0f} s in {len(found.steps_s)} "
-        f"steps, machine {found.busy:.0%} busy, at most {found.busiest:.0%}"
+        f"steps, machine {found.busy:.0%} busy, at most {found.busiest:.0%}, "
+        f"others {found.foreign:.0%}"
     )
 
 
@@ -244,12 +250,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scenario", default=str(HERE / "few_slots.toml"))
     parser.add_argument("--speed", type=float, help="default: 64, or 80 with --quick")
     parser.add_argument("--repetitions", type=int, help="default: 3, or 1 with --quick")
-    parser.add_argument("--quick", action="store_true", help="one job, short steps")
+    parser.add_argument(
+        "--patience", type=float, help="seconds for others to be quiet, in all; default: 60, or 0"
+    )
+    parser.add_argument("--quick", action="store_true", help="one job, short steps, no patience")
     parser.add_argument("--json", type=Path, default=Path("out/rollout_steps.json"))
     options = parser.parse_args(arguments)
     options.steps = options.steps or (3 if options.quick else 5)
     options.prompts = options.prompts or (16 if options.quick else 32)
     options.speed = options.speed or (80.0 if options.quick else 64.0)
+    if options.patience is None:
+        options.patience = 0.0 if options.quick else 60.0
     options.repetitions = options.repetitions or (1 if options.quick else 3)
     return options
 
