@@ -59,9 +59,10 @@ async def train_in_lock_step(
 ) -> Trained:
     """Send a step's requests to the routers, wait for all, train, load the weights, go on."""
     trained, last = Trained(), 0.0
-    watch = Stopwatch(job.speed)
     groups = list(job.trace.groups.values())
-    for number, step in enumerate(job.steps(nonce, MODEL)):
+    steps = list(job.steps(nonce, MODEL))
+    watch = Stopwatch(job.speed)
+    for number, step in enumerate(steps):
         if number:
             trained.failures += await load_weights(instances)
         finished = await send_all(step, [url(port) for port in routers])
