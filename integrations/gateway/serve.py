@@ -27,6 +27,7 @@ from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.settings import DEFAULTS, Settings
 
 Say = Callable[[str], None]
 
@@ -101,7 +102,13 @@ def _spare_the_collector() -> None:
 class Service:
     """A gateway with its port. Make it inside a running event loop. Raises CallerError."""
 
-    def __init__(self, options: Options, say: Say, make_client: MakeClient | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        say: Say,
+        make_client: MakeClient | None = None,
+        settings: Settings = DEFAULTS,
+    ) -> None:
         self.options = options
         self._say = say
         policy = load_policy(options.policy)
@@ -117,6 +124,7 @@ class Service:
             seed=options.seed,
             stream_every=options.stream_every,
             journal=options.journal,
+            settings=settings,
         )
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         self.front = Front(self.live.driver, limits=limits, keys=keys)

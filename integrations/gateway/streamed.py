@@ -129,6 +129,9 @@ class Streamed:
             self._pass(data)
 
     def _one(self, stream: Stream, event: bytes, *, resumed: bool) -> None:
+        if stream.finish and _FINISH.search(event) is not None:
+            # The client has what came before, so nothing can be made good.
+            raise RequestRejected("the stream said more after its end", 502)
         if stream.finish or event.startswith(DONE):
             stream.finish = stream.finish or "stop"  # not every server says why it ends
             stream.held.append(event)
@@ -248,6 +251,8 @@ class Receiver:
             return
         try:
             self._owner.receive(self._stream, data, resumed=self._resumed)
+        except RequestRejected as error:
+            self.on_error(error)
         except (InstanceError, msgspec.DecodeError) as error:
             self.on_error(InstanceError(f"not a stream of events: {error}"))
 

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 from collections.abc import Callable
 from typing import Protocol
@@ -23,6 +24,8 @@ from rollout_sched.integrations.http.heads import (
     has_body,
     read_response,
 )
+
+log = logging.getLogger(__name__)
 
 #: Longest head of an answer, in bytes.
 MAX_HEAD = 64 * 1024
@@ -306,6 +309,7 @@ class Connection(asyncio.Protocol):
         """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
         if not self._transport.is_closing():
             self._home.unasked += 1
+            log.warning("%s sent something that nobody had asked for", self._home.url)
             self._transport.abort()
 
     def _closed(self, exc: Exception | None) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from rollout_sched.core.events import Spans
-from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, OnTokens, Order, Output
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -49,12 +49,12 @@ def version_of(label: object) -> int | None:
 def spans_of(versions: list[VersionSpan], tokens: int) -> Spans:
     """(version, tokens) of an answer of `tokens` tokens; empty if any label is no version.
 
-    Raises InstanceError if the spans do not cover the tokens one after the other.
+    Raises AnswerUntrue if the spans do not cover the tokens one after the other.
     """
     bounds = [0, *(span.end for span in versions)]
     starts = [span.start for span in versions]
     if starts != bounds[:-1] or bounds[-1] != tokens or any(a >= b for a, b in pairwise(bounds)):
-        raise InstanceError(f"weight_versions {versions} do not cover its {tokens} tokens")
+        raise AnswerUntrue(f"weight_versions {versions} do not cover its {tokens} tokens")
     spans: list[tuple[int, int]] = []
     for span in versions:
         version = version_of(span.version)
@@ -68,7 +68,8 @@ def spans_of(versions: list[VersionSpan], tokens: int) -> Spans:
 
 
 class Assembly:
-    """Joins the pieces of one answer and hands streamed tokens on. Every fault: InstanceError."""
+    """Joins the pieces of one answer and hands streamed tokens on. Every fault is an InstanceError, and
+    an AnswerUntrue if what has come so far cannot be believed either."""
 
     def __init__(self, order: Order, on_tokens: OnTokens | None = None) -> None:
         self._limit = order.max_new_tokens
@@ -82,15 +83,15 @@ class Assembly:
     def add(self, piece: Piece) -> None:
         tokens = len(piece.token_ids)
         if self._finish is not None and (tokens or piece.finish is not None):
-            raise InstanceError("it sent more after the end of an answer")
+            raise AnswerUntrue("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:
-            raise InstanceError(f"it sent more than the {self._limit} tokens it may make")
+            raise AnswerUntrue(f"it sent more than the {self._limit} tokens it may make")
         logprobs = piece.logprobs if piece.logprobs is not None else []
         if self._wants_logprobs and len(logprobs) != tokens:
-            raise InstanceError(f"it sent {len(logprobs)} log-probs with {tokens} tokens")
+            raise AnswerUntrue(f"it sent {len(logprobs)} log-probs with {tokens} tokens")
         if piece.finish is not None:
             if piece.finish not in FINISH:
-                raise InstanceError(f"it ended with finish_reason {piece.finish[:80]!r}")
+                raise AnswerUntrue(f"it ended with finish_reason {piece.finish[:80]!r}")
             self._finish = FINISH[piece.finish]
             self._versions = piece.versions
         self._token_ids += piece.token_ids

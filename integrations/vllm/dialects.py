@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from rollout_sched.integrations.vllm.answers import Piece, VersionSpan
-from rollout_sched.live.ports import InstanceError, Order, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, Order, RequestRejected
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
@@ -38,7 +38,7 @@ class Dialect(Protocol):
         """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
 
     def read(self, data: bytes) -> Piece:
-        """A whole answer or one chunk of a stream. Raises InstanceError if it is neither."""
+        """A whole answer or one chunk of a stream. Raises AnswerUntrue if it is neither."""
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -100,7 +100,7 @@ class Generate:
             logprobs = [entry.logprob for entry in content]
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
-                raise InstanceError("its log-probs name other tokens than its answer")
+                raise AnswerUntrue("its log-probs name other tokens than its answer")
         return Piece(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
 
 
@@ -183,7 +183,7 @@ class Completions:
         if choice is None:
             return Piece([])
         if choice.token_ids is None:
-            raise InstanceError("it does not answer with token ids; vLLM 0.10.2 is the first to")
+            raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         return Piece(choice.token_ids, logprobs, choice.finish_reason)
 
@@ -198,11 +198,11 @@ def _decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InstanceError(f"its answer is not understood ({error}): {data[:200]!r}") from error
+        raise AnswerUntrue(f"its answer is not understood ({error}): {data[:200]!r}") from error
 
 
 def _only(choices: list[_T]) -> _T | None:
     """The one choice of an answer; None in the chunk that only tells the usage."""
     if len(choices) > 1:
-        raise InstanceError(f"it answered with {len(choices)} choices where one was asked for")
+        raise AnswerUntrue(f"it answered with {len(choices)} choices where one was asked for")
     return choices[0] if choices else None

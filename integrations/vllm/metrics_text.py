@@ -58,6 +58,7 @@ def gauges(text: bytes) -> Gauges:
         prefill_tokens=int(total(text, prompt, b'"local_compute"')),
         cached_tokens=int(total(text, prompt, b'"local_cache_hit"')),
         generated_tokens=int(total(text, "vllm:generation_tokens_total")),
+        started_at=started_at(text),
     )
 
 

@@ -85,9 +85,9 @@ class Answer(_Action, frozen=True):
 class Discard(_Action, frozen=True):
     """Throw away the `tokens` a request has made. `ends`: the request itself is over.
 
-    `attempt`: only what that attempt made, which came too late; 0: everything kept so far.
+    `attempt`: only what that attempt made; 0: everything kept so far.
     Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "failed", "withdrawn".
+    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "failed", "withdrawn".
     """
 
     request: str

@@ -139,12 +139,16 @@ class RequestInterrupted(_Event, frozen=True):
 
 
 class RequestFailed(_Event, frozen=True):
-    """The attempt gave no answer. Not `retryable`: the request itself is at fault."""
+    """The attempt gave no answer. Not `retryable`: the request itself is at fault.
+
+    Not `usable`: what its stream has brought cannot be true, and is not gone on from.
+    """
 
     request: str
     attempt: int
     reason: str = ""
     retryable: bool = True
+    usable: bool = True
 
 
 class WeightsPublished(_Event, frozen=True):

@@ -498,8 +498,11 @@ class Scheduler:
         self._free(attempt)
         request = attempt.request
         if attempt.disowned:
-            self._waste(attempt)
+            self._waste(attempt, attempt.disowned)
             return
+        if not event.usable:
+            self._waste(attempt, "untrue")
+            attempt.tokens = 0
         self._keep(attempt, ())
         request.failures += 1
         if event.retryable and request.failures < self.max_failures:
@@ -529,7 +532,7 @@ class Scheduler:
             tokens = min(max(0, tokens), attempt.max_new_tokens)
         attempt.tokens = tokens
         if attempt.disowned:
-            self._waste(attempt)
+            self._waste(attempt, attempt.disowned)
             return None
         attempt.request.failures = 0
         self._keep(attempt, event.spans)
@@ -544,11 +547,11 @@ class Scheduler:
             if instance.leaving:
                 self._out.append(Release(instance.id))
 
-    def _waste(self, attempt: Attempt) -> None:
-        """What a disowned attempt made."""
+    def _waste(self, attempt: Attempt, reason: str) -> None:
+        """What an attempt made that nobody wants."""
         if attempt.tokens:
             name = attempt.request.id
-            self._out.append(Discard(name, attempt.tokens, attempt.disowned, attempt=attempt.id))
+            self._out.append(Discard(name, attempt.tokens, reason, attempt=attempt.id))
 
     def _keep(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""
@@ -843,7 +846,7 @@ class Scheduler:
         attempts = [attempt for attempt in lost if not attempt.disowned]
         for attempt in lost:
             if attempt.disowned:
-                self._waste(attempt)
+                self._waste(attempt, attempt.disowned)
             else:
                 self._keep(attempt, ())
         for attempt in attempts:

@@ -216,12 +216,19 @@ class Attendant:
         before, self.gauges = self.gauges, gauges
         if not self.joined or self._frozen or self.held:
             return
-        if before is not None and gauges.generated_tokens < before.generated_tokens:
-            self._lose("its counters began anew: it was restarted")
+        if self._was_restarted(gauges, before):
+            self._lose("it was restarted")
             return
         self._owner.tell(_reported(self.name, gauges))
         self._look_for_forgotten(gauges)
         self._look_for_stall(gauges)
+
+    def _was_restarted(self, gauges: Gauges, before: Gauges | None) -> bool:
+        """Its weights are those of its start again, and what it held is gone."""
+        began = self.description.started_at if self.description else 0.0
+        if began and gauges.started_at:
+            return gauges.started_at != began
+        return before is not None and gauges.generated_tokens < before.generated_tokens
 
     def _look_for_forgotten(self, gauges: Gauges) -> None:
         """It says that it has nothing to do: what we wait for will never come."""
@@ -231,10 +238,9 @@ class Attendant:
             return
         if self._idle_since is None:
             self._idle_since = now
-        if now - self._idle_since < self._settings.forgotten_s:
-            return
         for attempt in self._owner.holds(self.name):
-            if attempt.begun <= self._idle_since:
+            # It may have come to an instance that was idle long before.
+            if now - max(attempt.begun, self._idle_since) >= self._settings.forgotten_s:
                 self._owner.forget(attempt, "the instance has nothing to do but never answered")
 
     def _look_for_stall(self, gauges: Gauges) -> None:

@@ -46,6 +46,7 @@ from rollout_sched.core.events import (
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.ports import (
+    AnswerUntrue,
     Applier,
     Description,
     InstanceClient,
@@ -414,11 +415,15 @@ class Driver:
         dispatch = running.dispatch
         if self._running.pop(dispatch.attempt, None) is None:
             return
-        self._keep_streamed(running)
+        usable = not isinstance(error, AnswerUntrue)
+        if usable:
+            self._keep_streamed(running)
+        else:
+            running.payload.drop(dispatch.attempt)
         self._errors[dispatch.request] = error
         retryable = not isinstance(error, RequestRejected)
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
-        self.tell(RequestFailed(dispatch.request, dispatch.attempt, str(error), retryable))
+        self.tell(RequestFailed(dispatch.request, dispatch.attempt, str(error), retryable, usable))
         attendant = self.attendants.get(dispatch.instance)
         if retryable and attendant is not None:
             attendant.look_now()

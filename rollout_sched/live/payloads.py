@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
-from rollout_sched.live.ports import InstanceClient, InstanceError, OnTokens, Order, Outcome, Output
+from rollout_sched.live.ports import AnswerUntrue, InstanceClient, OnTokens, Order, Outcome, Output
 
 
 class Piece(msgspec.Struct):
@@ -94,7 +94,7 @@ class TokenPayload:
             return
         count = -1 if output.logprobs is None else len(output.logprobs)
         if count != len(output.token_ids):
-            raise InstanceError(
+            raise AnswerUntrue(
                 f"{len(output.token_ids)} tokens came with {max(0, count)} log-probabilities"
             )
 
@@ -116,6 +116,7 @@ class TokenPayload:
     def drop(self, attempt: int) -> None:
         if attempt:
             self._pieces.pop(attempt, None)
+            self._streams.pop(attempt, None)
         else:
             self._pieces.clear()
 

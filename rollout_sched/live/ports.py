@@ -25,6 +25,10 @@ class InstanceGone(InstanceError):
     """Nothing listens there any more."""
 
 
+class AnswerUntrue(InstanceError):
+    """What an instance said cannot be true: nothing that it streamed is gone on from."""
+
+
 class RequestRejected(RolloutError, RuntimeError):
     """The request itself is at fault (HTTP 4xx): no other instance would take it either.
 
@@ -94,7 +98,10 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Gauges(msgspec.Struct, frozen=True):
-    """One poll of an instance; counters since it started (see `events.InstanceReported`)."""
+    """One poll of an instance; counters since it started (see `events.InstanceReported`).
+
+    `started_at` as in `Description`.
+    """
 
     running: int
     waiting: int
@@ -104,6 +111,7 @@ class Gauges(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     reprefilled_tokens: int = 0
     generated_tokens: int = 0
+    started_at: float = 0.0
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float] | None], None]

@@ -133,5 +133,5 @@ class House:
             return response.status, await response.text()
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 30))
+def run(scene: Coroutine[Any, Any, None], limit_s: float = 30.0) -> None:
+    asyncio.run(asyncio.wait_for(scene, limit_s))

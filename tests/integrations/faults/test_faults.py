@@ -1,0 +1,305 @@
+"""Whatever an instance does wrong: nothing lost, nothing twice, every response whole, and said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import pytest
+
+from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
+from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
+from tests.integrations.faults.fleet import (
+    GREEDY,
+    House,
+    events,
+    house,
+    logprobs,
+    reasons,
+    response,
+)
+from tests.integrations.gateway.house import run
+from tests.integrations.gateway.test_fleet import checkpoint
+
+PROMPTS = [[n + 1, n + 2, n + 3] for n in range(12)]
+TOKENS = 30
+
+
+class Way(NamedTuple):
+    """How the responses are asked for, and whether tokens come before the end."""
+
+    ask: Callable[[House], Awaitable[None]]
+    streams: bool
+
+
+async def as_trainer(the: House) -> None:
+    """Whole groups of two from the trainer's desk."""
+    async with RolloutScheduler.connect(the.url) as rollouts:
+        await rollouts.submit(prompts())
+        await rollouts.close_submissions()
+        assert_whole([s async for batch in rollouts.batches() for s in batch.samples])
+
+
+def prompts() -> list[Prompt]:
+    sampling = {**GREEDY, "logprobs": 0}
+    return [Prompt(f"g{n}", ids, 2, TOKENS + n, sampling) for n, ids in enumerate(PROMPTS)]
+
+
+def assert_whole(samples: list[Sample]) -> None:
+    assert sorted((s.uid, s.index) for s in samples) == sorted(
+        (f"g{n}", index) for n in range(len(PROMPTS)) for index in range(2)
+    )
+    for sample in samples:
+        prompt = PROMPTS[int(sample.uid[1:])]
+        spans = [(span.version, span.end - span.start) for span in sample.segments]
+        assert sample.response_ids == response(prompt, spans)
+        assert len(sample.response_ids) == TOKENS + int(sample.uid[1:])
+        assert sample.rollout_log_probs == logprobs(prompt, len(sample.response_ids))
+
+
+def as_clients(path: str, stream: bool) -> Callable[[House], Awaitable[None]]:
+    """Everybody at once, each with a call of its own."""
+
+    async def ask(the: House) -> None:
+        async with aiohttp.ClientSession(the.url) as session:
+            await asyncio.gather(*(one(session, number) for number in range(len(PROMPTS))))
+
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        prompt, tokens = PROMPTS[number], TOKENS + number
+        sampling = {**GREEDY, "max_tokens": tokens}
+        if path == "/v1/completions":
+            body = {"prompt": prompt, **sampling, "return_token_ids": True, "stream": stream}
+        else:
+            body = {"token_ids": prompt, "sampling_params": sampling, "stream": stream}
+        async with session.post(path, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            said = await answer.read()
+        if stream:
+            *chunks, done = said.removesuffix(b"\n\n").split(b"\n\n")
+            assert done == b"data: [DONE]"
+            answers = [msgspec.json.decode(chunk.removeprefix(b"data: ")) for chunk in chunks]
+        else:
+            answers = [msgspec.json.decode(said)]
+        choices = [choice for each in answers for choice in each["choices"]]
+        assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
+        (segments,) = [a["rollout_sched"]["segments"] for a in answers if "rollout_sched" in a]
+        spans = [(span["version"], span["end"] - span["start"]) for span in segments]
+        assert [t for c in choices for t in c["token_ids"]] == response(prompt, spans)
+        assert segments[-1]["end"] == tokens
+
+    return ask
+
+
+WAYS = {
+    "trainer": Way(as_trainer, False),
+    "trainer, streamed": Way(as_trainer, True),
+    "generate": Way(as_clients("/inference/v1/generate", False), False),
+    "completions, streamed": Way(as_clients("/v1/completions", True), True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("silent", "never answered"),
+        ("garbage", "is not understood|(no|a) finish_reason"),
+        ("reset", "closed before the answer|closed in the middle"),
+        ("cut", "closed in the middle|closed before the answer"),
+        ("error_500", "500: .*as ordered"),
+        ("error_503", "503: .*as ordered"),
+        ("restart", "restarted|failed|closed"),
+    ],
+)
+def test_a_fault_of_some_answers(tmp_path: Path, way: Way, fault: str, says: str) -> None:
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            the.strike(0, fault, times=1 if fault == "restart" else 3, seconds=0.2)
+            await way.ask(the)
+            assert not the.driver.scheduler.requests
+            assert the.anomalies == {}
+
+    run(scene())
+    assert any(re.search(says, reason) for reason in reasons(tmp_path)), reasons(tmp_path)
+
+
+def test_answers_that_come_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with house(tmp_path) as the:
+            the.strike(0, "twice", times=5)
+            await WAYS["trainer"].ask(the)
+            assert not the.driver.scheduler.requests
+
+    run(scene())
+    assert "nobody had asked for" in caplog.text
+    delivered = [e for e in events(tmp_path) if isinstance(e, RequestFailed)]
+    assert not delivered
+
+
+def test_streams_that_say_everything_twice(tmp_path: Path) -> None:
+    """What such a stream brought is no text: none of it may be gone on from."""
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5) as the:
+            the.strike(0, "twice", times=5)
+            await WAYS["trainer, streamed"].ask(the)
+
+    run(scene())
+    assert any(re.search("more (after|than) the", reason) for reason in reasons(tmp_path))
+
+
+def test_a_client_is_told_that_its_stream_cannot_be_true(tmp_path: Path) -> None:
+    """It has the tokens already, so nothing can be made good, but never does it look good."""
+
+    async def scene() -> None:
+        async with house(tmp_path, count=1) as the, aiohttp.ClientSession(the.url) as session:
+            the.strike(0, "twice", times=1)
+            body = {"prompt": PROMPTS[0], **GREEDY, "max_tokens": TOKENS, "stream": True}
+            async with session.post("/v1/completions", json=body) as answer:
+                said = (await answer.read()).decode()
+            assert "[DONE]" not in said
+            assert "more after its end" in said
+
+    run(scene())
+    assert any("more after its end" in reason for reason in reasons(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["trainer", "trainer, streamed", "generate"])
+def test_answers_of_another_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Our own book says what was loaded; that an instance says otherwise is counted and logged."""
+    way = WAYS[name]
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            await loaded(the, tmp_path, 1)
+            the.strike(0, "wrong_version", times=5)
+            await way.ask(the)
+            assert the.anomalies == {"spans_do_not_fit": 5}
+
+    run(scene())
+    assert "does not fit what is known" in caplog.text
+
+
+async def loaded(the: House, folder: Path, version: int, *, wait: bool = True) -> None:
+    checkpoint(folder / f"v{version}")
+    async with RolloutScheduler.connect(the.url) as rollouts:
+        await rollouts.publish_weights(version, Reload(str(folder / "v{version}")), wait=wait)
+
+
+def test_a_slow_instance_is_waited_for(tmp_path: Path, way: Way) -> None:
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            the.strike(0, "slow", seconds=0.1)
+            await way.ask(the)
+
+    run(scene())
+    assert reasons(tmp_path) == []
+
+
+def test_one_that_is_too_slow_is_not(tmp_path: Path, way: Way) -> None:
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            the.strike(0, "slow", seconds=60.0, times=3)
+            await way.ask(the)
+
+    run(scene())
+    assert reasons(tmp_path) == [NEVER_ANSWERED] * 3
+
+
+NEVER_ANSWERED = "given up: the instance has nothing to do but never answered"
+
+
+def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
+    """Such an instance is unfit: it gets nothing until it was restarted, and what it had moves on."""
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            asking = asyncio.create_task(way.ask(the))
+            await the.clients[0].until_generated(20)
+            the.strike(0, "update_500", times=1)
+            await loaded(the, tmp_path, 1)
+            await asking
+            assert len(the.driver.scheduler.fleet.instances) == 1
+            unfit = the.driver.attendants[the.name(0)].unfit
+            assert "the weights could not be loaded, as ordered" in unfit
+            await asyncio.sleep(0.2)  # some polls
+            assert len(the.driver.scheduler.fleet.instances) == 1
+            await the.servers[0].restart(0.0)
+            await the.until(2)
+            assert the.anomalies == {}
+
+    run(scene())
+    assert any("/collective_rpc answered 500" in reason for reason in reasons(tmp_path))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_one_that_was_restarted_gets_its_weights_before_it_serves(
+    tmp_path: Path, way: Way, busy: bool
+) -> None:
+    """It comes back with its first weights and an empty cache, so fast that no poll misses it."""
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            await loaded(the, tmp_path, 1)
+            asking = asyncio.create_task(way.ask(the)) if busy else None
+            if busy:
+                await the.clients[0].until_generated(20)
+            await the.servers[0].restart(0.0)
+            await (asking or asyncio.sleep(0))
+            while not the.service.gateway.counters.events[InstanceLost]:
+                await asyncio.sleep(0.01)
+            await the.until(2)
+            await way.ask(the) if asking is None else None
+            assert the.servers[0].engine.label == "1"
+            assert the.anomalies == {}
+
+    run(scene())
+    assert "it was restarted" in reasons(tmp_path)[-1]
+
+
+def test_one_that_dies_and_stays_dead(tmp_path: Path, way: Way) -> None:
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            asking = asyncio.create_task(way.ask(the))
+            await the.clients[0].until_generated(20)
+            if way.streams:
+                await the.until_streamed(0)
+            await the.servers[0].close()
+            await asking
+            await the.until(1)
+            assert the.anomalies == {}
+            resumed = the.service.gateway.counters.resumed
+            assert bool(resumed) == way.streams  # what was streamed has been gone on from
+
+    run(scene())
+    joined = [e for e in events(tmp_path) if isinstance(e, InstanceJoined)]
+    lost = [e for e in events(tmp_path) if isinstance(e, InstanceLost)]
+    assert (len(joined), len(lost)) == (2, 1)
+
+
+def test_one_that_makes_no_tokens_any_more(tmp_path: Path, way: Way) -> None:
+    """Its requests run, it answers every poll, and nothing comes."""
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams) as the:
+            asking = asyncio.create_task(way.ask(the))
+            await the.clients[0].until_generated(20)
+            await the.servers[0].engine.pause("keep", clear_cache=False)
+            await asking
+
+    run(scene())
+    assert any("no new token" in reason for reason in reasons(tmp_path))
