@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from rollout_sched.integrations.gateway.dialects import ENGINE_ID
 from rollout_sched.live.ports import InstanceError, RequestRejected
 
-#: Statuses that say more about the instance than about the request.
+#: Statuses that say more about the instance than about the request, but for a 404 that says that
+#: there is no such model (vLLM's words): the client named it.
 _INSTANCE_AT_FAULT = (404, 408, 409, 425, 429)
 
 
@@ -32,6 +33,7 @@ def engine_id(path: bytes, name: bytes) -> str:
 def refuse(status: int, body: bytes) -> Exception:
     """What an answer with another status than 200 means."""
     text = f"status {status}: {body[:200].decode(errors='replace')}"
-    if 400 <= status < 500 and status not in _INSTANCE_AT_FAULT:
+    no_model = status == 404 and b"NotFoundError" in body
+    if 400 <= status < 500 and (no_model or status not in _INSTANCE_AT_FAULT):
         return RequestRejected(text, status, body)
     return InstanceError(text)

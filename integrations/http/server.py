@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import ssl as tls
@@ -442,7 +443,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the client was faster
+                self._transport.write_eof()
         else:
             self._transport.close()
 

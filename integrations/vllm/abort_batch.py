@@ -22,6 +22,7 @@ class AbortBatch:
         self._ids.append(engine_id)
         if self._flush is None:
             self._flush = asyncio.create_task(self._send_all())
+            self._flush.add_done_callback(_look)  # whoever waits for it may be cancelled
         await asyncio.shield(self._flush)
 
     async def _send_all(self) -> None:
@@ -29,3 +30,8 @@ class AbortBatch:
         await self._throttle()
         ids, self._ids, self._flush = self._ids, [], None
         await self._send(ids)  # never empty: to vLLM an empty list means every request
+
+
+def _look(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -30,6 +30,8 @@ class Owner(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+    @property
+    def first_version(self) -> int: ...
     def tell(self, event: Event) -> None: ...
     def join(self, name: str, description: Description) -> None: ...
     def lose(self, name: str, reason: str) -> None: ...
@@ -49,6 +51,8 @@ class Attendant:
     away  why it has not joined; "" while it has
     held  paused by hand: its gauges stand still, and a weight update does not let it go on
     turn  held by whoever calls it for control, so that nobody comes between pause and resume
+    sound  no attempt has failed there since it last answered a poll: it may have been restarted,
+           and then has other weights, so nothing is sent to it before
     """
 
     def __init__(self, client: InstanceClient, owner: Owner) -> None:
@@ -61,6 +65,7 @@ class Attendant:
         self.description: Description | None = None
         self.gauges: Gauges | None = None
         self.released = asyncio.Event()
+        self.sound = asyncio.Event()
         self._owner = owner
         self._settings = owner.settings
         self._frozen = False  # paused by us: its gauges stand still
@@ -101,6 +106,7 @@ class Attendant:
 
     def look_now(self) -> None:
         """Something went wrong there: do not wait for the next poll."""
+        self.sound.clear()
         self._look.set()
 
     # -- control orders --------------------------------------------------------------------
@@ -210,7 +216,7 @@ class Attendant:
             if self.joined and (gone or self._misses >= self._settings.misses):
                 self._lose(str(error) or type(error).__name__)
             elif self._misses == 1:
-                self.look_now()
+                self._look.set()
             return
         self._misses = 0
         before, self.gauges = self.gauges, gauges
@@ -219,6 +225,7 @@ class Attendant:
         if self._was_restarted(gauges, before):
             self._lose("it was restarted")
             return
+        self.sound.set()
         self._owner.tell(_reported(self.name, gauges))
         self._look_for_forgotten(gauges)
         self._look_for_stall(gauges)
@@ -267,11 +274,15 @@ class Attendant:
         if "pause" in description.capabilities:
             # Whoever paused it before us may be gone, and a scheduler that broke off with it.
             await self._ask(self.client.resume())
+        if description.version is None:
+            # What it makes now is then told apart from what it makes after its first update.
+            await self._ask(self.client.set_version(self._owner.first_version))
         self.description = description
         self.unfit = self.away = ""
         self._misses = 0
         self.gauges = self._idle_since = None
         self._progress = (-1, 0.0)
+        self.sound.set()
         self._owner.join(self.name, description)
         self.joined = True
         return description

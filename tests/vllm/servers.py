@@ -42,12 +42,18 @@ class Server:
 
 @contextmanager
 def serving(
-    model: Path, folder: Path, *flags: str, dev_mode: bool, core: int, **environment: str
+    model: Path,
+    folder: Path,
+    *flags: str,
+    dev_mode: bool,
+    core: int,
+    port: int = 0,
+    **environment: str,
 ) -> Iterator[Server]:
     """A new server of `model`, still starting; its log is in `folder`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port = port or probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port)]

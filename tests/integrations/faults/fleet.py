@@ -42,8 +42,6 @@ use = "partial"
 kv = "recompute"
 at_update = "resubmit"
 """
-#: The label that a simulated server starts with is no number; our book calls it version 0.
-UNLABELLED = -1
 
 
 class House:
@@ -120,8 +118,8 @@ async def house(
             grace_s=0.1,
         )
         service = Service(options, lambda line: None, settings=settings)
-        # An instance that failed rests; a second is long where a token takes a millisecond.
-        service.live.driver.scheduler.backoff_s = 0.02
+        # An instance that failed rests until a poll has looked at it; a second is long here.
+        service.live.driver.scheduler.backoff_s = 2 * settings.poll_s
         try:
             await service.open()
             yield House(service, servers, clients)
@@ -144,8 +142,7 @@ def reasons(folder: Path) -> list[str]:
 
 def response(prompt: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
     """The greedy response to a prompt, if (version, tokens) made it."""
-    made = [(version or UNLABELLED, tokens) for version, tokens in spans]
-    return text.tokens(text.name(text.read(prompt)), 0, made)
+    return text.tokens(text.name(text.read(prompt)), 0, spans)
 
 
 def logprobs(prompt: Sequence[int], tokens: int) -> list[float]:
