@@ -25,6 +25,7 @@ from rollout_sched.live.ports import InstanceError, Outcome, RequestRejected
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 DONE = b"data: [DONE]"
+ERROR = b'data: {"error"'
 
 _IDS = re.compile(rb'"token_ids"\s*:\s*\[([^\]]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids"\s*:\s*(\[[^\]]*\])')
@@ -121,7 +122,8 @@ class Streamed:
                 raise InstanceError(f"an event is longer than {_MAX_EVENT} bytes")
             if not data:
                 return
-        if stream.finish or resumed or _FINISH.search(data) is not None or DONE in data:
+        ends = _FINISH.search(data) is not None or DONE in data or ERROR in data
+        if stream.finish or resumed or ends:
             for event in data[:-2].split(b"\n\n"):
                 self._one(stream, event, resumed=resumed)
         else:
@@ -129,6 +131,8 @@ class Streamed:
             self._pass(data)
 
     def _one(self, stream: Stream, event: bytes, *, resumed: bool) -> None:
+        if event.startswith(ERROR):
+            raise InstanceError(event[6:206].decode(errors="replace"))
         if stream.finish and _FINISH.search(event) is not None:
             # The client has what came before, so nothing can be made good.
             raise RequestRejected("the stream said more after its end", 502)
@@ -254,7 +258,7 @@ class Receiver:
         except RequestRejected as error:
             self.on_error(error)
         except (InstanceError, msgspec.DecodeError) as error:
-            self.on_error(InstanceError(f"not a stream of events: {error}"))
+            self.on_error(InstanceError(f"the stream broke off: {error}"))
 
     def on_end(self) -> None:
         if self._status != 200:

@@ -68,8 +68,10 @@ def spans_of(versions: list[VersionSpan], tokens: int) -> Spans:
 
 
 class Assembly:
-    """Joins the pieces of one answer and hands streamed tokens on. Every fault is an InstanceError, and
-    an AnswerUntrue if what has come so far cannot be believed either."""
+    """Joins the pieces of one answer and hands streamed tokens on.
+
+    An answer that breaks off is an InstanceError, one that cannot be true an AnswerUntrue.
+    """
 
     def __init__(self, order: Order, on_tokens: OnTokens | None = None) -> None:
         self._limit = order.max_new_tokens

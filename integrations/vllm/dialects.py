@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from rollout_sched.integrations.vllm.answers import Piece, VersionSpan
-from rollout_sched.live.ports import AnswerUntrue, Order, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, Order, RequestRejected
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
@@ -198,6 +198,8 @@ def _decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if data.startswith(b'{"error"'):  # how a stream ends whose engine has died
+            raise InstanceError(f"it broke off: {data[:200]!r}") from error
         raise AnswerUntrue(f"its answer is not understood ({error}): {data[:200]!r}") from error
 
 

@@ -87,7 +87,8 @@ class Discard(_Action, frozen=True):
 
     `attempt`: only what that attempt made; 0: everything kept so far.
     Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "failed", "withdrawn".
+    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "failed",
+    "withdrawn".
     """
 
     request: str

@@ -379,8 +379,8 @@ class Driver:
     async def _attempt(self, running: Running) -> None:
         dispatch = running.dispatch
         timeout = self.settings.attempt_timeout_s or None
-        sound = self.attendants[dispatch.instance].sound
         try:
+            sound = self.attendants[dispatch.instance].sound
             if not sound.is_set():
                 await sound.wait()
             attempting = running.payload.attempt(running.client, dispatch, running.order_id)

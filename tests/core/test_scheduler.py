@@ -243,6 +243,16 @@ class TestFailure:
             Deliver(0, 0, (sample("a/0", (0, 7, "i0"), (0, 3, "i1")),))
         ]
 
+    def test_what_cannot_be_true_is_not_gone_on_from(self) -> None:
+        told = self.told()
+        told(TokensArrived("a/0", 1, 7))
+        told.seconds = 100.0
+        assert told(RequestFailed("a/0", 1, "it said more after its end", usable=False)) == [
+            Wake(at=101.0),
+            Discard("a/0", 7, "untrue", attempt=1),
+            sent("a/0", 2, "i1"),
+        ]
+
     def test_alone_it_waits_until_the_instance_has_rested(self) -> None:
         told = Told()
         told.submit("a")

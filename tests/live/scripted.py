@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.live.ports import Description, Gauges, InstanceGone, OnTokens, Order, Output
+from rollout_sched.live.ports import (
+    Description,
+    Gauges,
+    InstanceError,
+    InstanceGone,
+    OnTokens,
+    Order,
+    Output,
+)
 
 
 class Scripted:
@@ -21,6 +29,7 @@ class Scripted:
         self.cancelled: list[str] = []
         self.closed = False
         self.dead = False
+        self.mute = False  # to polls
         self.report = Gauges(0, 0, 0.0)
         self.obey: Callable[[str], None] = lambda call: None
         self._answers: dict[str, asyncio.Future[Output]] = {}
@@ -55,6 +64,8 @@ class Scripted:
         self._note("version", version)
 
     async def gauges(self) -> Gauges:
+        if self.mute:
+            raise InstanceError(f"{self.name} did not answer in time")
         if self.dead:
             raise InstanceGone(f"{self.name}: connection refused")
         return self.report

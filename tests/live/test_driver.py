@@ -11,11 +11,18 @@ import pytest
 
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import BatchRequested, Event, RequestFailed, SubmissionsClosed
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    InstanceLost,
+    RequestFailed,
+    SubmissionsClosed,
+    TokensArrived,
+)
 from rollout_sched.core.model import Sample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.ports import Gauges, InstanceError, Output, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, Gauges, InstanceError, Output, RequestRejected
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
@@ -175,6 +182,58 @@ def test_a_failed_attempt_is_tried_elsewhere() -> None:
             await second.answer(0, [7])
             await until(lambda: client.sample)
             assert client.response_ids == [5, 6, 7]
+
+    run(scene())
+
+
+def test_a_stream_that_cannot_be_true_is_not_gone_on_from() -> None:
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first, second, settings=Settings(stream_s=0.01)) as stage:
+            client = stage.ask(stream_every=2)
+            await first.stream(0, [5, 6])
+            await until(lambda: stage.events(TokensArrived))
+            await first.fail(0, AnswerUntrue("it sent more after the end of an answer"))
+            assert (await second.order()).token_ids == PROMPT
+            await second.answer(0, [7])
+            await until(lambda: client.sample)
+            assert client.response_ids == [7]
+
+    run(scene())
+
+
+def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
+            client = stage.ask()
+            await instance.order()
+            instance.mute = True
+            await instance.fail(0, InstanceError("connection reset"))
+            await until(lambda: not stage.scheduler.fleet.attempts)
+            await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
+            await asyncio.sleep(0.02)
+            assert len(instance.orders) == 1
+            instance.mute = False
+            await instance.answer(1, [7])
+            await until(lambda: client.sample)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("generated", [0, 99])
+def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+        async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+            await asyncio.sleep(0.05)
+            assert not stage.events(InstanceLost)
+            instance.report = Gauges(0, 0, 0.0, generated_tokens=generated, started_at=2.0)
+            instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
+            await until(lambda: stage.events(InstanceLost))
+            await until(lambda: stage.driver.attendants["i0"].joined)
+            assert len(stage.events(InstanceLost)) == 1
 
     run(scene())
 
@@ -411,6 +470,20 @@ def test_answers_that_were_forgotten_are_asked_for_again() -> None:
         instance = Scripted()
         settings = Settings(poll_s=0.01, forgotten_s=0.05)
         async with Stage(instance, settings=settings) as stage:
+            client = stage.ask()
+            await instance.order(1)
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+
+    run(scene())
+
+
+def test_one_that_was_idle_long_before_may_forget_too() -> None:
+    async def scene() -> None:
+        instance = Scripted()
+        settings = Settings(poll_s=0.01, forgotten_s=0.05)
+        async with Stage(instance, settings=settings) as stage:
+            await asyncio.sleep(0.1)
             client = stage.ask()
             await instance.order(1)
             await instance.answer(1, [6])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -133,9 +132,7 @@ def test_a_fault_of_some_answers(tmp_path: Path, way: Way, fault: str, says: str
     assert any(re.search(says, reason) for reason in reasons(tmp_path)), reasons(tmp_path)
 
 
-def test_answers_that_come_twice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_answers_that_come_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         async with house(tmp_path) as the:
             the.strike(0, "twice", times=5)
@@ -224,7 +221,7 @@ NEVER_ANSWERED = "given up: the instance has nothing to do but never answered"
 
 
 def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
-    """Such an instance is unfit: it gets nothing until it was restarted, and what it had moves on."""
+    """Such an instance is unfit: it gets nothing until a restart, and what it had moves on."""
 
     async def scene() -> None:
         async with house(tmp_path, stream_every=5 * way.streams, speed=100.0) as the:
@@ -304,3 +301,25 @@ def test_one_that_makes_no_tokens_any_more(tmp_path: Path, way: Way) -> None:
 
     run(scene())
     assert any("no new token" in reason for reason in reasons(tmp_path))
+
+
+def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None:
+    """A stream then ends with an error and a [DONE], which is no end of the response."""
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams, speed=100.0) as the:
+            asking = asyncio.create_task(way.ask(the))
+            await the.clients[0].until_generated(20)
+            if way.streams:
+                await the.until_streamed(0)
+            the.servers[0].engine.tear("as ordered")
+            status, _ = await the.clients[0].post(
+                "/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}
+            )
+            assert status == 500
+            await asking
+            assert the.anomalies == {}
+            assert bool(the.service.gateway.counters.resumed) == way.streams
+
+    run(scene())
+    assert any("EngineCore encountered an issue" in reason for reason in reasons(tmp_path))

@@ -63,7 +63,9 @@ def test_ten_thousand(tmp_path: Path) -> None:
                 the.strike(number, "restart", probability=0.001, seconds=0.5, times=1)
             pool = Pool(the.url, limit=AT_ONCE)
             try:
-                await asyncio.gather(*(ask(pool, p, t) for p, t in zip(prompts, lengths)))
+                await asyncio.gather(
+                    *(ask(pool, p, t) for p, t in zip(prompts, lengths, strict=True))
+                )
             finally:
                 pool.close()
             assert pool.unasked == 0

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
-from tests.integrations.faults.fleet import GREEDY, House, house
+from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, house
 from tests.integrations.gateway.house import run
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
@@ -89,9 +90,10 @@ def test_a_client_that_goes_is_aborted(
     """Before the first token as well as later."""
 
     async def scene() -> None:
-        # Before: the first token takes half a minute. After: a hundredth of a second.
+        # A token takes a hundredth of a second, or half of one; an abort waits for its end.
+        patient = msgspec.structs.replace(SETTINGS, stall_s=60.0)
         async with (
-            house(tmp_path, 1, speed=100.0 if begun else 1 / 30) as the,
+            house(tmp_path, 1, speed=100.0 if begun else 2.0, settings=patient) as the,
             aiohttp.ClientSession(the.url) as session,
         ):
             asked = body(path, [1, 2, 3], stream=stream)
@@ -105,6 +107,7 @@ def test_a_client_that_goes_is_aborted(
                 asking.result().close()
             asking.cancel()
             await client.until_running(0)
+            assert await client.metric("vllm:generation_tokens_total") < 40
             await idle(the)
             outcomes = the.service.gateway.counters.outcomes
             assert outcomes == {"withdrawn": 1}

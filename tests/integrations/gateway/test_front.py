@@ -187,7 +187,22 @@ class TestErrors:
 
         run(scene())
 
-    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_model_that_is_not_there_is_the_clients_fault(self) -> None:
+        """Else any client could send the whole fleet to rest."""
+
+        async def scene() -> None:
+            first, second = Instance("i0"), Instance("i1")
+            async with Stage(first, second) as stage:
+                call = stage.call()
+                error = {"message": "The model `x` does not exist.", "type": "NotFoundError"}
+                await first.answer(0, {"error": error}, 404)
+                assert (await call.json())["error"] == error
+                assert call.status == 404
+                stage.settled()
+
+        run(scene())
+
+    @pytest.mark.parametrize("status", [404, 429, 500, 503])
     def test_an_instances_failure_is_not(self, status: int) -> None:
         async def scene() -> None:
             first, second = Instance("i0"), Instance("i1")

@@ -11,7 +11,7 @@ from aiohttp import web
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.live.ports import InstanceError, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
 from tests.integrations.vllm.scripted import (
     ScriptedVllm,
     an_order,
@@ -175,7 +175,6 @@ def test_an_answer_that_cannot_be_true(answer):
         [b"data: garbage\n\n"],
         [generated([10], None)],
         [generated([10], None), event(generated([11], "stop"))[:-40]],
-        [generated([10], None), {"error": {"message": "EngineCore encountered an issue"}}],
         [generated([10], "stop"), generated([11], "stop")],
         [generated([10, 11, 12], None), generated([13, 14], None)],
     ],
@@ -183,6 +182,21 @@ def test_an_answer_that_cannot_be_true(answer):
 def test_a_stream_that_cannot_be_true(chunks):
     with pytest.raises(InstanceError):
         generate_against(lambda s: s.stream(GENERATE, chunks), an_order(stream_every=1))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "kind"),
+    [
+        ([generated([10], None)], InstanceError),
+        ([generated([10], None), {"error": {"message": "EngineCore died"}}], InstanceError),
+        ([generated([10], "stop"), generated([11], "stop")], AnswerUntrue),
+        ([generated([10], None), b"data: garbage\n\n"], AnswerUntrue),
+    ],
+)
+def test_what_came_before_a_break_is_true_and_before_a_lie_is_not(chunks, kind):
+    with pytest.raises(InstanceError) as caught:
+        generate_against(lambda s: s.stream(GENERATE, chunks), an_order(stream_every=1))
+    assert type(caught.value) is kind
 
 
 def test_an_answer_without_end_is_not_kept():

@@ -21,6 +21,7 @@ def test_load_and_counters():
         prefill_tokens=622,
         cached_tokens=288,
         generated_tokens=749,
+        started_at=1795233930.16,
     )
 
 
