@@ -7,9 +7,11 @@ are compared with what a server makes of the same prompt when nobody disturbs it
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -44,6 +46,14 @@ kv = "{kv}"
 at_update = "{at_update}"
 """
 HOW = [("retain", "in_place"), ("retain", "resubmit"), ("recompute", "resubmit")]
+#: What `vllm bench serve` runs.
+BENCH = """
+import argparse
+from vllm.benchmarks import serve
+parser = argparse.ArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
 ways = pytest.mark.parametrize(("kv", "at_update"), HOW)
 
 
@@ -279,6 +289,37 @@ class TestGateway:
                     await client.completions.create(model="tiny", prompt="a", temperature=-1.0)
                 with pytest.raises(openai.NotFoundError):
                     await client.completions.create(model="no such model", prompt="a")
+
+        play(scene())
+
+    def test_vllms_own_benchmark(self, fleet: Fleet, tmp_path: Path) -> None:
+        """`vllm bench serve`, started by its module: the CPU build lacks the command's metadata."""
+
+        async def scene() -> None:
+            path = policy(tmp_path, "recompute", "resubmit")
+            async with gateway(fleet, path) as (service, _):
+                options = {
+                    "base-url": service.url,
+                    "model": fleet.weights(0),
+                    "served-model-name": "tiny",
+                    "dataset-name": "random",
+                    "random-input-len": "32",
+                    "random-output-len": "16",
+                    "num-prompts": "40",
+                    "result-dir": str(tmp_path),
+                    "result-filename": "result.json",
+                }
+                told = [word for name, value in options.items() for word in (f"--{name}", value)]
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", BENCH, "--ignore-eos", "--save-result", *told),
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+                said, _ = await process.communicate()
+                assert process.returncode == 0, said.decode()[-2000:]
+                result = json.loads((tmp_path / "result.json").read_text())
+                assert (result["completed"], result["failed"]) == (40, 0)
+                assert result["total_output_tokens"] == 40 * 16
 
         play(scene())
 
