@@ -855,7 +855,12 @@ class Scheduler:
                 self._go_on(attempt.request)
 
     def _rest(self, instance: Instance, now: float) -> None:
-        """Give an instance that failed time to recover before it gets more work."""
+        """Give an instance that failed time to recover before it gets more work.
+
+        What fails while it rests was sent before: the same incident, however many there are.
+        """
+        if instance.held_until > now:
+            return
         at = now + self.backoff_s * 2 ** min(instance.failures, 6)
         instance.failures += 1
         if at > instance.held_until:

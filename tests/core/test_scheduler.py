@@ -263,6 +263,18 @@ class TestFailure:
         told.seconds = 1.0
         assert told(Woke()) == [sent("a/0", 2)]
 
+    def test_what_fails_together_is_one_incident(self) -> None:
+        told = Told(batching="fully_async", freshness="unbounded", slots=8)
+        told.submit("a", samples=8)
+        assert told(RequestFailed("a/0", 1)) == [Wake(at=1.0)]
+        told.seconds = 0.5
+        for attempt in range(2, 9):
+            assert told(RequestFailed(f"a/{attempt - 1}", attempt)) == []
+        told.seconds = 1.0
+        dispatches = told(Woke())
+        assert len(dispatches) == 8
+        assert told(RequestFailed("a/0", 9)) == [Wake(at=3.0)]
+
     def test_failures_in_a_row_double_the_rest_up_to_64_times(self) -> None:
         told = Told()
         told.scheduler.max_failures = 99
