@@ -43,7 +43,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/decision_cost.py
 
 # Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
-# About 20 minutes; `make bench-live QUICK=--quick` takes about three.
+# About 28 minutes; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
 

@@ -130,7 +130,11 @@ def verdict(measured: Sequence[tuple[float, float]]) -> str:
     return (
         f"the machine was at most {busiest:.0%} busy in any second, others took at most "
         f"{max(foreign for _, foreign in measured):.0%} of it: "
-        + ("TOO BUSY, take a lower --speed" if busiest > SATURATED else "it was no bottleneck")
+        + (
+            "TOO BUSY, wait for others to be quiet or take a lower --speed"
+            if busiest > SATURATED
+            else "it was no bottleneck"
+        )
     )
 
 
