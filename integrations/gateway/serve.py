@@ -93,10 +93,11 @@ async def _serve(options: Options, say: Say) -> None:
 
 def _spare_the_collector() -> None:
     """What is loaded by now stays, so it need not be looked through; and requests leave next to no
-    cycles behind, so looking often finds nothing but costs every request, and the slowest most."""
+    cycles behind, so looking through all of them often finds nothing but makes everybody wait. The
+    youngest are few enough not to be felt."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(2_000, 20, 1_000)
 
 
 class Service:

@@ -32,6 +32,12 @@ _PROMPT_IDS = re.compile(rb'"prompt_token_ids"\s*:\s*(\[[^\]]*\])')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"]*)"')
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 
+#: What an event says that does not end the stream, as vLLM writes it.
+_GOES_ON = b'"finish_reason":null'
+
+#: Events that are counted together.
+_READ_TOGETHER = 64
+
 #: Longest event that may come in pieces.
 _MAX_EVENT = 64 * 2**20
 
@@ -39,11 +45,12 @@ _MAX_EVENT = 64 * 2**20
 class Stream:
     """What one attempt has streamed so far."""
 
-    __slots__ = ("events", "finish", "held", "ids", "rest", "tail")
+    __slots__ = ("events", "finish", "held", "ids", "rest", "tail", "unread")
 
     def __init__(self) -> None:
         self.ids = bytearray()  # "1,2,3," as they stood in the events
         self.events = 0  # that brought no ids: a token each
+        self.unread: list[bytes] = []  # passed on, but not counted yet
         self.rest = b""  # an event that is not complete yet
         self.held: list[bytes] = []  # from the event that ends the stream on
         self.finish = ""
@@ -90,6 +97,8 @@ class Streamed:
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
         streams = self._streams.values()
+        for stream in streams:
+            self._read_up(stream)
         part = Part([token for stream in streams for token in stream.token_ids])
         part.prompt_ids = self._prompt_ids
         if not part.token_ids and not any(stream.events for stream in streams):
@@ -102,6 +111,7 @@ class Streamed:
     def _outcome(self, stream: Stream) -> Outcome:
         if not stream.finish:
             raise InstanceError("the stream ended without a finish_reason")
+        self._read_up(stream)
         spans: Spans = dialects.spans_of(stream.tail) if stream.tail.get("choices") else ()
         finish: Any = stream.finish if stream.finish in ("abort", "length") else "stop"
         return Outcome(stream.tokens, finish, spans, None)
@@ -122,6 +132,13 @@ class Streamed:
                 raise InstanceError(f"an event is longer than {_MAX_EVENT} bytes")
             if not data:
                 return
+        if not (stream.finish or resumed) and data.count(_GOES_ON) == data.count(b"\n\n"):
+            self._pass(data)
+            stream.unread.append(data)
+            if len(stream.unread) >= _READ_TOGETHER:
+                self._read_up(stream)
+            return
+        self._read_up(stream)
         ends = _FINISH.search(data) is not None or DONE in data or ERROR in data
         if stream.finish or resumed or ends:
             for event in data[:-2].split(b"\n\n"):
@@ -155,6 +172,13 @@ class Streamed:
             stream.held.append(event)
         else:
             self._pass(event + b"\n\n")
+
+    def _read_up(self, stream: Stream) -> None:
+        """Count what was passed on: many events together cost little more than one."""
+        if stream.unread:
+            data = b"".join(stream.unread)
+            stream.unread.clear()
+            self._count(stream, data)
 
     def _count(self, stream: Stream, data: bytes) -> None:
         for ids in _IDS.findall(data):
@@ -191,7 +215,10 @@ class Streamed:
     def streamed(self, attempt: int) -> int:
         """Only tokens one could go on from count."""
         stream = self._streams.get(attempt)
-        return 0 if stream is None or not stream.ids else stream.tokens
+        if stream is None:
+            return 0
+        self._read_up(stream)
+        return stream.tokens if stream.ids else 0
 
     def partial(self, attempt: int, tokens: int) -> None:
         """The ids stay where they are."""

@@ -14,7 +14,14 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
-from tests.integrations.gateway.scripted import Call, Instance, chunk, completion, text_of
+from tests.integrations.gateway.scripted import (
+    Call,
+    Instance,
+    chunk,
+    compact,
+    completion,
+    text_of,
+)
 from tests.live.scripted import until
 
 PROMPT = [1, 2, 3]
@@ -509,8 +516,25 @@ class TestStreams:
 
         run(scene())
 
+    def test_a_long_stream_goes_on_with_every_token(self) -> None:
+        async def scene() -> None:
+            first, second = Instance("i0"), Instance("i1")
+            async with Stage(first, second) as stage:
+                call = stage.call({**BODY, "stream": True, "max_tokens": 400})
+                await first.event(0, *(chunk([token]) for token in range(10, 160)))
+                (await first.asked()).receiver.on_error(InstanceError("reset"))
+                again = await second.asked()
+                assert again.body["prompt"] == [*PROMPT, *range(10, 160)]
+                assert again.body["max_tokens"] == 250
+                await second.event(0, chunk([200], "stop"), end=True)
+                events = await call.events()
+                assert [s["end"] for s in segments(events[-2])] == [150, 151]
+
+        run(scene())
+
+    @pytest.mark.parametrize("spaced", [False, True])
     @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-    def test_however_the_bytes_are_cut(self, size: int) -> None:
+    def test_however_the_bytes_are_cut(self, size: int, spaced: bool) -> None:
         async def scene() -> None:
             instance = Instance()
             async with Stage(instance) as stage:
@@ -519,7 +543,8 @@ class TestStreams:
                 import json
 
                 parts = [chunk([4]), chunk([5]), chunk([6], "stop"), {"choices": [], "usage": {}}]
-                data = b"".join(b"data: %b\n\n" % json.dumps(part).encode() for part in parts)
+                write = json.dumps if spaced else lambda part: compact(part).decode()
+                data = b"".join(b"data: %b\n\n" % write(part).encode() for part in parts)
                 data += b"data: [DONE]\n\n"
                 asked.receiver.on_head(200, [])
                 for start in range(0, len(data), size):
