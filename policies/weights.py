@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from rollout_sched.core.roles import Instance, Progress
+
+
+class Rolling(msgspec.Struct, frozen=True):
+    """So many instances at a time; the others go on with the weights they have.
+
+    The fleet never stands still as a whole, at the price of a longer time with mixed versions, for
+    which staleness counts the oldest. The rolling update of service fleets (Kubernetes Deployments,
+    maxUnavailable); updating weights behind a router is asked for in sglang issue 4282.
+    """
+
+    at_once: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]:
+        return outdated[: max(0, self.at_once - progress.updating)]
 
 
 class AllAtOnce(msgspec.Struct, frozen=True):

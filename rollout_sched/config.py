@@ -76,7 +76,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "none": interruption.Never,
         "partial": interruption.Partial,
     },
-    "weights": {"all_at_once": weights.AllAtOnce},
+    "weights": {"all_at_once": weights.AllAtOnce, "rolling": weights.Rolling},
 }
 
 DEFAULTS = {

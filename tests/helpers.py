@@ -41,6 +41,7 @@ class ProgressView:
     held: int = 0
     round: Launch | None = None
     update_pending: bool = False
+    updating: int = 0
 
 
 def make_group(

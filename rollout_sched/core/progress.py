@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Group
+from rollout_sched.core.model import Group, InstanceStatus
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
+
+DRAINING, PAUSING, UPDATING = (
+    InstanceStatus.DRAINING,
+    InstanceStatus.PAUSING,
+    InstanceStatus.UPDATING,
+)
 
 
 class RunProgress:
@@ -49,6 +55,11 @@ class RunProgress:
     def fleet_version(self) -> int:
         version = self._fleet.version
         return self.version if version is None else version
+
+    @property
+    def updating(self) -> int:
+        under_way = (DRAINING, PAUSING, UPDATING)
+        return sum(i.status in under_way for i in self._fleet.instances.values())
 
     @property
     def update_pending(self) -> bool:

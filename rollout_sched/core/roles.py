@@ -39,7 +39,8 @@ class Progress(Protocol):
 
     A group is *fresh* until first launched, then *active*, *deferred* (set back to a later round)
     or *complete*; *delivered* in the end. `held` counts the groups, neither fresh nor delivered,
-    that staleness applies to. `round` is the launch in effect since the last delivery.
+    that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
+    counts the instances that are getting weights.
     """
 
     @property
@@ -68,6 +69,8 @@ class Progress(Protocol):
     def round(self) -> Launch | None: ...
     @property
     def update_pending(self) -> bool: ...
+    @property
+    def updating(self) -> int: ...
 
 
 class Launch(msgspec.Struct, frozen=True):

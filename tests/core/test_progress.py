@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.sample_buffer import SampleBuffer
 from tests.core.told import make_group
@@ -66,3 +67,11 @@ def test_an_update_is_pending_until_the_last_instance_has_it(
     fleet.set_version(other, 3)
     assert progress.fleet_version == 3
     assert not progress.update_pending
+
+
+def test_instances_that_are_getting_weights_are_counted(
+    progress: RunProgress, fleet: Fleet
+) -> None:
+    for number, status in enumerate(InstanceStatus):
+        fleet.join(f"i{number}", 1, 10, 2).status = status
+    assert progress.updating == 3

@@ -74,6 +74,7 @@ POLICIES = st.fixed_dictionaries(
         ),
         "weights": st.sampled_from(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
+            + [{"use": "rolling", "at_once": n} for n in (1, 2)]
         ),
     }
 )

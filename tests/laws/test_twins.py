@@ -53,6 +53,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "freshness": {"use": "bounded", "max_staleness": 2},
         "routing": {"use": "least_tokens"},
     },
+    "async_rolling": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "weights": {"use": "rolling"},
+    },
     "one_step_off": {
         "batching": {"use": "one_step_off"},
         "freshness": {"use": "bounded", "max_staleness": 1},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.policies.routing import LeastRequests
-from rollout_sched.policies.weights import AllAtOnce
+from rollout_sched.policies.weights import AllAtOnce, Rolling
 from tests.helpers import Loads, ProgressView
 
 
@@ -19,6 +19,14 @@ def test_all_at_once(when: Any, active: int, chosen: int) -> None:
     loads = Loads(LeastRequests(), 2)
     outdated = (loads[0], loads[1])
     assert len(AllAtOnce(when).choose(outdated, ProgressView(active=active))) == chosen
+
+
+@pytest.mark.parametrize(("at_once", "updating", "chosen"), [(1, 0, 1), (1, 1, 0), (3, 1, 2)])
+def test_rolling(at_once: int, updating: int, chosen: int) -> None:
+    loads = Loads(LeastRequests(), 4)
+    outdated = tuple(loads[number] for number in range(4))
+    progress = ProgressView(updating=updating)
+    assert Rolling(at_once).choose(outdated, progress) == outdated[:chosen]
 
 
 def test_groups_that_are_whole_do_not_hold_weights_back() -> None:
