@@ -94,7 +94,7 @@ def _run(policy: str, options: Options, console: Console) -> Result:
         record = folder / "journal.jsonl"
         with _gateway(policy, urls, record) as url:
             asyncio.run(_train(url, policy, prompts, weights, world, speed, console))
-        return _result(policy, record, world, speed)
+        return _result(policy, record, world, speed, prompts[0].samples)
 
 
 def _world() -> Scenario:
@@ -165,12 +165,14 @@ def _made_up_prompts() -> list[Prompt]:
     ]
 
 
-def _result(policy: str, record: Path, world: Scenario | None, speed: float) -> Result:
+def _result(
+    policy: str, record: Path, world: Scenario | None, speed: float, samples: int
+) -> Result:
     """What the journal says, told once more to a scheduler of the same policy."""
     header, entries = journal.read(record)
     loaded = load_policy(policy)
     scheduler = loaded.scheduler(header.prompts_per_step, version=header.version, seed=header.seed)
-    metrics = Metrics(reference_batch=PROMPTS_PER_STEP * 5 / INSTANCES)
+    metrics = Metrics(reference_batch=PROMPTS_PER_STEP * samples / INSTANCES)
     last, events = 0.0, 0
     for entry, actions in journal.replay(scheduler, entries):
         metrics.observe(entry.now * speed, entry.event, actions)
