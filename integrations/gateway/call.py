@@ -12,6 +12,8 @@ from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
 from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope
+from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
+from rollout_sched.integrations.http.exchange import Receiver
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -19,22 +21,14 @@ Headers = Sequence[tuple[bytes, bytes]]
 FIELD = "rollout_sched"
 
 
-class Exchange(Protocol):
-    """A stream that comes from an instance."""
-
-    def cancel(self) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-
 class Reply(Protocol):
     """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
 
-    def upstream(self, exchange: Exchange) -> None:
+    def upstream(self, passing: Passing) -> None:
         """Where the stream's bytes come from, to be slowed down for a slow client."""
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole answer at once."""
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        """The whole answer at once; `headers` as in `integrations.http.request.Request`."""
 
     def begin(self, headers: Headers) -> None:
         """The answer comes as a stream of server-sent events."""
@@ -47,6 +41,7 @@ class Reply(Protocol):
 class Call:
     """A request for one response, as it came.
 
+    `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
     `limit`: new tokens the client allows, None for as many as fit. `keep_ids`: the client wants
     the token ids too. `resumable`: ask for them whatever the client wants, to be able to go on.
     """
@@ -54,7 +49,7 @@ class Call:
     __slots__ = (
         "body",
         "endpoint",
-        "headers",
+        "header_lines",
         "keep_ids",
         "limit",
         "path",
@@ -68,7 +63,7 @@ class Call:
         self,
         endpoint: Endpoint,
         path: bytes,
-        headers: list[tuple[bytes, bytes]],
+        header_lines: bytes,
         body: bytes,
         envelope: Envelope,
         *,
@@ -77,7 +72,7 @@ class Call:
     ) -> None:
         self.endpoint = endpoint
         self.path = path
-        self.headers = headers
+        self.header_lines = header_lines
         self.body = body
         self.prompt = envelope.input(endpoint)
         self.limit = envelope.limit(endpoint)
@@ -85,6 +80,15 @@ class Call:
         self.keep_ids = endpoint == "generate" or bool(envelope.return_token_ids)
         self.request_id = request_id
         self.resumable = resumable
+
+    def pass_on(
+        self, client: Forwarding, order_id: str, path: bytes, body: bytes, receiver: Receiver
+    ) -> Passing:
+        """Make an attempt's call."""
+        name = self.request_id or order_id.encode()
+        lines = b"%bx-request-id: %b\r\n" % (self.header_lines, name)
+        engine = engine_id(path, name)
+        return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
         """(path, body) of an attempt that has no tokens to go on from."""

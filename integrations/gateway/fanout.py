@@ -5,13 +5,13 @@ So the samples of one prompt may run on different instances, and the scheduler s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from rollout_sched.integrations.gateway.call import FIELD, JSON, Exchange, Headers, Reply
+from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply
 from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
+from rollout_sched.integrations.gateway.wire import Passing
 
 DONE = b"data: [DONE]"
 
@@ -43,11 +43,17 @@ def _one(fields: dict[str, Any], endpoint: Endpoint, prompt: Any, sample: int) -
     return one
 
 
-class Fanout:
-    """Gathers the replies to the responses of one call. `withdraw` gives up those still open."""
+class WholeReply(Reply, Protocol):
+    """Where the joined answer goes."""
 
-    def __init__(self, reply: Reply, count: int, samples: int) -> None:
-        self.withdraw: Callable[[], None]
+    def withdraw(self) -> None:
+        """Give up the responses that are still open."""
+
+
+class Fanout:
+    """Gathers the replies to the responses of one call."""
+
+    def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
         self._reply = reply
         self._samples = samples
         self._answers: list[dict[str, Any] | None] = [None] * count
@@ -58,7 +64,7 @@ class Fanout:
     def child(self, index: int) -> Child:
         return Child(self, index)
 
-    def answered(self, index: int, status: int, headers: Headers, body: bytes) -> None:
+    def answered(self, index: int, status: int, headers: bytes | Headers, body: bytes) -> None:
         if self._over:
             return
         if status != 200:
@@ -68,7 +74,7 @@ class Fanout:
                 self._reply.end()
             else:
                 self._reply.answer(status, headers, body)
-            self.withdraw()
+            self._reply.withdraw()
             return
         self._answers[index] = msgspec.json.decode(body)
         self._open -= 1
@@ -126,10 +132,10 @@ class Child:
         self._fanout = fanout
         self._index = index
 
-    def upstream(self, exchange: Exchange) -> None:
+    def upstream(self, passing: Passing) -> None:
         """Slowing one of several streams down would not slow the others."""
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
         self._fanout.answered(self._index, status, headers, body)
 
     def begin(self, headers: Headers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,12 +21,24 @@ from rollout_sched.integrations.gateway.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, engine_id, refuse
-from rollout_sched.live.ports import Outcome, RequestRejected
+from rollout_sched.integrations.gateway.wire import Forwarding, refuse
+from rollout_sched.integrations.http.client import Gathering
+from rollout_sched.integrations.http.heads import Headers, write_fields
+from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
 
 Answer = dict[str, Any]
 
+#: Bytes of an answer.
+MOST = 256 * 2**20
+
 NO_IDS = error_body(502, "the instance gives no token_ids, so an interrupted response cannot go on")
+
+
+@lru_cache(256)
+def header_lines(instance: str) -> bytes:
+    """Of an answer whose last tokens this instance made."""
+    named = (b"x-rollout-sched-instance", instance.encode())
+    return write_fields([JSON, named] if instance else [JSON])
 
 
 class Raw(msgspec.Struct):
@@ -50,25 +63,23 @@ class Forwarded:
         self.max_tokens = max_tokens
         self._pieces: dict[int, Raw | Share] = {}
 
-    async def attempt(self, client: Forwarding, dispatch: Dispatch, order_id: str) -> Outcome:
+    def begin(
+        self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
+    ) -> Attempting:
         parts = self._parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
-            assert prompt_ids is not None  # see _outcome
+            assert prompt_ids is not None  # see outcome
             path, body = self.call.resumed(dispatch, prompt_ids, parts)
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
-        name = self.call.request_id or order_id.encode()
-        headers = [*self.call.headers, *client.request_headers, (b"x-request-id", name)]
-        async with client.passing(order_id, engine_id(path, name)):
-            response = await client.pool.request("POST", path.decode(), headers, body)
-        if response.status != 200:
-            raise refuse(response.status, response.body)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
-        return self._outcome(response.body, whole=not parts, segment=segment)
+        receiver = Receiver(self, over, whole=not parts, segment=segment)
+        return self.call.pass_on(client, order_id, path, body, receiver)
 
-    def _outcome(self, body: bytes, *, whole: bool, segment: bool) -> Outcome:
-        """`whole`: it is the first attempt; `segment`: one of which "length" is not the end."""
+    def outcome(self, body: bytes, *, whole: bool, segment: bool) -> Outcome:
+        """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
+        end."""
         said = dialects.finish_of(body)
         if whole and said != "abort" and not (segment and said == "length"):
             spans: Spans = ()
@@ -112,9 +123,7 @@ class Forwarded:
     # -- answering -------------------------------------------------------------------------
 
     def answer(self, sample: Sample) -> None:
-        headers = [JSON]
-        if sample.segments:
-            headers.append((b"x-rollout-sched-instance", sample.segments[-1].instance.encode()))
+        headers = header_lines(sample.segments[-1].instance if sample.segments else "")
         pieces = list(self._pieces.values())
         first, last = pieces[0], pieces[-1]
         if isinstance(first, Raw):
@@ -148,3 +157,29 @@ class Forwarded:
             self.reply.answer(error.status, [JSON], error.body)
         else:
             self.reply.answer(502, [JSON], error_body(502, f"no instance could answer: {error}"))
+
+
+class Receiver(Gathering):
+    """Gets the answer to one attempt."""
+
+    __slots__ = ("_over", "_owner", "_segment", "_whole")
+
+    def __init__(self, owner: Forwarded, over: Over, *, whole: bool, segment: bool) -> None:
+        super().__init__(MOST)
+        self._owner = owner
+        self._over = over
+        self._whole = whole
+        self._segment = segment
+
+    def arrived(self, status: int, headers: Headers, body: bytes) -> None:
+        try:
+            if status != 200:
+                raise refuse(status, body)
+            outcome = self._owner.outcome(body, whole=self._whole, segment=self._segment)
+        except Exception as error:
+            self._over(error)
+        else:
+            self._over(outcome)
+
+    def on_error(self, error: Exception) -> None:
+        self._over(error)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.call import JSON, Call, Exchange, Headers, Reply, error_body
+from rollout_sched.integrations.gateway.call import JSON, Call, Headers, Reply, error_body
 from rollout_sched.integrations.gateway.envelope import ENDPOINTS, BadRequest, Endpoint, Envelope
 from rollout_sched.integrations.gateway.fanout import Fanout, split
 from rollout_sched.integrations.gateway.forwarded import Forwarded
 from rollout_sched.integrations.gateway.streamed import Streamed
+from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.driver import Driver
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class HttpRequest(Protocol):
     on_resume: Callable[[], None] | None
 
     def header(self, name: bytes) -> bytes | None: ...
-    def answer(self, status: int, headers: Headers, body: bytes) -> None: ...
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None: ...
     def begin(self, status: int, headers: Headers) -> None: ...
     def write(self, data: bytes) -> None: ...
     def end(self) -> None: ...
@@ -149,34 +149,21 @@ class Front:
         envelope: Envelope,
         bodies: list[bytes] | None,
     ) -> None:
-        count, size = 1 if bodies is None else len(bodies), len(request.body)
-        reply = HttpReply(request, partial(self._left, count, size))
-        submitted: list[str] = []
-
-        def withdraw() -> None:
-            for name in submitted:
-                self.driver.withdraw(name)
-
+        reply = HttpReply(self, request, 1 if bodies is None else len(bodies))
+        submitted = reply.submitted
         try:
             if bodies is None:
                 submitted.append(self._submit(request, endpoint, envelope, request.body, reply))
-            else:
-                fanout = Fanout(reply, len(bodies), envelope.samples())
-                fanout.withdraw = withdraw
-                for index, body in enumerate(bodies):
-                    child = envelopes.read(body, endpoint)
-                    to = fanout.child(index)
-                    submitted.append(self._submit(request, endpoint, child, body, to))
+                return
+            fanout = Fanout(reply, len(bodies), envelope.samples())
+            for index, body in enumerate(bodies):
+                child = envelopes.read(body, endpoint)
+                to = fanout.child(index)
+                submitted.append(self._submit(request, endpoint, child, body, to))
         except BaseException:
-            withdraw()
+            reply.withdraw()
+            reply.left()
             raise
-        self.open_requests += count
-        self.open_bytes += size
-        reply.watch(withdraw)
-
-    def _left(self, count: int, size: int) -> None:
-        self.open_requests -= count
-        self.open_bytes -= size
 
     def _submit(
         self,
@@ -186,23 +173,25 @@ class Front:
         body: bytes,
         reply: Reply,
     ) -> str:
-        headers = [field for field in request.headers if field[0] not in NOT_FORWARDED]
+        header = request.header
+        # What was read from lines can be written as lines.
+        lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
         call = Call(
             endpoint,
             request.target,
-            headers,
+            b"".join(lines),
             body,
             envelope,
-            request_id=request.header(b"x-request-id") or b"",
+            request_id=header(b"x-request-id") or b"",
             resumable=self._resumable or bool(envelope.stream),
         )
         tokens = envelopes.prompt_tokens(call.prompt)
         limit = call.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
-        group = request.header(b"x-group-id")
+        group = header(b"x-group-id")
         name = group.decode("latin-1") if group else envelope.group_id
-        session = request.header(b"x-session-id")
+        session = header(b"x-session-id")
         kind: Any = Streamed if envelope.stream else Forwarded
         return self.driver.submit(
             kind(call, reply, limit),
@@ -222,27 +211,42 @@ class Front:
 
 
 class HttpReply:
-    """The answer to a client over HTTP."""
+    """The answer to a client over HTTP; `submitted` names its requests, `count` of them.
 
-    def __init__(self, request: HttpRequest, left: Callable[[], None]) -> None:
+    They are given up when the client goes away.
+    """
+
+    __slots__ = ("_count", "_front", "_request", "submitted")
+
+    def __init__(self, front: Front, request: HttpRequest, count: int) -> None:
+        self.submitted: list[str] = []
+        self._front = front
         self._request = request
-        self._left = left
+        self._count = count
+        front.open_requests += count
+        front.open_bytes += len(request.body)
+        request.on_disconnect = self._gone
 
-    def watch(self, withdraw: Callable[[], None]) -> None:
-        """Give the call up when the client goes away."""
+    def left(self) -> None:
+        """The call is over."""
+        self._front.open_requests -= self._count
+        self._front.open_bytes -= len(self._request.body)
 
-        def gone() -> None:
-            self._left()
-            withdraw()
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more."""
+        for name in self.submitted:
+            self._front.driver.withdraw(name)
 
-        self._request.on_disconnect = gone
+    def _gone(self) -> None:
+        self.left()
+        self.withdraw()
 
-    def upstream(self, exchange: Exchange) -> None:
-        self._request.on_pause = exchange.pause
-        self._request.on_resume = exchange.resume
+    def upstream(self, passing: Passing) -> None:
+        self._request.on_pause = passing.pause
+        self._request.on_resume = passing.resume
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        self._left()
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        self.left()
         self._request.answer(status, headers, body)
 
     def begin(self, headers: Headers) -> None:
@@ -252,5 +256,5 @@ class HttpReply:
         self._request.write(events)
 
     def end(self) -> None:
-        self._left()
+        self.left()
         self._request.end()

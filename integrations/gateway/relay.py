@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rollout_sched.integrations.gateway.call import Exchange
 from rollout_sched.integrations.gateway.front import NOT_FORWARDED
 from rollout_sched.integrations.gateway.wire import Forwarding
+from rollout_sched.integrations.http.exchange import Exchange
 from rollout_sched.live.ports import InstanceError
 
 #: Bytes taken from the instance that the client has not taken, until the instance has to wait.

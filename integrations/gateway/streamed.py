@@ -8,7 +8,6 @@ of its own it keeps nothing but the token ids, to go on from.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -20,8 +19,8 @@ from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import dialects
 from rollout_sched.integrations.gateway.call import JSON, Call, Reply, error_body, with_added
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, engine_id, refuse
-from rollout_sched.live.ports import InstanceError, Outcome, RequestRejected
+from rollout_sched.integrations.gateway.wire import Forwarding, refuse
+from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 DONE = b"data: [DONE]"
@@ -79,20 +78,15 @@ class Streamed:
         self._begun = False
         self._id = b""
 
-    async def attempt(self, client: Forwarding, dispatch: Dispatch, order_id: str) -> Outcome:
+    def begin(
+        self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
+    ) -> Attempting:
         path, body = self._question(dispatch)
-        name = self.call.request_id or order_id.encode()
-        headers = [*self.call.headers, *client.request_headers, (b"x-request-id", name)]
         stream = self._streams[dispatch.attempt] = Stream()
-        receiver = Receiver(self, stream, resumed=dispatch.response_tokens > 0)
-        async with client.passing(order_id, engine_id(path, name)):
-            exchange = client.pool.send("POST", path.decode(), headers, body, receiver)
-            self.reply.upstream(exchange)
-            try:
-                await receiver.over
-            finally:
-                exchange.cancel()
-        return self._outcome(stream)
+        receiver = Receiver(self, stream, over, resumed=dispatch.response_tokens > 0)
+        passing = self.call.pass_on(client, order_id, path, body, receiver)
+        self.reply.upstream(passing)
+        return passing
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
@@ -108,7 +102,7 @@ class Streamed:
             raise RequestRejected("the stream broke off, and gave no token_ids to go on from", 502)
         return self.call.resumed(dispatch, prompt_ids, [part])
 
-    def _outcome(self, stream: Stream) -> Outcome:
+    def outcome(self, stream: Stream) -> Outcome:
         if not stream.finish:
             raise InstanceError("the stream ended without a finish_reason")
         self._read_up(stream)
@@ -263,12 +257,14 @@ class Streamed:
 
 
 class Receiver:
-    """Hands an exchange's bytes to its stream; `over` is done when it has ended."""
+    """Hands an exchange's bytes to its stream."""
 
-    def __init__(self, owner: Streamed, stream: Stream, *, resumed: bool) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    __slots__ = ("_error_body", "_over", "_owner", "_resumed", "_status", "_stream")
+
+    def __init__(self, owner: Streamed, stream: Stream, over: Over, *, resumed: bool) -> None:
         self._owner = owner
         self._stream = stream
+        self._over = over
         self._resumed = resumed
         self._status = 0
         self._error_body = b""
@@ -288,14 +284,17 @@ class Receiver:
             self.on_error(InstanceError(f"the stream broke off: {error}"))
 
     def on_end(self) -> None:
-        if self._status != 200:
-            self.on_error(refuse(self._status, self._error_body))
-        elif not self.over.done():
-            self.over.set_result(None)
+        try:
+            if self._status != 200:
+                raise refuse(self._status, self._error_body)
+            outcome = self._owner.outcome(self._stream)
+        except Exception as error:
+            self._over(error)
+        else:
+            self._over(outcome)
 
     def on_error(self, error: Exception) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
+        self._over(error)
 
 
 def _event(fields: dict[str, Any]) -> bytes:

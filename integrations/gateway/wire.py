@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from rollout_sched.integrations.gateway.dialects import ENGINE_ID
-from rollout_sched.live.ports import InstanceError, RequestRejected
+from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.live.ports import Attempting, InstanceError, RequestRejected
 
 #: Statuses that say more about the instance than about the request, but for a 404 that says that
 #: there is no such model (vLLM's words): the client named it.
 _INSTANCE_AT_FAULT = (404, 408, 409, 425, 429)
+
+
+class Passing(Attempting, Protocol):
+    """A call under way."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Forwarding(Protocol):
@@ -22,7 +29,15 @@ class Forwarding(Protocol):
     def pool(self) -> Any: ...
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]: ...
-    def passing(self, order_id: str, engine_id: str) -> AbstractAsyncContextManager[None]: ...
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> Passing: ...
 
 
 def engine_id(path: bytes, name: bytes) -> str:

@@ -254,33 +254,57 @@ class Pool:
             oldest.drop()
 
 
-class _Whole:
-    """Puts an answer together for `Pool.request`."""
+class Gathering:
+    """A receiver that puts an answer of at most `most` bytes together (exchange.Receiver).
 
-    def __init__(self, future: asyncio.Future[Response], max_body: int) -> None:
-        self.future = future
-        self._max_body = max_body
+    Exactly one of `arrived` and `on_error`, which a subclass says, is called in the end; after an
+    answer that is too long the exchange goes on until somebody cancels it.
+    """
+
+    __slots__ = ("_headers", "_left", "_most", "_parts", "_status")
+
+    def __init__(self, most: int) -> None:
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []  # most answers are one, and joining one copies nothing
-        self._size = 0
+        self._left = self._most = most
+
+    def arrived(self, status: int, headers: Headers, body: bytes) -> None:
+        raise NotImplementedError
+
+    def on_error(self, error: Exception) -> None:
+        raise NotImplementedError
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
         self._headers = headers
 
     def on_data(self, data: bytes) -> None:
+        if self._left < 0:
+            return
+        self._left -= len(data)
         self._parts.append(data)
-        self._size += len(data)
-        if self._size > self._max_body and not self.future.done():
+        if self._left < 0:
             self._parts.clear()
-            text = f"the answer is longer than {self._max_body} bytes"
-            self.future.set_exception(AnswerBroken(text))
+            self.on_error(AnswerBroken(f"the answer is longer than {self._most} bytes"))
 
     def on_end(self) -> None:
+        if self._left >= 0:
+            self.arrived(self._status, self._headers, b"".join(self._parts))
+
+
+class _Whole(Gathering):
+    """The answer that `Pool.request` waits for."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Response], most: int) -> None:
+        super().__init__(most)
+        self.future = future
+
+    def arrived(self, status: int, headers: Headers, body: bytes) -> None:
         if not self.future.done():
-            body = b"".join(self._parts)
-            self.future.set_result(Response(self._status, self._headers, body))
+            self.future.set_result(Response(status, headers, body))
 
     def on_error(self, error: Exception) -> None:
         if not self.future.done():

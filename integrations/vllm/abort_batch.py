@@ -27,7 +27,7 @@ class AbortBatch:
 
     async def _send_all(self) -> None:
         await asyncio.sleep(0)
-        await self._throttle()
+        await self._throttle.acquire()
         ids, self._ids, self._flush = self._ids, [], None
         await self._send(ids)  # never empty: to vLLM an empty list means every request
 

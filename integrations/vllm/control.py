@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rollout_sched.integrations.vllm.throttle import Throttle, throttle
+from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
 
 KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
@@ -52,7 +52,7 @@ class Control:
         self.url = url
         self._headers = dict(headers)
         self._tls = tls
-        self.throttle: Throttle = throttle(rate, "control_rate")
+        self.throttle = Throttle(rate, "control_rate")
         self._limit_s = limit_s
         self._open: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
 
@@ -75,7 +75,7 @@ class Control:
         `throttled=False` is for a caller that has passed the throttle already.
         """
         if throttled:
-            await self.throttle()
+            await self.throttle.acquire()
         answer = await self._exchange("POST", path, body, query, repeatable, limit_s)
         if answer.status != 200:
             raise refusal(path, answer)
@@ -83,7 +83,7 @@ class Control:
 
     async def send(self, method: str, path: str, body: Any = None) -> Answer:
         """Any answer at all to a call that is safe to repeat; InstanceError if there is none."""
-        await self.throttle()
+        await self.throttle.acquire()
         return await self._exchange(method, path, body, None, True, None)
 
     async def _exchange(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.client import Pool, Response
-from rollout_sched.integrations.http.exchange import ExchangeError
+from rollout_sched.integrations.http.exchange import ExchangeError, Receiver
+from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
@@ -19,7 +21,7 @@ from rollout_sched.integrations.vllm.detection import Endpoint, Findings, detect
 from rollout_sched.integrations.vllm.event_stream import EventStream
 from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.pooled_call import post
-from rollout_sched.integrations.vllm.throttle import throttle
+from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import (
     Description,
     Gauges,
@@ -82,8 +84,9 @@ class HttpInstance:
             b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in headers.items()
         )
         self._authorization = headers.get("Authorization", "").encode()
+        self._key_line = write_fields(self.request_headers)
         self._answer_limit_s = answer_limit_s
-        self._dispatch_throttle = throttle(dispatch_rate, "dispatch_rate")
+        self._dispatch_throttle = Throttle(dispatch_rate, "dispatch_rate")
         self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
         self._slots = slots
         self._endpoint = endpoint
@@ -127,7 +130,7 @@ class HttpInstance:
             for payload in events.feed(data):
                 assembly.add(dialect.read(payload))
 
-        await self._dispatch_throttle()
+        await self._dispatch_throttle.acquire()
         answer = await post(
             self.pool,
             dialect.target,
@@ -206,9 +209,8 @@ class HttpInstance:
         """Pass a call on as it came, but for what belongs to the connection it came on, and with
         this instance's key for the caller's. Header names are lower-case."""
         kept = [field for field in headers if field[0] not in NOT_FORWARDED]
-        if self._authorization:
-            kept.append((b"authorization", self._authorization))
-        await self._dispatch_throttle()
+        kept += self.request_headers
+        await self._dispatch_throttle.acquire()
         try:
             return await self.pool.request(method, target, kept, body, self._answer_limit_s)
         except TimeoutError as error:
@@ -216,9 +218,23 @@ class HttpInstance:
         except ExchangeError as error:
             raise InstanceError(f"{target} failed: {error}") from error
 
-    def passing(self, order_id: str, engine_id: str) -> Passing:
-        """A context for making an order's call on the pool oneself."""
-        return Passing(order_id, engine_id, self._passing, self._dispatch_throttle)
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> Passing:
+        """Make an order's call for somebody else; this instance's key is added to the header
+        lines. An abort of the order names `engine_id`. The receiver hears nothing before this has
+        returned."""
+        passing = Passing(order_id, engine_id, receiver, self._passing)
+        lines = self._key_line + header_lines
+        send = partial(self.pool.send, "POST", path, lines, body, passing)
+        passing.send(self._dispatch_throttle, send)
+        return passing
 
     async def close(self) -> None:
         self.pool.close()

@@ -3,58 +3,93 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable
 
-from rollout_sched.integrations.http.exchange import ExchangeError
+from rollout_sched.integrations.http.exchange import Exchange, ExchangeError, Receiver
+from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
 
 
 class Passing:
-    """Bounds the rate of such calls, knows what an abort must name, and says what went wrong as
-    InstanceError. Use it as an async context manager around the call.
+    """Between an exchange and who receives its answer (`integrations.http.exchange.Receiver`).
 
-    `register` holds it under its order's id meanwhile.
+    Bounds the rate of such calls, knows what an abort must name, and says what went wrong as
+    InstanceError. `register` holds it under its order's id until its end, its error or `cancel`.
     """
 
-    __slots__ = ("_cut", "_order_id", "_register", "_task", "_throttle", "engine_id")
+    __slots__ = (
+        "_exchange",
+        "_order_id",
+        "_paused",
+        "_receiver",
+        "_register",
+        "_waiting",
+        "engine_id",
+        "on_data",
+        "on_head",
+    )
+
+    on_head: Callable[[int, Headers], None]
+    on_data: Callable[[bytes], None]
 
     def __init__(
-        self, order_id: str, engine_id: str, register: dict[str, Passing], throttle: Throttle
+        self, order_id: str, engine_id: str, receiver: Receiver, register: dict[str, Passing]
     ) -> None:
         self.engine_id = engine_id
+        self.on_head = receiver.on_head
+        self.on_data = receiver.on_data
         self._order_id = order_id
+        self._receiver = receiver
         self._register = register
-        self._throttle = throttle
-        self._task: asyncio.Task[Any] | None = None
-        self._cut = False
+        self._exchange: Exchange | None = None
+        self._waiting: asyncio.Task[None] | None = None  # for its turn
+        self._paused = False
+        register[order_id] = self
+
+    def send(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+        """Make the call, now or when the throttle lets it through."""
+        if throttle.take():
+            self._exchange = send()
+        else:
+            self._waiting = asyncio.create_task(self._send_later(throttle, send))
+
+    async def _send_later(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+        await throttle.acquire()
+        self._exchange = send()
+        if self._paused:
+            self._exchange.pause()
+
+    def cancel(self) -> None:
+        """End the call from this side; the receiver hears nothing more."""
+        self._register.pop(self._order_id, None)
+        if self._exchange is not None:
+            self._exchange.cancel()
+        elif self._waiting is not None:
+            self._waiting.cancel()
 
     def cut(self) -> None:
         """End the call from this side, where the instance offers no abort."""
-        self._cut = True
-        if self._task is not None:
-            self._task.cancel()
+        self.cancel()
+        self._receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
 
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._register[self._order_id] = self
-        try:
-            await self._throttle()
-        except BaseException:
-            del self._register[self._order_id]
-            raise
+    def pause(self) -> None:
+        """As of an exchange."""
+        self._paused = True
+        if self._exchange is not None:
+            self._exchange.pause()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        del self._register[self._order_id]
-        if self._cut and isinstance(error, asyncio.CancelledError):
-            assert self._task is not None
-            self._task.uncancel()
-            raise InstanceError("it offers no abort, so the connection was cut") from None
+    def resume(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def on_end(self) -> None:
+        self._register.pop(self._order_id, None)
+        self._receiver.on_end()
+
+    def on_error(self, error: Exception) -> None:
+        self._register.pop(self._order_id, None)
         if isinstance(error, ExchangeError):
-            raise InstanceError(str(error)) from error
+            error = InstanceError(str(error))
+        self._receiver.on_error(error)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
 
-import asyncio_throttle
+from asyncio_throttle.throttler import Throttler
 
 from rollout_sched.core.errors import CallerError
 
-#: Awaited before a call; returns when the call may be made.
-Throttle = Callable[[], Awaitable[None]]
 
+class Throttle(Throttler):
+    """At most `rate` calls in any second. Raises CallerError for a rate below one.
 
-def throttle(rate: int, setting: str) -> Throttle:
-    """At most `rate` calls in any second. Raises CallerError for a rate below one."""
-    if rate < 1:
-        raise CallerError(f"{setting} is {rate}; it is a number of calls per second, at least 1")
-    acquire: Throttle = asyncio_throttle.Throttler(rate_limit=rate).acquire  # type: ignore[attr-defined]
-    return acquire
+    `take` spares a coroutine where no call has to wait.
+    """
+
+    def __init__(self, rate: int, setting: str) -> None:
+        if rate < 1:
+            raise CallerError(
+                f"{setting} is {rate}; it is a number of calls per second, at least 1"
+            )
+        super().__init__(rate_limit=rate)
+
+    async def acquire(self) -> None:
+        """Returns when the next call may be made."""
+        await super().acquire()  # type: ignore[no-untyped-call]
+
+    def take(self) -> bool:
+        """Whether a call may be made at once; then it is counted."""
+        self.flush()  # type: ignore[no-untyped-call]
+        if len(self._task_logs) >= self.rate_limit:
+            return False
+        self._task_logs.append(time.monotonic())
+        return True

@@ -1,7 +1,8 @@
 """The asyncio driver: turns the scheduler's actions into deeds, and what comes of them into events.
 
 It decides nothing. Everything that happens is told to the scheduler as an event, one after the
-other through one inbox; every attempt is a task; a Wake is a timer. It is the live twin of
+other through one inbox; an attempt is under way until its payload says that it is over; a Wake is a
+timer. It is the live twin of
 `simulators.closed_loop`: shown the same events, both do the same.
 """
 
@@ -12,6 +13,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rollout_sched.core.actions import (
@@ -44,6 +46,7 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.live.attempts import Running
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.ports import (
     AnswerUntrue,
@@ -66,38 +69,6 @@ PayloadFactory = Callable[[int], Payload]
 OnDeliver = Callable[[Deliver, list[Payload]], None]
 #: Called with a group that can never be whole, and why.
 OnGroupFailed = Callable[[str, Exception | None], None]
-
-
-class Running:
-    """An attempt under way."""
-
-    __slots__ = (
-        "begun",
-        "client",
-        "dispatch",
-        "given_up",
-        "order_id",
-        "payload",
-        "task",
-        "told",
-    )
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        payload: Payload,
-        client: InstanceClient,
-        order_id: str,
-        begun: float,
-    ) -> None:
-        self.dispatch = dispatch
-        self.payload = payload
-        self.client = client
-        self.order_id = order_id
-        self.begun = begun  # seconds of the loop's clock
-        self.told = 0  # tokens of its stream that the core knows of
-        self.given_up = False
-        self.task: asyncio.Task[None]
 
 
 class Driver:
@@ -301,11 +272,13 @@ class Driver:
 
     async def close(self) -> None:
         """Stop everything; instances are left as they are."""
-        running = [attempt.task for attempt in self._running.values()]
+        for running in self._running.values():
+            running.end()
+            running.cancel()
         self._running.clear()
-        for task in (*running, *self._tasks):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*running, *self._tasks, return_exceptions=True)
+        await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
         for attendant in self.attendants.values():
             await attendant.close()
 
@@ -325,8 +298,8 @@ class Driver:
     def lose(self, name: str, reason: str) -> None:
         """The instance is gone; what its streams brought is kept."""
         for running in self.holds(name):
-            del self._running[running.dispatch.attempt]
-            running.task.cancel()
+            self._take(running)
+            running.cancel()
             self._keep_streamed(running)
         if name in self.scheduler.fleet.instances:
             log.warning("instance %s lost: %s", name, reason)
@@ -340,19 +313,17 @@ class Driver:
 
     async def answered(self, name: str) -> None:
         """Every attempt that was stopped there has answered, or was given up."""
-        tasks = {running.task: running for running in self.holds(name)}
-        if not tasks:
+        ends = {running.ended(): running for running in self.holds(name)}
+        if not ends:
             return
-        _, late = await asyncio.wait(tasks, timeout=self.settings.abort_timeout_s)
-        for task in late:
-            self.forget(tasks[task], "it did not stop")
-        if late:
-            await asyncio.wait(late)
+        _, late = await asyncio.wait(ends, timeout=self.settings.abort_timeout_s)
+        for end in late:
+            self.forget(ends[end], "it did not stop")
 
     def forget(self, running: Running, reason: str) -> None:
         """Give up an attempt that the instance will never answer."""
-        running.given_up = True
-        running.task.cancel(reason)
+        running.cancel()
+        self._failed(running, InstanceError(f"given up: {reason}"))
 
     # -- attempts --------------------------------------------------------------------------
 
@@ -365,44 +336,51 @@ class Driver:
                 self._errors[action.request] = error
                 self.tell(RequestFailed(action.request, action.attempt, str(error), False))
                 return
-        client = self.attendants[action.instance].client
+        attendant = self.attendants[action.instance]
         order_id = f"{self._run_id}-{action.attempt}"
-        running = Running(action, payload, client, order_id, self._loop.time())
+        running = Running(action, payload, attendant.client, order_id, self._loop.time())
         self._running[action.attempt] = running
-        running.task = self._loop.create_task(self._attempt(running))
+        if attendant.sound.is_set():
+            self._begin(running)
+        else:
+            self._spawn(self._begin_once_sound(running, attendant))
 
     def _make(self, request: str) -> Payload:
         group, _, index = request.rpartition("/")
         payload = self._payloads[request] = self._factories[group](int(index))
         return payload
 
-    async def _attempt(self, running: Running) -> None:
-        dispatch = running.dispatch
-        timeout = self.settings.attempt_timeout_s or None
+    async def _begin_once_sound(self, running: Running, attendant: Attendant) -> None:
+        await attendant.sound.wait()
+        if running.dispatch.attempt in self._running:
+            self._begin(running)
+
+    def _begin(self, running: Running) -> None:
+        patience_s = self.settings.attempt_timeout_s
+        if patience_s:
+            reason = f"no answer within {patience_s:g} s"
+            running.timer = self._loop.call_later(patience_s, self.forget, running, reason)
         try:
-            sound = self.attendants[dispatch.instance].sound
-            if not sound.is_set():
-                await sound.wait()
-            attempting = running.payload.attempt(running.client, dispatch, running.order_id)
-            outcome = await (
-                attempting if timeout is None else asyncio.wait_for(attempting, timeout)
+            running.attempting = running.payload.begin(
+                running.client, running.dispatch, running.order_id, partial(self._over, running)
             )
-        except asyncio.CancelledError as error:
-            if running.given_up:
-                self._failed(running, InstanceError(f"given up: {error}"))
         except Exception as error:
-            if not isinstance(error, InstanceError | RequestRejected | OSError):
-                log.exception("attempt %d of request %s", dispatch.attempt, dispatch.request)
             self._failed(running, error)
+
+    def _over(self, running: Running, result: Outcome | Exception) -> None:
+        if isinstance(result, Exception):
+            running.cancel()
+            self._failed(running, result)
         else:
-            self._ended(running, outcome)
+            running.let_go()
+            self._ended(running, result)
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
         dispatch = running.dispatch
         if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(dispatch):
             self._failed(running, InstanceError("aborted by the instance without a token"))
             return
-        if self._running.pop(dispatch.attempt, None) is None:
+        if not self._take(running):
             return
         kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
         running.payload.keep(dispatch.attempt, kept, outcome.piece)
@@ -415,9 +393,12 @@ class Driver:
             )
 
     def _failed(self, running: Running, error: Exception) -> None:
-        dispatch = running.dispatch
-        if self._running.pop(dispatch.attempt, None) is None:
+        if not self._take(running):
             return
+        dispatch = running.dispatch
+        if not isinstance(error, InstanceError | RequestRejected | OSError):
+            text = "attempt %d of request %s"
+            log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
         usable = not isinstance(error, AnswerUntrue)
         if usable:
             self._keep_streamed(running)
@@ -430,6 +411,13 @@ class Driver:
         attendant = self.attendants.get(dispatch.instance)
         if retryable and attendant is not None:
             attendant.look_now()
+
+    def _take(self, running: Running) -> bool:
+        """Let go of an attempt. False if that has happened: this is not its first end."""
+        if self._running.pop(running.dispatch.attempt, None) is None:
+            return False
+        running.end()
+        return True
 
     def _was_stopped(self, dispatch: Dispatch) -> bool:
         """An attempt that we stopped, alone or with its whole instance."""
@@ -465,14 +453,14 @@ class Driver:
         """An abort may overtake its order, so it is repeated until the answer has come."""
         deadline = self._loop.time() + self.settings.abort_timeout_s
         wait_s = 0.25
-        while not running.task.done():
+        while not running.ended().done():
             try:
                 await running.client.abort(running.order_id)
             except (InstanceError, OSError) as error:
                 log.warning("abort of %s on %s: %s", running.order_id, running.client.name, error)
-            await asyncio.wait({running.task}, timeout=wait_s)
+            await asyncio.wait({running.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, 4.0)
-            if self._loop.time() > deadline and not running.task.done():
+            if self._loop.time() > deadline and not running.ended().done():
                 self.forget(running, "it did not stop")
                 return
 

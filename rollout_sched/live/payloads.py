@@ -13,7 +13,17 @@ import msgspec
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
-from rollout_sched.live.ports import AnswerUntrue, InstanceClient, OnTokens, Order, Outcome, Output
+from rollout_sched.live.attempts import AttemptTask
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    Attempting,
+    InstanceClient,
+    OnTokens,
+    Order,
+    Outcome,
+    Output,
+    Over,
+)
 
 
 class Piece(msgspec.Struct):
@@ -60,6 +70,11 @@ class TokenPayload:
         if self.sampling.get("logprobs") is None:
             return None
         return [value for piece in self._pieces.values() for value in piece.logprobs or ()]
+
+    def begin(
+        self, client: InstanceClient, dispatch: Dispatch, order_id: str, over: Over
+    ) -> Attempting:
+        return AttemptTask(self.attempt(client, dispatch, order_id), over)
 
     async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
         order = Order(

@@ -161,14 +161,27 @@ class Outcome(msgspec.Struct):
     piece: Any
 
 
+#: Told how an attempt ended: once, or not at all if it was cancelled. After an error the attempt is
+#: cancelled, for what it still holds.
+Over = Callable[[Outcome | Exception], None]
+
+
+class Attempting(Protocol):
+    """An attempt under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more, so free what it holds; `over` hears nothing."""
+
+
 class Payload(Protocol):
     """What one request is about: it knows how to be attempted and keeps what the attempts made.
 
     Its pieces, in order and joined, are always exactly the tokens that the core counts.
     """
 
-    async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
-        """Carry out a dispatch. What it raises ends the attempt, not the request."""
+    def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
+        """Begin to carry out a dispatch. What it raises, or tells `over`, ends the attempt, not the
+        request; `over` hears nothing before this has returned."""
 
     def streamed(self, attempt: int) -> int:
         """How many tokens the stream of an attempt has brought so far."""

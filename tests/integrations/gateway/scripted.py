@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.live.scripted import Scripted
@@ -18,13 +17,6 @@ class Asked(NamedTuple):
     headers: dict[bytes, bytes]
     body: dict[str, Any]
     receiver: Any
-    answer: asyncio.Future[Any] | None
-
-
-class Response(NamedTuple):
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Exchange:
@@ -48,14 +40,8 @@ class Pool:
         self.exchanges: list[Exchange] = []
         self._came = asyncio.Event()
 
-    async def request(self, method: str, target: str, headers: Any, body: bytes) -> Response:
-        answer = asyncio.get_running_loop().create_future()
-        self._note(Asked(target, dict(headers), json.loads(body), None, answer))
-        response: Response = await answer
-        return response
-
-    def send(self, method: str, target: str, headers: Any, body: bytes, receiver: Any) -> Exchange:
-        self._note(Asked(target, dict(headers), json.loads(body), receiver, None))
+    def send(self, asked: Asked) -> Exchange:
+        self._note(asked)
         self.exchanges.append(Exchange())
         return self.exchanges[-1]
 
@@ -70,13 +56,21 @@ class Instance(Scripted):
     def __init__(self, name: str = "i0", **other: Any) -> None:
         super().__init__(name, **other)
         self.pool = Pool()
-        self.request_headers = [(b"authorization", b"Bearer secret")]
         self.names: dict[str, str] = {}
 
-    @asynccontextmanager
-    async def passing(self, order_id: str, engine_id: str) -> AsyncIterator[None]:
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Any,
+    ) -> Exchange:
         self.names[order_id] = engine_id
-        yield
+        headers = fields_of(header_lines)
+        headers[b"authorization"] = b"Bearer secret"
+        return self.pool.send(Asked(path, headers, json.loads(body), receiver))
 
     async def asked(self, number: int = 0) -> Asked:
         """The so-maniest call, waited for."""
@@ -88,9 +82,10 @@ class Instance(Scripted):
 
     async def answer(self, number: int, body: Any, status: int = 200) -> None:  # type: ignore[override]
         asked = await self.asked(number)
-        assert asked.answer is not None
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        asked.answer.set_result(Response(status, [], raw))
+        asked.receiver.on_head(status, [])
+        asked.receiver.on_data(raw)
+        asked.receiver.on_end()
 
     async def event(self, number: int, *events: Any, end: bool = False) -> None:
         """Server-sent events of a stream; the first brings the head along."""
@@ -127,7 +122,8 @@ class Call:
 
     def answer(self, status: int, headers: Any, body: bytes) -> None:
         assert not self.status, "answered twice"
-        self.status, self.answer_headers, self.data = status, dict(headers), body
+        fields = fields_of(headers) if isinstance(headers, bytes) else dict(headers)
+        self.status, self.answer_headers, self.data = status, fields, body
         self.over.set()
 
     def begin(self, status: int, headers: Any) -> None:
@@ -154,6 +150,11 @@ class Call:
             await self.over.wait()
         texts = [part.removeprefix(b"data: ") for part in self.data.split(b"\n\n") if part]
         return [text if text == b"[DONE]" else json.loads(text) for text in texts]
+
+
+def fields_of(lines: bytes) -> dict[bytes, bytes]:
+    fields = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+    return {name: value for name, _, value in fields}
 
 
 def compact(fields: Any) -> bytes:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
-from rollout_sched.integrations.vllm.throttle import throttle
+from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
 
 
@@ -18,7 +18,7 @@ def test_aborts_of_one_tick_are_one_call():
         async def send(ids):
             sent.append(ids)
 
-        batch = AbortBatch(throttle(100, "rate"), send)
+        batch = AbortBatch(Throttle(100, "rate"), send)
         await asyncio.gather(*(batch.add(str(i)) for i in range(5)))
         await batch.add("5")
         return sent
@@ -31,7 +31,7 @@ def test_what_the_call_raised_reaches_all_who_wait():
         async def send(ids):
             raise InstanceError("no")
 
-        batch = AbortBatch(throttle(100, "rate"), send)
+        batch = AbortBatch(Throttle(100, "rate"), send)
         return await asyncio.gather(batch.add("a"), batch.add("b"), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(errors())] == [InstanceError, InstanceError]
@@ -46,7 +46,7 @@ def test_who_stops_waiting_stops_nobody_else():
             await gate.wait()
             calls.append(ids)
 
-        batch = AbortBatch(throttle(100, "rate"), send)
+        batch = AbortBatch(Throttle(100, "rate"), send)
         first, second = (asyncio.create_task(batch.add(name)) for name in "ab")
         await asyncio.sleep(0)
         first.cancel()

@@ -4,77 +4,127 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from rollout_sched.integrations.http.exchange import AnswerBroken
 from rollout_sched.integrations.vllm.passing import Passing
+from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
 
 
-async def at_once() -> None:
-    """A throttle that never waits."""
+class Receiver:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.heard.append(status)
+
+    def on_data(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def on_end(self) -> None:
+        self.heard.append("end")
+
+    def on_error(self, error: Exception) -> None:
+        self.heard.append(error)
+
+
+class Exchange:
+    """What a pool's `send` gives."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+class Stage:
+    """A call of order "o", and the throttle it passes."""
+
+    def __init__(self, rate: int = 10) -> None:
+        self.register: dict[str, Passing] = {}
+        self.receiver = Receiver()
+        self.exchange = Exchange()
+        self.sent = 0
+        self.throttle = Throttle(rate, "rate")
+        self.passing = Passing("o", "cmpl-o-0", self.receiver, self.register)
+
+    def send(self) -> None:
+        self.passing.send(self.throttle, self._send)
+
+    def _send(self) -> Exchange:  # type: ignore[override]
+        self.sent += 1
+        return self.exchange
 
 
 def test_it_is_known_by_its_order_while_it_lasts() -> None:
-    async def scene() -> None:
-        register: dict[str, Passing] = {}
-        async with Passing("o", "cmpl-o-0", register, at_once):
-            assert register["o"].engine_id == "cmpl-o-0"
-        assert not register
-
-    asyncio.run(scene())
+    stage = Stage()
+    stage.send()
+    assert stage.register["o"].engine_id == "cmpl-o-0"
+    stage.passing.on_head(200, [])
+    stage.passing.on_data(b"x")
+    stage.passing.on_end()
+    assert stage.receiver.heard == [200, b"x", "end"]
+    assert not stage.register
 
 
 def test_what_breaks_is_the_instances_fault() -> None:
+    stage = Stage()
+    stage.send()
+    stage.passing.on_error(AnswerBroken("reset"))
+    (error,) = stage.receiver.heard
+    assert isinstance(error, InstanceError)
+    assert str(error) == "reset"
+    assert not stage.register
+
+
+def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
+    cancelled, cut = Stage(), Stage()
+    for stage in (cancelled, cut):
+        stage.send()
+    cancelled.passing.cancel()
+    assert cancelled.receiver.heard == []
+    cut.passing.cut()
+    (error,) = cut.receiver.heard
+    assert isinstance(error, InstanceError)
+    for stage in (cancelled, cut):
+        assert stage.exchange.calls == ["cancel"]
+        assert not stage.register
+
+
+def test_a_call_waits_its_turn() -> None:
     async def scene() -> None:
-        register: dict[str, Passing] = {}
-        with pytest.raises(InstanceError, match="reset"):
-            async with Passing("o", "e", register, at_once):
-                raise AnswerBroken("reset")
-        assert not register
-
-    asyncio.run(scene())
-
-
-def test_a_cut_is_told_from_a_cancelled_caller() -> None:
-    async def scene() -> None:
-        register: dict[str, Passing] = {}
-
-        async def call() -> None:
-            async with Passing("o", "e", register, at_once):
-                await asyncio.sleep(60)
-
-        cut, cancelled = asyncio.create_task(call()), None
-        await asyncio.sleep(0)
-        register["o"].cut()
-        with pytest.raises(InstanceError, match="no abort"):
-            await cut
-        cancelled = asyncio.create_task(call())
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        assert not register
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        assert stage.throttle.take()
+        stage.send()
+        assert not stage.sent
+        stage.passing.pause()
+        await asyncio.sleep(0.2)
+        assert stage.sent == 1
+        assert stage.exchange.calls == ["pause"]
+        stage.passing.resume()
+        assert stage.exchange.calls == ["pause", "resume"]
 
     asyncio.run(scene())
 
 
 def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
     async def scene() -> None:
-        register: dict[str, Passing] = {}
-
-        async def never() -> None:
-            await asyncio.sleep(60)
-
-        async def call() -> None:
-            async with Passing("o", "e", register, never):
-                raise AssertionError("its turn never came")
-
-        waiting = asyncio.create_task(call())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert not register
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        assert stage.throttle.take()
+        stage.send()
+        stage.passing.cancel()
+        await asyncio.sleep(0.2)
+        assert not stage.sent
+        assert not stage.register
 
     asyncio.run(scene())

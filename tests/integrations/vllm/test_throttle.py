@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.throttle import throttle
+from rollout_sched.integrations.vllm.throttle import Throttle
 
 
 def test_no_more_calls_in_a_second_than_allowed():
     async def passed() -> int:
-        allow = throttle(5, "control_rate")
-        calls = [asyncio.create_task(allow()) for _ in range(20)]
+        allow = Throttle(5, "control_rate")
+        calls = [asyncio.create_task(allow.acquire()) for _ in range(20)]
         done, waiting = await asyncio.wait(calls, timeout=0.3)
         for call in waiting:
             call.cancel()
@@ -25,4 +25,13 @@ def test_no_more_calls_in_a_second_than_allowed():
 @pytest.mark.parametrize("rate", [0, -1])
 def test_a_rate_below_one_is_refused(rate):
     with pytest.raises(CallerError, match="control_rate is"):
-        throttle(rate, "control_rate")
+        Throttle(rate, "control_rate")
+
+
+def test_one_that_need_not_wait_counts_as_well():
+    async def passed() -> list[bool]:
+        allow = Throttle(2, "control_rate")
+        await allow.acquire()
+        return [allow.take(), allow.take()]
+
+    assert asyncio.run(passed()) == [True, False]

@@ -1,0 +1,92 @@
+"""Attempts under way: what the driver holds of each, and those that are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, Payload
+
+
+class Running:
+    """A dispatch that is carried out, from its order to its end."""
+
+    __slots__ = (
+        "_ended",
+        "_held",
+        "attempting",
+        "begun",
+        "client",
+        "dispatch",
+        "order_id",
+        "payload",
+        "timer",
+        "told",
+    )
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        payload: Payload,
+        client: InstanceClient,
+        order_id: str,
+        begun: float,
+    ) -> None:
+        self.dispatch = dispatch
+        self.payload = payload
+        self.client = client
+        self.order_id = order_id
+        self.begun = begun  # seconds of the loop's clock
+        self.told = 0  # tokens of its stream that the core knows of
+        self.attempting: Attempting | None = None  # None until its instance may be sent something
+        self.timer: asyncio.TimerHandle | None = None
+        self._held = True
+        self._ended: asyncio.Future[None] | None = None
+
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the driver holds it no longer."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if not self._held:
+                self._ended.set_result(None)
+        return self._ended
+
+    def end(self) -> None:
+        """The driver holds it no longer."""
+        self._held = False
+        if self.timer is not None:
+            self.timer.cancel()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def cancel(self) -> None:
+        """Free what the attempt holds; harmless after its end."""
+        attempting = self.attempting
+        self.let_go()
+        if attempting is not None:
+            attempting.cancel()
+
+    def let_go(self) -> None:
+        """It knows us through its `over`: that would be a cycle, for the collector to find."""
+        self.attempting = None
+
+
+class AttemptTask:
+    """An attempt that is a coroutine (`live.ports.Attempting`)."""
+
+    def __init__(self, attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
+        self._over = over
+        self._task = asyncio.get_running_loop().create_task(attempt)
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    def _done(self, task: asyncio.Task[Outcome]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        assert error is None or isinstance(error, Exception)  # others end the loop
+        self._over(task.result() if error is None else error)

@@ -1,0 +1,58 @@
+"""Attempts under way: an end is seen by whoever asks for it, before or after."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.live.attempts import AttemptTask, Running
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.ports import InstanceError, Outcome
+from tests.live.scripted import Scripted
+
+
+def running() -> Running:
+    dispatch = Dispatch("r", 1, "i0", 3, 9, 0)
+    return Running(dispatch, TokenPayload([1], {}), Scripted(), "o", 0.0)
+
+
+def test_an_end_is_seen_by_who_waited_and_by_who_asks_later() -> None:
+    async def scene() -> None:
+        attempt = running()
+        before = attempt.ended()
+        assert not before.done()
+        attempt.end()
+        assert before.done()
+        late = running()
+        late.end()
+        assert late.ended().done()
+
+    asyncio.run(scene())
+
+
+def test_a_coroutine_tells_its_end_once() -> None:
+    async def makes() -> Outcome:
+        return Outcome(1, "stop", (), None)
+
+    async def breaks() -> Outcome:
+        raise InstanceError("reset")
+
+    async def scene() -> None:
+        told: list[Outcome | Exception] = []
+        AttemptTask(makes(), told.append)
+        AttemptTask(breaks(), told.append)
+        assert not told, "not before it has begun"
+        await asyncio.sleep(0.01)
+        assert [type(result) for result in told] == [Outcome, InstanceError]
+
+    asyncio.run(scene())
+
+
+def test_one_that_is_cancelled_tells_nothing() -> None:
+    async def scene() -> None:
+        told: list[Outcome | Exception] = []
+        AttemptTask(asyncio.sleep(0.01, Outcome(1, "stop", (), None)), told.append).cancel()
+        await asyncio.sleep(0.03)
+        assert told == []
+
+    asyncio.run(scene())
