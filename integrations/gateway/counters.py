@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from rollout_sched.core.actions import Action, Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Event, InstanceLost, InstanceReported
@@ -12,6 +13,9 @@ from rollout_sched.core.model import Sample
 
 #: Upper bounds of the staleness histogram, in versions.
 STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
+
+_OF_INSTANCES = (InstanceReported, InstanceLost)
 
 
 class Counters:
@@ -39,26 +43,35 @@ class Counters:
     def observe(self, now: float, event: Event, actions: list[Action]) -> None:
         kind = type(event)
         self.events[kind] += 1
-        if kind is InstanceReported:
-            assert isinstance(event, InstanceReported)
-            self.generated[event.instance] = event.generated_tokens
-        elif kind is InstanceLost:
-            assert isinstance(event, InstanceLost)
-            self.generated.pop(event.instance, None)
+        if kind in _OF_INSTANCES:
+            self._instance_event(event)
         for action in actions:
-            if isinstance(action, Dispatch):
-                self.attempts += 1
-                self.resumed += action.response_tokens > 0
-            elif isinstance(action, Answer):
-                self._over("answered", action.sample)
-            elif isinstance(action, Deliver):
-                self.batches += 1
-                for sample in action.samples:
-                    self._delivered(sample)
-            elif isinstance(action, Discard):
-                self.tokens[action.reason] += action.tokens
-                if action.ends:
-                    self.outcomes[action.reason] += 1
+            count = self._count.get(type(action))
+            if count is not None:
+                count(self, action)
+
+    def _instance_event(self, event: Event) -> None:
+        if isinstance(event, InstanceReported):
+            self.generated[event.instance] = event.generated_tokens
+        elif isinstance(event, InstanceLost):
+            self.generated.pop(event.instance, None)
+
+    def _dispatched(self, action: Dispatch) -> None:
+        self.attempts += 1
+        self.resumed += action.response_tokens > 0
+
+    def _answered(self, action: Answer) -> None:
+        self._over("answered", action.sample)
+
+    def _delivered_batch(self, action: Deliver) -> None:
+        self.batches += 1
+        for sample in action.samples:
+            self._delivered(sample)
+
+    def _discarded(self, action: Discard) -> None:
+        self.tokens[action.reason] += action.tokens
+        if action.ends:
+            self.outcomes[action.reason] += 1
 
     def _over(self, outcome: str, sample: Sample) -> None:
         self.outcomes[outcome] += 1
@@ -68,3 +81,10 @@ class Counters:
         self._over("delivered", sample)
         self.staleness[bisect_left(STALENESS_BOUNDS, sample.staleness)] += 1
         self.staleness_sum += sample.staleness
+
+    _count: ClassVar[dict[type[Any], Callable[[Counters, Any], None]]] = {
+        Dispatch: _dispatched,
+        Answer: _answered,
+        Deliver: _delivered_batch,
+        Discard: _discarded,
+    }

@@ -28,6 +28,9 @@ COMPLETIONS_MAX_TOKENS = 16
 #: English text as byte-pair tokens, roughly; it only weighs prompts that come as text.
 BYTES_PER_TOKEN = 4
 
+#: The field that holds the prompt.
+_INPUT = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}
+
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -75,8 +78,7 @@ class Envelope(msgspec.Struct):
 
     def input(self, endpoint: Endpoint) -> bytes:
         """The prompt, messages or token ids as they stand in the body."""
-        raw = {"completions": self.prompt, "chat": self.messages, "generate": self.token_ids}
-        return bytes(raw[endpoint])
+        return bytes(getattr(self, _INPUT[endpoint]))
 
 
 _DECODER = msgspec.json.Decoder(Envelope)
@@ -100,8 +102,7 @@ def read(body: bytes, endpoint: Endpoint) -> Envelope:
     except msgspec.DecodeError as error:
         raise BadRequest(str(error)) from None
     if not envelope.input(endpoint):
-        name = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}[endpoint]
-        raise BadRequest(f"`{name}` is missing")
+        raise BadRequest(f"`{_INPUT[endpoint]}` is missing")
     if envelope.samples() < 1:
         raise BadRequest("`n` must be at least 1")
     limit = envelope.limit(endpoint)

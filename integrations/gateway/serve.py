@@ -15,9 +15,8 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.config import PolicyFile, load_policy
-from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, InstanceJoined, InstanceLost
+from rollout_sched.core.events import InstanceJoined, InstanceLost
 from rollout_sched.integrations.gateway.control import make_app
 from rollout_sched.integrations.gateway.doors import AdminDoor, is_loopback, read_keys
 from rollout_sched.integrations.gateway.front import Front, Limits
@@ -140,7 +139,7 @@ class Service:
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         self.front = Front(self.live.driver, limits=limits, keys=keys)
         self.gateway = Gateway(self.live, self.front, self._make_client)
-        self.live.driver.observers.append(self._announce)
+        self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
         app = make_app(self.gateway, door, max_body=options.max_body)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=options.grace_s
@@ -189,12 +188,12 @@ class Service:
         if not door.has_keys:
             self._say("/admin and the trainer's API are open to programs on this machine only")
 
-    def _announce(self, now: float, event: Event, actions: list[Action]) -> None:
-        """An observer: who has come, with what is missing there, and who has gone."""
+    def _announce(self, event: InstanceJoined | InstanceLost) -> None:
+        """Who has come, with what is missing there, and who has gone."""
         if isinstance(event, InstanceJoined):
             for line in _described(self.live.driver.attendants[event.instance]):
                 self._say(line)
-        elif isinstance(event, InstanceLost):
+        else:
             self._say(f"instance {event.instance}: lost ({event.reason})")
 
 

@@ -247,36 +247,37 @@ class Connection(asyncio.Protocol):
             exchange.finish().on_error(error)
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
-        searched = max(0, len(self._data) - len(END))
+        searched = 0
         if self._data:
+            searched = max(0, len(self._data) - len(END))
             data = self._data + data
-        while True:
-            end = data.find(END, searched)
-            if (len(data) if end < 0 else end) > MAX_HEAD:
+        end = data.find(END, searched)
+        if end < 0 or end > MAX_HEAD:
+            if len(data) > MAX_HEAD:
                 raise Malformed(f"its head is longer than {MAX_HEAD} bytes")
-            if end < 0:
-                self._data = data
-                return
-            status, head = read_response(data[:end])
-            data = data[end + len(END) :]
-            if status >= 200:
-                break
+            self._data = data
+            return
+        self._data = b""
+        exchange.head = exchange.body = b""  # answered, or announced that it will be
+        status, head = read_response(data[:end])
+        data = data[end + len(END) :]
+        if status < 200:
             if status == 101:
                 raise Malformed("it switches to another protocol")
-            exchange.head = exchange.body = b""  # the others announce that the answer will come
-            searched = 0
-        self._data = b""
-        exchange.head = exchange.body = b""
+            if data:
+                self._read_head(exchange, data)
+            return
+        self._keep = head.keep_alive
         bodiless = exchange.head_only or not has_body(status)
         length = 0 if bodiless else head.length(UNTIL_CLOSE)
-        self._keep = head.keep_alive
-        assert exchange.receiver is not None
-        exchange.receiver.on_head(status, head.headers)
+        receiver = exchange.receiver
+        assert receiver is not None
+        receiver.on_head(status, head.headers)
         if self._exchange is not exchange:
             return
         if len(data) == length:
             if data:
-                exchange.receiver.on_data(data)
+                receiver.on_data(data)
             if self._exchange is exchange:
                 self._end(exchange, b"")
         else:

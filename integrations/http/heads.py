@@ -1,7 +1,8 @@
 """The head of an HTTP/1.1 message: start line and fields, read strictly and written.
 
 A head is read line by line, and lines are remembered: nearly all of them came in the message
-before, so that a head costs a split and a few lookups. The grammar is RFC 9112, less its
+before, so that a head costs a split and a few lookups; heads of requests are remembered whole, for
+clients send the same one again and again. The grammar is RFC 9112, less its
 leniencies: bare line feeds, folded lines, space before a colon and repeated framing fields are
 all refused, for each is a way to make two servers disagree about where a message ends.
 """
@@ -18,13 +19,17 @@ Headers = list[tuple[bytes, bytes]]
 #: Body lengths that are not a number of bytes.
 CHUNKED = -1
 UNTIL_CLOSE = -2
+_UNSAID = -3
+_UNREAD = -4
 
 END = b"\r\n\r\n"
 _CRLF = b"\r\n"
 
-#: Lines remembered, and the longest of them in bytes. They are all forgotten at once when full.
+#: Lines and whole heads remembered, and the longest of each in bytes; all are forgotten at once
+#: when there are too many.
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_LINE = 256
+MAX_REMEMBERED_HEAD = 1024
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _TEXT = rb"[^\x00-\x08\n-\x1f\x7f]*"
@@ -32,7 +37,7 @@ _REQUEST = re.compile(rb"(%b) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: %b)?" % _TEXT)
 _FIELD = re.compile(rb"(%b):(%b)" % (_TOKEN, _TEXT))
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
-_SECRET = (b"authorization", b"cookie", b"proxy-authorization", b"set-cookie", b"x-api-key")
+_SECRET = re.compile(rb"(?im)^(?:(?:proxy-)?authorization|(?:set-)?cookie|x-api-key)[ \t]*:")
 
 #: Status lines by status.
 STATUS_LINE = {
@@ -54,11 +59,12 @@ class Malformed(ValueError):
 class Head:
     """Fields of a message by lower-case name, in order (`headers`) and by name (`fields`)."""
 
-    __slots__ = ("fields", "headers", "minor")
+    __slots__ = ("_length", "fields", "headers", "minor")
 
     def __init__(self, minor: int, headers: Headers) -> None:
         self.minor = minor
         self.headers = headers
+        self._length = _UNREAD
         self.fields = dict(headers)
         if len(self.fields) != len(headers):
             self.fields = _joined(headers)
@@ -74,11 +80,17 @@ class Head:
 
     def length(self, otherwise: int) -> int:
         """Bytes of the body, or CHUNKED; `otherwise` where the fields do not say."""
+        length = self._length
+        if length == _UNREAD:
+            length = self._length = self._read_length()
+        return otherwise if length == _UNSAID else length
+
+    def _read_length(self) -> int:
         coding = self.fields.get(b"transfer-encoding")
         length = self.fields.get(b"content-length")
         if coding is None:
             if length is None:
-                return otherwise
+                return _UNSAID
             if not length.isdigit() or len(length) > 18:
                 raise Malformed("Content-Length is not a number")
             return int(length)
@@ -92,7 +104,14 @@ class Head:
 
 
 def read_request(head: bytes) -> tuple[bytes, bytes, Head]:
-    """Method, target and fields of a request head, given without the empty line that ends it."""
+    """Method, target and fields of a request head, given without the empty line that ends it.
+
+    Heads that are alike may give the same `Head`, which nobody changes.
+    """
+    return _request_heads[head]
+
+
+def _read_request_head(head: bytes) -> tuple[bytes, bytes, Head]:
     first, *lines = head.split(_CRLF)
     method, target, minor = _request_lines[first]
     return method, target, Head(minor, [_field_lines[line] for line in lines])
@@ -110,18 +129,19 @@ def read_fields(block: bytes) -> Headers:
     return [_field_lines[line] for line in block.split(_CRLF)]
 
 
-class _Lines(dict[bytes, _Read]):
-    """What lines mean; those that were never seen are read by `read`."""
+class _Remembered(dict[bytes, _Read]):
+    """What texts mean; those that were never seen are read by `read`. No secret stays here."""
 
-    def __init__(self, read: Callable[[bytes], _Read]) -> None:
+    def __init__(self, read: Callable[[bytes], _Read], longest: int) -> None:
         self._read = read
+        self._longest = longest
 
-    def __missing__(self, line: bytes) -> _Read:
-        meaning = self._read(line)
-        if len(line) <= MAX_REMEMBERED_LINE and line.partition(b":")[0].lower() not in _SECRET:
+    def __missing__(self, text: bytes) -> _Read:
+        meaning = self._read(text)
+        if len(text) <= self._longest and _SECRET.search(text) is None:
             if len(self) >= MAX_REMEMBERED:
                 self.clear()
-            self[line] = meaning
+            self[text] = meaning
         return meaning
 
 
@@ -146,9 +166,10 @@ def _read_field_line(line: bytes) -> tuple[bytes, bytes]:
     return found[1].lower(), found[2].strip(b" \t")
 
 
-_request_lines = _Lines(_read_request_line)
-_status_lines = _Lines(_read_status_line)
-_field_lines = _Lines(_read_field_line)
+_request_lines = _Remembered(_read_request_line, MAX_REMEMBERED_LINE)
+_status_lines = _Remembered(_read_status_line, MAX_REMEMBERED_LINE)
+_field_lines = _Remembered(_read_field_line, MAX_REMEMBERED_LINE)
+_request_heads = _Remembered(_read_request_head, MAX_REMEMBERED_HEAD)
 
 
 def is_request_line(line: bytes) -> bool:

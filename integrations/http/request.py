@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rollout_sched.integrations.http.heads import (
@@ -82,9 +82,10 @@ class Request:
         """All fields in the order they came, names in lower case."""
         return self._head.headers
 
-    def header(self, name: bytes) -> bytes | None:
-        """A field by its lower-case name; repeated ones are joined with commas."""
-        return self._head.fields.get(name)
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """The same by lower-case name; repeated ones are joined with commas."""
+        return self._head.fields
 
     def answer(
         self, status: int, headers: bytes | Sequence[tuple[bytes, bytes]], body: bytes

@@ -86,7 +86,7 @@ def _check_groups(scheduler: Scheduler) -> None:
 
 
 def _check_no_idle_capacity(scheduler: Scheduler) -> None:
-    waiting, fleet = scheduler.waiting, scheduler.fleet
-    if waiting and fleet.open:
-        chosen = scheduler.roles.routing.choose(waiting.first(), fleet)
-        assert chosen is None, f"{waiting.first()!r} waits although {chosen!r} is open"
+    first, fleet = scheduler.waiting.first(), scheduler.fleet
+    if first is not None and fleet.open:
+        chosen = scheduler.roles.routing.choose(first, fleet)
+        assert chosen is None, f"{first!r} waits although {chosen!r} is open"

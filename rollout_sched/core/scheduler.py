@@ -254,8 +254,10 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         waiting, fleet, routing = self.waiting, self.fleet, self.roles.routing
-        while waiting and fleet.open:
+        while fleet.open:
             request = waiting.first()
+            if request is None:
+                return
             instance = routing.choose(request, fleet)
             if instance is None:
                 return
@@ -307,9 +309,8 @@ class Scheduler:
             )
         if self.progress.closed:
             raise CallerError(f"group {event.group!r} came after submissions were closed")
-        self._check_fits(
-            f"group {event.group!r}", event.prompt_tokens + event.max_tokens, self.fleet.kv_tokens
-        )
+        needed = event.prompt_tokens + event.max_tokens
+        self._check_fits("group", event.group, needed, self.fleet.kv_tokens)
         group = Group(
             event.group, self._next_serial(), event.samples, event.prompt_tokens, event.max_tokens
         )
@@ -325,7 +326,7 @@ class Scheduler:
                 f"not {event.prompt_tokens} and {event.max_tokens}"
             )
         needed = event.prompt_tokens + event.max_tokens
-        self._check_fits(f"request {event.request!r}", needed, self.fleet.kv_tokens)
+        self._check_fits("request", event.request, needed, self.fleet.kv_tokens)
         # Siblings have the same prompt and limit; who differs is no help for prediction.
         key = (event.group, event.prompt_tokens, event.max_tokens)
         group = self.direct_groups.get(key)
@@ -386,11 +387,8 @@ class Scheduler:
             self.groups.values(), key=lambda g: g.prompt_tokens + g.max_tokens, default=None
         )
         if largest is not None:
-            self._check_fits(
-                f"group {largest.id!r}",
-                largest.prompt_tokens + largest.max_tokens,
-                event.kv_tokens,
-            )
+            needed = largest.prompt_tokens + largest.max_tokens
+            self._check_fits("group", largest.id, needed, event.kv_tokens)
         before = self.fleet.instances.get(event.instance)
         if before is not None:
             # It restarted before anybody noticed: what it held is gone.
@@ -868,10 +866,10 @@ class Scheduler:
             self.fleet.touch(instance)
             self._out.append(Wake(at))
 
-    def _check_fits(self, what: str, tokens: int, kv_tokens: int | None) -> None:
+    def _check_fits(self, kind: str, name: str, tokens: int, kv_tokens: int | None) -> None:
         if kv_tokens is not None and tokens > kv_tokens:
             raise CallerError(
-                f"{what}: prompt_tokens + max_tokens is {tokens}, but an instance holds "
+                f"{kind} {name!r}: prompt_tokens + max_tokens is {tokens}, but an instance holds "
                 f"only {kv_tokens} KV tokens, so it could never run there; lower max_tokens or "
                 f"give the instances more KV memory"
             )

@@ -41,7 +41,12 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         return request.rank is not None and request in self._sorted()
 
-    def first(self) -> Request:
+    def first(self) -> Request | None:
+        """Who goes next; None if nobody waits."""
+        if not self._size:
+            return None
+        if self._size == 1 and self._new:  # alone, so there is nothing to sort
+            return self._new[0]
         requests, later = self._sorted(), self._later
         request: Request = requests[0]
         while later and request.id in later:
@@ -53,8 +58,14 @@ class WaitingQueue:
 
     def pop_first(self) -> None:
         """Take out what `first` returns."""
-        self.first()
-        self._requests.pop(0).rank = None
+        request = self.first()
+        assert request is not None, "somebody waits"
+        if self._new:
+            self._new.clear()
+            self._later.pop(request.id, None)
+        else:
+            self._requests.pop(0)
+        request.rank = None
         self._size -= 1
 
     def add(self, request: Request, key: Any) -> None:

@@ -90,6 +90,7 @@ class Driver:
         self.scheduler = scheduler
         self.settings = settings
         self.observers = list(observers)
+        self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
         self.on_deliver = on_deliver
         self.on_group_failed = on_group_failed
         self.attendants: dict[str, Attendant] = {}
@@ -130,14 +131,20 @@ class Driver:
 
     # -- telling the scheduler -------------------------------------------------------------
 
+    def watch(self, watcher: Callable[[Any], None], *kinds: type[Any]) -> None:
+        """Have `watcher` called with every event of these types, before its actions are done."""
+        for kind in kinds:
+            self._watchers.setdefault(kind, []).append(watcher)
+
     def tell(self, event: Event) -> None:
         """Something has happened. Raises CallerError, and nothing has changed, if the caller asked
         for the impossible. A scheduler that is broken is told nothing more."""
-        self._inbox.append(event)
         if self._handling:
+            self._inbox.append(event)
             return
         self._handling = True
         try:
+            self._handle(event)
             while self._inbox:
                 self._handle(self._inbox.popleft())
         finally:
@@ -153,7 +160,7 @@ class Driver:
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
             return
-        now = self.now
+        now = self._loop.time() - self._origin
         try:
             actions = self.scheduler.handle(event, now)
         except CallerError:
@@ -163,6 +170,8 @@ class Driver:
             return
         for observer in self.observers:
             observer(now, event, actions)
+        for watcher in self._watchers.get(type(event), ()):
+            watcher(event)
         for action in actions:
             self._do[type(action)](action)
         anomalies = self.scheduler.anomalies

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.actions import Deliver
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
@@ -46,7 +46,7 @@ class TrainerDesk:
         self._fleet_changed = asyncio.Event()
         driver.on_deliver = self._deliver
         driver.on_group_failed = self._fail
-        driver.observers.append(self._observe)
+        driver.watch(self._fleet_event, *_FLEET_EVENTS)
 
     @property
     def version(self) -> int:
@@ -153,9 +153,8 @@ class TrainerDesk:
         self._failed.append(FailedGroup(group, str(error) if error else "it cannot be made"))
         self._check_end()
 
-    def _observe(self, now: float, event: Event, actions: list[Action]) -> None:
-        if isinstance(event, _FLEET_EVENTS):
-            self._fleet_changed.set()
+    def _fleet_event(self, event: Event) -> None:
+        self._fleet_changed.set()
 
     def _check_end(self) -> None:
         broken = self.driver.broken is not None

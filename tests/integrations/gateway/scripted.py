@@ -117,8 +117,9 @@ class Call:
         self.data = b""
         self.over = asyncio.Event()
 
-    def header(self, name: bytes) -> bytes | None:
-        return dict(self.headers).get(name)
+    @property
+    def fields(self) -> dict[bytes, bytes]:
+        return dict(self.headers)
 
     def answer(self, status: int, headers: Any, body: bytes) -> None:
         assert not self.status, "answered twice"
