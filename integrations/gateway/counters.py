@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from rollout_sched.core.actions import Action, Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Event, InstanceLost, InstanceReported
@@ -46,7 +46,7 @@ class Counters:
         if kind in _OF_INSTANCES:
             self._instance_event(event)
         for action in actions:
-            count = self._count.get(type(action))
+            count = _COUNT.get(type(action))
             if count is not None:
                 count(self, action)
 
@@ -56,19 +56,19 @@ class Counters:
         elif isinstance(event, InstanceLost):
             self.generated.pop(event.instance, None)
 
-    def _dispatched(self, action: Dispatch) -> None:
+    def dispatched(self, action: Dispatch) -> None:
         self.attempts += 1
         self.resumed += action.response_tokens > 0
 
-    def _answered(self, action: Answer) -> None:
+    def answered(self, action: Answer) -> None:
         self._over("answered", action.sample)
 
-    def _delivered_batch(self, action: Deliver) -> None:
+    def delivered(self, action: Deliver) -> None:
         self.batches += 1
         for sample in action.samples:
             self._delivered(sample)
 
-    def _discarded(self, action: Discard) -> None:
+    def discarded(self, action: Discard) -> None:
         self.tokens[action.reason] += action.tokens
         if action.ends:
             self.outcomes[action.reason] += 1
@@ -82,9 +82,10 @@ class Counters:
         self.staleness[bisect_left(STALENESS_BOUNDS, sample.staleness)] += 1
         self.staleness_sum += sample.staleness
 
-    _count: ClassVar[dict[type[Any], Callable[[Counters, Any], None]]] = {
-        Dispatch: _dispatched,
-        Answer: _answered,
-        Deliver: _delivered_batch,
-        Discard: _discarded,
-    }
+
+_COUNT: dict[type[Any], Callable[[Counters, Any], None]] = {
+    Dispatch: Counters.dispatched,
+    Answer: Counters.answered,
+    Deliver: Counters.delivered,
+    Discard: Counters.discarded,
+}

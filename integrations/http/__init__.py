@@ -1,13 +1,8 @@
 """HTTP/1.1 for the hot path: `Pool` towards instances, `HttpServer` towards clients."""
 
 from rollout_sched.integrations.http.client import Pool, Response
-from rollout_sched.integrations.http.exchange import (
-    AnswerBroken,
-    Exchange,
-    ExchangeError,
-    NotConnected,
-    Receiver,
-)
+from rollout_sched.integrations.http.errors import AnswerBroken, ExchangeError, NotConnected
+from rollout_sched.integrations.http.exchange import Exchange, Receiver
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.http.request import Request
 from rollout_sched.integrations.http.server import App, HttpServer

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, Malformed, read_fields
+from rollout_sched.integrations.http.errors import Malformed
+from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, read_fields
 
 #: Longest line that opens a chunk, and longest block of trailers, in bytes.
 MAX_CHUNK_LINE = 1024

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
 from rollout_sched.integrations.http.exchange import (
-    AnswerBroken,
     Connection,
     Exchange,
-    NotConnected,
     Receiver,
 )
 from rollout_sched.integrations.http.heads import Headers, is_request_line, write_fields

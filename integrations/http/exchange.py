@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of
+from rollout_sched.integrations.http.errors import AnswerBroken, Malformed
 from rollout_sched.integrations.http.heads import (
     END,
     UNTIL_CLOSE,
     Headers,
-    Malformed,
     has_body,
     read_response,
 )
@@ -37,18 +37,6 @@ RACE_S = 1.0
 
 #: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
 JOIN_BELOW = 32 * 1024
-
-
-class ExchangeError(ConnectionError):
-    """An exchange that did not come to its end; the base of the two below."""
-
-
-class NotConnected(ExchangeError):
-    """No connection could be had: the instance has not seen the request."""
-
-
-class AnswerBroken(ExchangeError):
-    """The connection broke or what came is not HTTP: the instance may have seen the request."""
 
 
 class Receiver(Protocol):

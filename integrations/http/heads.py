@@ -10,9 +10,11 @@ all refused, for each is a way to make two servers disagree about where a messag
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TypeVar
+
+from rollout_sched.integrations.http.errors import Malformed
+from rollout_sched.integrations.http.remembered import Remembered
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -25,9 +27,7 @@ _UNREAD = -4
 END = b"\r\n\r\n"
 _CRLF = b"\r\n"
 
-#: Lines and whole heads remembered, and the longest of each in bytes; all are forgotten at once
-#: when there are too many.
-MAX_REMEMBERED = 4096
+#: Longest line and longest head that are remembered, in bytes.
 MAX_REMEMBERED_LINE = 256
 MAX_REMEMBERED_HEAD = 1024
 
@@ -37,23 +37,11 @@ _REQUEST = re.compile(rb"(%b) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: %b)?" % _TEXT)
 _FIELD = re.compile(rb"(%b):(%b)" % (_TOKEN, _TEXT))
 _ONCE = (b"content-length", b"transfer-encoding", b"host")
-_SECRET = re.compile(rb"(?im)^(?:(?:proxy-)?authorization|(?:set-)?cookie|x-api-key)[ \t]*:")
 
 #: Status lines by status.
 STATUS_LINE = {
     s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode("ascii")) for s in HTTPStatus
 }
-
-
-_Read = TypeVar("_Read")
-
-
-class Malformed(ValueError):
-    """What arrived is not HTTP/1.1; `status` is what a server answers to it."""
-
-    def __init__(self, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Head:
@@ -129,22 +117,6 @@ def read_fields(block: bytes) -> Headers:
     return [_field_lines[line] for line in block.split(_CRLF)]
 
 
-class _Remembered(dict[bytes, _Read]):
-    """What texts mean; those that were never seen are read by `read`. No secret stays here."""
-
-    def __init__(self, read: Callable[[bytes], _Read], longest: int) -> None:
-        self._read = read
-        self._longest = longest
-
-    def __missing__(self, text: bytes) -> _Read:
-        meaning = self._read(text)
-        if len(text) <= self._longest and _SECRET.search(text) is None:
-            if len(self) >= MAX_REMEMBERED:
-                self.clear()
-            self[text] = meaning
-        return meaning
-
-
 def _read_request_line(line: bytes) -> tuple[bytes, bytes, int]:
     found = _REQUEST.fullmatch(line)
     if found is None:
@@ -166,10 +138,10 @@ def _read_field_line(line: bytes) -> tuple[bytes, bytes]:
     return found[1].lower(), found[2].strip(b" \t")
 
 
-_request_lines = _Remembered(_read_request_line, MAX_REMEMBERED_LINE)
-_status_lines = _Remembered(_read_status_line, MAX_REMEMBERED_LINE)
-_field_lines = _Remembered(_read_field_line, MAX_REMEMBERED_LINE)
-_request_heads = _Remembered(_read_request_head, MAX_REMEMBERED_HEAD)
+_request_lines = Remembered(_read_request_line, MAX_REMEMBERED_LINE)
+_status_lines = Remembered(_read_status_line, MAX_REMEMBERED_LINE)
+_field_lines = Remembered(_read_field_line, MAX_REMEMBERED_LINE)
+_request_heads = Remembered(_read_request_head, MAX_REMEMBERED_HEAD)
 
 
 def is_request_line(line: bytes) -> bool:

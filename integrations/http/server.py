@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from rollout_sched.integrations.http.bodies import Body, body_of
+from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import (
     END,
     Head,
-    Malformed,
     read_request,
     status_line,
 )

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.client import Pool, Response
-from rollout_sched.integrations.http.exchange import ExchangeError, Receiver
+from rollout_sched.integrations.http.errors import ExchangeError
+from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch

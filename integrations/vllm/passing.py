@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rollout_sched.integrations.http.exchange import Exchange, ExchangeError, Receiver
+from rollout_sched.integrations.http.errors import ExchangeError
+from rollout_sched.integrations.http.exchange import Exchange, Receiver
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError

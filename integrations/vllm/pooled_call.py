@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.http.exchange import ExchangeError
+from rollout_sched.integrations.http.errors import ExchangeError
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.control import Answer
 from rollout_sched.live.ports import InstanceError

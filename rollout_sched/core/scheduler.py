@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count, islice
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
 from rollout_sched.core import invariants
 from rollout_sched.core.actions import (
@@ -157,7 +157,7 @@ class Scheduler:
         out: list[Action] = []
         self._out = out
         kind = type(event)
-        self._APPLY[kind](self, event, now)
+        _APPLY[kind](self, event, now)
         if kind in STIRRING:
             self._stirred = True
         self._decide()
@@ -878,26 +878,27 @@ class Scheduler:
         self._serial += 1
         return self._serial
 
-    # No table of bound methods in each scheduler: that would be a cycle.
-    _APPLY: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
-        InstanceJoined: _instance_joined,
-        InstanceLost: _instance_lost,
-        InstanceLeaving: _instance_leaving,
-        InstanceReported: _instance_reported,
-        GroupSubmitted: _group_submitted,
-        RequestSubmitted: _request_submitted,
-        RequestWithdrawn: _request_withdrawn,
-        SessionEnded: _session_ended,
-        SubmissionsClosed: _submissions_closed,
-        TokensArrived: _tokens_arrived,
-        RequestFinished: _request_finished,
-        TurnFinished: _turn_finished,
-        ToolReturned: _tool_returned,
-        RequestInterrupted: _request_interrupted,
-        RequestFailed: _request_failed,
-        WeightsPublished: _weights_published,
-        InstancePaused: _instance_paused,
-        WeightsUpdated: _weights_updated,
-        BatchRequested: _batch_requested,
-        Woke: _woke,
-    }
+
+#: What each event does. No table of bound methods in each scheduler: that would be a cycle.
+_APPLY: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
+    InstanceJoined: Scheduler._instance_joined,
+    InstanceLost: Scheduler._instance_lost,
+    InstanceLeaving: Scheduler._instance_leaving,
+    InstanceReported: Scheduler._instance_reported,
+    GroupSubmitted: Scheduler._group_submitted,
+    RequestSubmitted: Scheduler._request_submitted,
+    RequestWithdrawn: Scheduler._request_withdrawn,
+    SessionEnded: Scheduler._session_ended,
+    SubmissionsClosed: Scheduler._submissions_closed,
+    TokensArrived: Scheduler._tokens_arrived,
+    RequestFinished: Scheduler._request_finished,
+    TurnFinished: Scheduler._turn_finished,
+    ToolReturned: Scheduler._tool_returned,
+    RequestInterrupted: Scheduler._request_interrupted,
+    RequestFailed: Scheduler._request_failed,
+    WeightsPublished: Scheduler._weights_published,
+    InstancePaused: Scheduler._instance_paused,
+    WeightsUpdated: Scheduler._weights_updated,
+    BatchRequested: Scheduler._batch_requested,
+    Woke: Scheduler._woke,
+}

@@ -17,7 +17,8 @@ from rollout_sched.integrations.http.bodies import (
     UntilClose,
     body_of,
 )
-from rollout_sched.integrations.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
+from rollout_sched.integrations.http.errors import Malformed
+from rollout_sched.integrations.http.heads import CHUNKED, UNTIL_CLOSE
 from tests.integrations.http.test_heads import Oracle
 
 

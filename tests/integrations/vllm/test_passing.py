@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.integrations.http.exchange import AnswerBroken
+from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
