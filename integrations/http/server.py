@@ -360,8 +360,7 @@ class Connection(asyncio.Protocol):
         self._pos = 0
         if b"expect" in head.fields and end == len(data):
             self._expect(head)
-        self._read_body(body, data[end:])
-        return self._body is None
+        return self._read_body(body, data[end:])
 
     def _expect(self, head: Head) -> None:
         if head.fields[b"expect"].lower() != b"100-continue":
@@ -369,14 +368,15 @@ class Connection(asyncio.Protocol):
         if head.minor:
             self._transport.write(_CONTINUE)
 
-    def _read_body(self, body: Body, data: bytes) -> None:
+    def _read_body(self, body: Body, data: bytes) -> bool:
+        """Handle the request if its body is complete. False if it is not all there."""
         payload, rest = body.feed(data)
         self._payload += payload
         if len(self._payload) > self._server.max_body:
             raise Malformed(f"the body is longer than {self._server.max_body} bytes", status=413)
         if rest is None:
             self._wait()
-            return
+            return False
         assert self._head is not None
         method, target, head = self._head
         whole = bytes(self._payload)
@@ -384,6 +384,7 @@ class Connection(asyncio.Protocol):
         self._head = self._body = None
         self._data = rest
         self._handle(method, target, head, whole)
+        return True
 
     def _handle(self, method: bytes, target: bytes, head: Head, body: bytes) -> None:
         self._request = request = Request(self, method, target, head, body)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from rollout_sched.integrations.http.errors import ExchangeError
-from rollout_sched.integrations.http.exchange import Exchange, Receiver
+from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
+
+
+class Exchange(Protocol):
+    """As of the pool (`integrations.http.exchange`)."""
+
+    def cancel(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Passing:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
-from itertools import count, islice
 from math import ceil
 from typing import Any
 
@@ -691,12 +690,13 @@ class Scheduler:
         group.active = True
         self.progress.active += 1
         self.sample_buffer.hold(group)
-        missing = ceil(group.samples * oversample - 1e-9) - len(group.requests)
-        if missing > 0:
-            used = {request.index for request in group.requests}
-            unused = (index for index in count() if index not in used)
-            for index in islice(unused, missing):
+        wanted = ceil(group.samples * oversample - 1e-9)
+        used = {request.index for request in group.requests}
+        index = 0
+        while len(group.requests) < wanted:
+            if index not in used:
                 self._create(group, index, f"{group.id}/{index}")
+            index += 1
         for request in self.replay_buffer.of(group):
             self._return(request)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import Enum
+from types import GetSetDescriptorType
 from typing import Any
 
 import msgspec
@@ -1074,7 +1075,13 @@ def facts(scheduler: Scheduler) -> Any:
             return getattr(thing, "__qualname__", repr(thing))
         if isinstance(thing, set):
             return sorted(thing)
-        return [type(thing), plain({k: v for k, v in vars(thing).items() if k != "_out"})]
+        return [type(thing), plain({k: v for k, v in attributes(thing) if k != "_out"})]
+
+    def attributes(thing: Any) -> list[tuple[str, Any]]:
+        if hasattr(thing, "__dict__"):
+            return list(vars(thing).items())
+        members = vars(type(thing)).items()  # a compiled class has no dictionary for each object
+        return [(k, getattr(thing, k)) for k, m in members if isinstance(m, GetSetDescriptorType)]
 
     return plain(scheduler)
 

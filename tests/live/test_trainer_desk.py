@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -213,14 +214,16 @@ def test_versions_are_those_that_made_the_tokens() -> None:
 def test_a_broken_scheduler_is_told_to_everybody() -> None:
     async def scene() -> None:
         async with Stage() as stage:
-            stage.desk.submit([prompt()])
+            stage.desk.submit([prompt(samples=2)])
             asking = stage.ask()
             await stage.instance.order()
 
-            def explode(*_: Any) -> Any:
-                raise RuntimeError("a policy of the user's own")
+            class Exploding:
+                def lesson(self, group: Any) -> Any:
+                    raise RuntimeError("a policy of the user's own")
 
-            stage.driver.scheduler.handle = explode  # type: ignore[method-assign]
+            scheduler = stage.driver.scheduler
+            scheduler.roles = msgspec.structs.replace(scheduler.roles, prediction=Exploding())
             await stage.instance.answer(0, [7])
             with pytest.raises(RuntimeError, match="of the user's own"):
                 await asking

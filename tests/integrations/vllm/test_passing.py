@@ -59,7 +59,7 @@ class Stage:
     def send(self) -> None:
         self.passing.send(self.throttle, self._send)
 
-    def _send(self) -> Exchange:  # type: ignore[override]
+    def _send(self) -> Exchange:
         self.sent += 1
         return self.exchange
 
