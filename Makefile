@@ -5,9 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
+COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
+SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm test test-vllm check format bench bench-live clean
+.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live clean
 
 # First what the policies would do, then three of them at work in front of simulated servers.
 demo: $(VENV)/.ready
@@ -22,6 +24,12 @@ demo-vllm: $(VLLM_VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
+
+# The same tests on the compiled build, from a folder without the sources beside them.
+test-compiled: $(COMPILED_VENV)/.ready
+	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks pyproject.toml build/compiled
+	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q \
+	  tests/core tests/policies tests/live tests/integrations tests/laws
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
 test-vllm: $(VLLM_VENV)/.ready
@@ -44,11 +52,11 @@ bench: $(VENV)/.ready
 
 # Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
 # About 28 minutes; `make bench-live QUICK=--quick` takes about four.
-bench-live: $(VENV)/.ready $(PEERS_VENV)/.ready
-	PEERS=$(PEERS_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
+	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -58,6 +66,12 @@ $(VENV)/.ready: pyproject.toml
 	else \
 	  $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q -e '.[dev]'; \
 	fi
+	touch $@
+
+# About a minute and a half, and a C compiler.
+$(COMPILED_VENV)/.ready: $(SOURCES)
+	$(PYTHON) -m venv $(COMPILED_VENV)
+	ROLLOUT_SCHED_COMPILE=1 $(COMPILED_VENV)/bin/python -m pip install -q '.[dev]'
 	touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt

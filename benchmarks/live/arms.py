@@ -19,8 +19,10 @@ from benchmarks.live.processes import LOOPBACK, Processes, free_port, script, ur
 
 HERE = Path(__file__).parent
 
-#: The virtual environment of the peers; `make bench-live` makes it.
+#: The virtual environments of the peers and of our compiled build; `make bench-live` makes them.
 PEERS = Path(os.environ.get("PEERS", HERE.parents[1] / ".venv-peers"))
+COMPILED = Path(os.environ.get("COMPILED", HERE.parents[1] / ".venv-compiled"))
+COMPILED_PROGRAM = str(COMPILED / "bin/rollout-sched")
 
 #: The peer that all figures are set in relation to.
 REFERENCE = "vllm-router"
@@ -112,13 +114,14 @@ def _start_one(
     return Running(arm, [port], process)
 
 
-def ours(name: str = OURS, policy: str = "dplb") -> Arm:
-    """The gateway with its scheduler on, under a preset or a policy file."""
+def ours(name: str = OURS, policy: str = "dplb", *, interpreted: bool = False) -> Arm:
+    """The gateway with its scheduler on, under a preset or a policy file: compiled or as it is."""
+    program = script("rollout-sched") if interpreted else COMPILED_PROGRAM
 
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
         port = str(place.port)
-        return [script("rollout-sched"), "serve", "--policy", policy, *instances, "--port", port]
+        return [program, "serve", "--policy", policy, *instances, "--port", port]
 
     return Arm(name, command)
 

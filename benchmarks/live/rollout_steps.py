@@ -30,7 +30,7 @@ from benchmarks.live import arms, machine
 from benchmarks.live.arms import REFERENCE, Running
 from benchmarks.live.figures import names
 from benchmarks.live.machine import Load, Patience
-from benchmarks.live.processes import Processes, StartError, free_port, script, stop, url
+from benchmarks.live.processes import Processes, StartError, free_port, stop, url
 from benchmarks.live.simulated_fleet import MODEL, start_fleet
 from benchmarks.live.steps_figures import (
     LiveRun,
@@ -97,7 +97,7 @@ class Bench:
             "--start-version": str(self.version),
             "--journal": str(journal_file),
         }
-        command = [script("rollout-sched"), "serve", *(w for pair in options.items() for w in pair)]
+        command = [arms.COMPILED_PROGRAM, "serve", *(w for pair in options.items() for w in pair)]
         command += [word for one in self.instances for word in ("--instance", url(one))]
         ready = Request(url(port, "/health"))
         process = self.processes.start_server(name, command, None, ready, patience_s=30)

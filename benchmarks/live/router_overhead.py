@@ -45,9 +45,17 @@ ARMS: dict[str, Arm] = {
         arms.sglang_router(),
         arms.relay(),
         arms.ours(),
+        arms.ours(f"{arms.OURS}-interpreted", interpreted=True),
     )
 }
-DEFAULT_ARMS = ("direct", "nginx", "vllm-router", "sglang-router", "rollout-sched")
+DEFAULT_ARMS = (
+    "direct",
+    "nginx",
+    "vllm-router",
+    "sglang-router",
+    "rollout-sched",
+    "rollout-sched-interpreted",
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.config import PolicyFile, load_policy
+from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined, InstanceLost
 from rollout_sched.integrations.gateway.control import make_app
@@ -179,7 +180,9 @@ class Service:
 
     def _greet(self, policy: PolicyFile, keys: list[str], door: AdminDoor) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
-        self._say(f"rollout-sched {version('rollout-sched')}: policy {policy.name} ({roles})")
+        build = "" if scheduler.__file__.endswith(".py") else ", compiled"
+        program = f"rollout-sched {version('rollout-sched')}{build}"
+        self._say(f"{program}: policy {policy.name} ({roles})")
         if not keys and not is_loopback(self.options.host):
             self._say(
                 f"anybody who reaches {self.options.host} may use this gateway; "
