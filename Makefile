@@ -70,6 +70,7 @@ $(VENV)/.ready: pyproject.toml
 
 # About a minute and a half, and a C compiler.
 $(COMPILED_VENV)/.ready: $(SOURCES)
+	rm -rf build
 	$(PYTHON) -m venv $(COMPILED_VENV)
 	ROLLOUT_SCHED_COMPILE=1 $(COMPILED_VENV)/bin/python -m pip install -q '.[dev]'
 	touch $@

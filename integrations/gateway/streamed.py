@@ -27,6 +27,7 @@ DONE = b"data: [DONE]"
 ERROR = b'data: {"error"'
 
 _IDS = re.compile(rb'"token_ids"\s*:\s*\[([^\]]*)\]')
+_IDS_AS_VLLM = b'"token_ids":['
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids"\s*:\s*(\[[^\]]*\])')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"]*)"')
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
@@ -34,8 +35,9 @@ _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 #: What an event says that does not end the stream, as vLLM writes it.
 _GOES_ON = b'"finish_reason":null'
 
-#: Events that are counted together.
-_READ_TOGETHER = 64
+#: Events that are counted together. Streams that began together count at different times, for none
+#: of them goes on while one counts.
+_READ_TOGETHER = 32
 
 #: Longest event that may come in pieces.
 _MAX_EVENT = 64 * 2**20
@@ -44,9 +46,10 @@ _MAX_EVENT = 64 * 2**20
 class Stream:
     """What one attempt has streamed so far."""
 
-    __slots__ = ("events", "finish", "held", "ids", "rest", "tail", "unread")
+    __slots__ = ("events", "finish", "held", "ids", "rest", "tail", "unread", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int) -> None:
+        self.until = 1 + attempt % _READ_TOGETHER  # packets until the next count
         self.ids = bytearray()  # "1,2,3," as they stood in the events
         self.events = 0  # that brought no ids: a token each
         self.unread: list[bytes] = []  # passed on, but not counted yet
@@ -82,7 +85,7 @@ class Streamed:
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
     ) -> Attempting:
         path, body = self._question(dispatch)
-        stream = self._streams[dispatch.attempt] = Stream()
+        stream = self._streams[dispatch.attempt] = Stream(dispatch.attempt)
         receiver = Receiver(self, stream, over, resumed=dispatch.response_tokens > 0)
         passing = self.call.pass_on(client, order_id, path, body, receiver)
         self.reply.upstream(passing)
@@ -129,7 +132,8 @@ class Streamed:
         if not (stream.finish or resumed) and data.count(_GOES_ON) == data.count(b"\n\n"):
             self._pass(data)
             stream.unread.append(data)
-            if len(stream.unread) >= _READ_TOGETHER:
+            if len(stream.unread) >= stream.until:
+                stream.until = _READ_TOGETHER
                 self._read_up(stream)
             return
         self._read_up(stream)
@@ -175,11 +179,18 @@ class Streamed:
             self._count(stream, data)
 
     def _count(self, stream: Stream, data: bytes) -> None:
-        for ids in _IDS.findall(data):
-            if ids:
-                stream.ids += ids + b","
-        if b'"token_ids"' not in data:
+        found = data.count(b'"token_ids"')
+        if not found:
             stream.events += data.count(b"data: {")
+        elif data.count(_IDS_AS_VLLM) == found:
+            for rest in data.split(_IDS_AS_VLLM)[1:]:
+                ids, closed, _ = rest.partition(b"]")
+                if ids and closed:
+                    stream.ids += ids + b","
+        else:
+            for ids in _IDS.findall(data):
+                if ids:
+                    stream.ids += ids + b","
         if not self._id:
             self._id = (_ID.search(data) or [b"", b""])[1]
         if self._prompt_ids is None and b'"prompt_token_ids"' in data:

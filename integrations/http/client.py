@@ -6,7 +6,7 @@ import asyncio
 import ssl as tls
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
@@ -214,8 +214,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self), self._host, self._port, ssl=self._ssl
+                connection = Connection(self)
+                await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, connection),
+                    self._host,
+                    self._port,
+                    ssl=self._ssl,
                 )
         except TimeoutError:
             self._refuse(exchange, f"no connection within {self._connect_s:g} s")

@@ -131,8 +131,12 @@ class Home(Protocol):
     def now(self) -> float: ...
 
 
-class Connection(asyncio.Protocol):
-    """Sends requests one after the other and cuts their answers out of what comes back."""
+class Connection:
+    """Sends requests one after the other and cuts their answers out of what comes back.
+
+    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
+    compiled (setup.py).
+    """
 
     __slots__ = (
         "_body",
@@ -167,6 +171,12 @@ class Connection(asyncio.Protocol):
             poll = select.poll()
             poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
             self._readable = poll.poll
+
+    def pause_writing(self) -> None:
+        """Requests are written whole: there is nothing to hold back."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
 
     def usable(self) -> bool:
         """Whether a connection without an exchange can carry one: open, and nothing to be read.

@@ -99,7 +99,7 @@ class HttpServer:
     def __call__(self) -> asyncio.Protocol:
         if self._sweeper is None:
             self._sweep()
-        return Connection(self)
+        return cast(asyncio.Protocol, Connection(self))
 
     async def listen(
         self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = 4096
@@ -158,8 +158,11 @@ class HttpServer:
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One client: cuts its requests out of what it sends, and sends it their answers.
+
+    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
+    compiled (setup.py).
 
     `deadline` is the loop time until which we wait for the client.
     """
