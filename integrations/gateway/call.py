@@ -74,10 +74,10 @@ class Call:
         self.path = path
         self.header_lines = header_lines
         self.body = body
-        self.prompt = envelope.input(endpoint)
-        self.limit = envelope.limit(endpoint)
-        self.salt = envelope.cache_salt
-        self.keep_ids = endpoint == "generate" or bool(envelope.return_token_ids)
+        self.prompt = envelope.prompt
+        self.limit = envelope.limit
+        self.salt = envelope.salt
+        self.keep_ids = envelope.keep_ids
         self.request_id = request_id
         self.resumable = resumable
 

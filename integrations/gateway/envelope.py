@@ -1,7 +1,7 @@
 """The envelope of a client's request: what the scheduler must know, and no more than that.
 
-A rollout request carries thousands of token ids and gets thousands back. Only the fields named
-here are read; the rest of the body passes through as the bytes it came in.
+A rollout request carries thousands of token ids and gets thousands back. Only the fields
+named in `fields` are read; the rest of the body passes through as the bytes it came in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+
+from rollout_sched.integrations.gateway.fields import BadRequest, Fields, SamplingFields
 
 Endpoint = Literal["completions", "chat", "generate"]
 
@@ -31,57 +33,39 @@ BYTES_PER_TOKEN = 4
 #: The field that holds the prompt.
 _INPUT = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}
 
-_NOTHING = msgspec.Raw(b"")
 
+class Envelope:
+    """What a body asks for.
 
-class BadRequest(Exception):
-    """The client's request cannot be used; the text says what to change."""
+    prompt    the prompt, messages or token ids as they stand in the body
+    limit     new tokens the client allows; None: as many as fit
+    samples   how many responses are asked for
+    keep_ids  the client wants token ids in the answer
+    """
 
+    __slots__ = ("group", "keep_ids", "limit", "prompt", "salt", "samples", "session", "stream")
 
-class SamplingEnvelope(msgspec.Struct):
-    """The part of vLLM's SamplingParams that matters here."""
-
-    max_tokens: int | None = None
-    n: int | None = None
-
-
-class Envelope(msgspec.Struct):
-    """The fields of the three endpoints' bodies that the gateway reads."""
-
-    prompt: msgspec.Raw = _NOTHING
-    messages: msgspec.Raw = _NOTHING
-    token_ids: msgspec.Raw = _NOTHING
-    sampling_params: SamplingEnvelope | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stream: bool | None = None
-    return_token_ids: bool | None = None
-    cache_salt: str | None = None
-    group_id: str | None = None
-    session_id: str | None = None
-
-    def samples(self) -> int:
-        """How many responses are asked for."""
-        n = self.n if self.sampling_params is None else self.sampling_params.n
-        return 1 if n is None else n
-
-    def limit(self, endpoint: Endpoint) -> int | None:
-        """New tokens the client allows; None: as many as fit."""
+    def __init__(self, fields: Fields, endpoint: Endpoint) -> None:
         if endpoint == "generate":
-            return None if self.sampling_params is None else self.sampling_params.max_tokens
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens
-        if self.max_tokens is None and endpoint == "completions":
-            return COMPLETIONS_MAX_TOKENS
-        return self.max_tokens
+            sampling = fields.sampling_params or SamplingFields()
+            self.prompt = bytes(fields.token_ids)
+            self.limit, n = sampling.max_tokens, sampling.n
+        else:
+            self.prompt = bytes(fields.prompt if endpoint == "completions" else fields.messages)
+            self.limit, n = fields.max_completion_tokens, fields.n
+            if self.limit is None:
+                self.limit = fields.max_tokens
+            if self.limit is None and endpoint == "completions":
+                self.limit = COMPLETIONS_MAX_TOKENS
+        self.samples = 1 if n is None else n
+        self.stream = bool(fields.stream)
+        self.keep_ids = endpoint == "generate" or bool(fields.return_token_ids)
+        self.salt = fields.cache_salt
+        self.group = fields.group_id or ""
+        self.session = fields.session_id or ""
 
-    def input(self, endpoint: Endpoint) -> bytes:
-        """The prompt, messages or token ids as they stand in the body."""
-        return bytes(getattr(self, _INPUT[endpoint]))
 
-
-_DECODER = msgspec.json.Decoder(Envelope)
+_DECODER = msgspec.json.Decoder(Fields)
 _FLAT_IDS = re.compile(rb"\[\s*\d")
 
 #: Bodies above this many bytes are read without their token ids.
@@ -96,23 +80,23 @@ _TELLING = 2048
 def read(body: bytes, endpoint: Endpoint) -> Envelope:
     """The envelope of a body. Raises BadRequest naming the field."""
     try:
-        envelope = _without_ids(body) if len(body) > _LARGE else None
-        if envelope is None:
-            envelope = _DECODER.decode(body)
+        fields = _without_ids(body) if len(body) > _LARGE else None
+        if fields is None:
+            fields = _DECODER.decode(body)
     except msgspec.DecodeError as error:
         raise BadRequest(str(error)) from None
-    if not envelope.input(endpoint):
+    envelope = Envelope(fields, endpoint)
+    if not envelope.prompt:
         raise BadRequest(f"`{_INPUT[endpoint]}` is missing")
-    if envelope.samples() < 1:
+    if envelope.samples < 1:
         raise BadRequest("`n` must be at least 1")
-    limit = envelope.limit(endpoint)
-    if limit is not None and limit < 1:
+    if envelope.limit is not None and envelope.limit < 1:
         raise BadRequest("`max_tokens` must be at least 1")
     return envelope
 
 
-def _without_ids(body: bytes) -> Envelope | None:
-    """The envelope, read around a flat list of ids, which is most of the body and most of the cost.
+def _without_ids(body: bytes) -> Fields | None:
+    """The fields, read around a flat list of ids, which is most of the body and most of the cost.
 
     None if there is no such list, or it is not the prompt: the body must be read in full then.
     """
@@ -123,11 +107,11 @@ def _without_ids(body: bytes) -> Envelope | None:
     end = body.find(b"]", start) + 1
     if not end or body.find(b"[", start + 1, end) >= 0 or body.find(b'"', start, end) >= 0:
         return None
-    envelope = _DECODER.decode(body[:start] + _PLACEHOLDER + body[end:])
+    fields = _DECODER.decode(body[:start] + _PLACEHOLDER + body[end:])
     for name in ("prompt", "token_ids"):
-        if bytes(getattr(envelope, name)) == _PLACEHOLDER:
-            setattr(envelope, name, msgspec.Raw(body[start:end]))
-            return envelope
+        if bytes(getattr(fields, name)) == _PLACEHOLDER:
+            setattr(fields, name, msgspec.Raw(body[start:end]))
+            return fields
     return None
 
 

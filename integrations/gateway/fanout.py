@@ -18,8 +18,8 @@ DONE = b"data: [DONE]"
 
 def split(body: bytes, endpoint: Endpoint, envelope: Envelope) -> list[bytes] | None:
     """A body for each response, in the order of their index; None if only one is asked for."""
-    prompts = several_prompts(envelope.input(endpoint)) if endpoint == "completions" else None
-    samples = envelope.samples()
+    prompts = several_prompts(envelope.prompt) if endpoint == "completions" else None
+    samples = envelope.samples
     if prompts is None and samples == 1:
         return None
     fields: dict[str, Any] = msgspec.json.decode(body)

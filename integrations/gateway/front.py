@@ -16,8 +16,9 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.call import JSON, Call, Headers, Reply, error_body
-from rollout_sched.integrations.gateway.envelope import ENDPOINTS, BadRequest, Endpoint, Envelope
+from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope
 from rollout_sched.integrations.gateway.fanout import Fanout, split
+from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.forwarded import Forwarded
 from rollout_sched.integrations.gateway.streamed import Streamed
 from rollout_sched.integrations.gateway.wire import Passing
@@ -158,7 +159,7 @@ class Front:
             if bodies is None:
                 submitted.append(self._submit(request, endpoint, envelope, request.body, reply))
                 return
-            fanout = Fanout(reply, len(bodies), envelope.samples())
+            fanout = Fanout(reply, len(bodies), envelope.samples)
             for index, body in enumerate(bodies):
                 child = envelopes.read(body, endpoint)
                 to = fanout.child(index)
@@ -186,14 +187,14 @@ class Front:
             body,
             envelope,
             request_id=header(b"x-request-id") or b"",
-            resumable=self._resumable or bool(envelope.stream),
+            resumable=self._resumable or envelope.stream,
         )
         tokens = envelopes.prompt_tokens(call.prompt)
         limit = call.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
         group = header(b"x-group-id")
-        name = group.decode("latin-1") if group else envelope.group_id
+        name = group.decode("latin-1") if group else envelope.group
         session = header(b"x-session-id")
         kind: Any = Streamed if envelope.stream else Forwarded
         return self.driver.submit(
@@ -201,7 +202,7 @@ class Front:
             tokens,
             limit,
             name or envelopes.group_of(call.prompt),
-            session.decode("latin-1") if session else envelope.session_id or "",
+            session.decode("latin-1") if session else envelope.session,
         )
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.envelope import BadRequest
+from rollout_sched.integrations.gateway.envelope import Envelope
+from rollout_sched.integrations.gateway.fields import BadRequest, Fields
 
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
 scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
@@ -37,9 +38,10 @@ def test_around_the_ids_is_as_through_them(
     body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
     endpoint: Any = "completions" if name == "prompt" else "generate"
     envelope = envelopes.read(body, endpoint)
-    whole = msgspec.json.decode(body, type=envelopes.Envelope)
-    assert msgspec.structs.asdict(envelope) == msgspec.structs.asdict(whole)
-    raw = envelope.input(endpoint)
+    whole = Envelope(msgspec.json.decode(body, type=Fields), endpoint)
+    for name in Envelope.__slots__:
+        assert getattr(envelope, name) == getattr(whole, name)
+    raw = envelope.prompt
     assert json.loads(raw) == tokens
     assert envelopes.prompt_tokens(raw) == len(tokens)
 
@@ -57,7 +59,7 @@ def test_around_the_ids_is_as_through_them(
     ],
 )
 def test_limits(endpoint: Any, fields: dict[str, Any], limit: int | None) -> None:
-    assert envelopes.read(json.dumps(fields).encode(), endpoint).limit(endpoint) == limit
+    assert envelopes.read(json.dumps(fields).encode(), endpoint).limit == limit
 
 
 def test_a_cut_body_is_refused() -> None:
