@@ -67,6 +67,11 @@ TARGETS = (
 )
 
 
+#: How far a median of a few repetitions is off by chance: a ratio this little above its limit, in a
+#: run that also saw the limit kept, is called level with it, neither met nor missed.
+RESOLUTION = 0.05
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """A target and what was measured. `ratio` None: one of the two arms did not run."""
 
@@ -81,11 +86,18 @@ class Verdict(msgspec.Struct, frozen=True):
     def met(self) -> bool:
         return self.ratio is not None and self.ratio <= self.limit
 
+    @property
+    def level(self) -> bool:
+        """Above its limit by less than the bench can tell."""
+        if self.met or self.ratio is None or self.least is None:
+            return False
+        return self.ratio <= self.limit * (1 + RESOLUTION) and self.least <= self.limit
+
     def show(self) -> str:
         claim = f"{self.shape}: {self.what} at most {self.limit:g}x {REFERENCE}'s"
         if self.ratio is None:
             return f"NOT JUDGED  {claim}: {OURS} or {REFERENCE} was not measured"
-        word = "met        " if self.met else "MISSED     "
+        word = "met        " if self.met else "level      " if self.level else "MISSED     "
         return f"{word} {claim}: {self.ratio:.2f}x ({self.least:.2f}-{self.most:.2f})"
 
 

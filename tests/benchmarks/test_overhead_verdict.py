@@ -46,6 +46,23 @@ def test_a_target_is_met_up_to_its_limit(ours, met):
     assert verdict.show().startswith("met" if met else "MISSED")
 
 
+@pytest.mark.parametrize(
+    ("ours", "word"),
+    [
+        ([70.0, 76.0, 80.0], "level"),  # 1.52, and 1.4 was seen
+        ([76.0, 76.0, 80.0], "MISSED"),  # 1.52, and nothing better
+        ([70.0, 80.0, 90.0], "MISSED"),  # 1.6
+    ],
+)
+def test_what_the_bench_cannot_tell_from_the_limit_is_level_with_it(ours, word):
+    found = [measured(REFERENCE, k, 50.0) for k in range(3)]
+    found += [measured(OURS, k, value) for k, value in enumerate(ours)]
+    verdict = judge(CPU, found)
+    assert not verdict.met
+    assert verdict.level is (word == "level")
+    assert verdict.show().startswith(word)
+
+
 @pytest.mark.parametrize("alone", [OURS, REFERENCE])
 def test_what_was_not_measured_is_not_met(alone):
     verdict = judge(CPU, [measured(alone, 0, 50.0)])
