@@ -147,9 +147,21 @@ class Pool:
     def now(self) -> float:
         return self._loop.time()
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: Connection, first: Exchange | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._connections.add(connection)
+        if first is not None and first.paused:
+            # uvloop begins to read when this returns, whatever we say now.
+            self._loop.call_soon(self._carry_first, connection, first)
+        else:
+            self._carry_first(connection, first)
+
+    def _carry_first(self, connection: Connection, first: Exchange | None) -> None:
+        if first is None or first.done:
+            self.release(connection)
+        else:
+            first.sent_at = self._loop.time()
+            connection.carry(first)
 
     def release(self, connection: Connection) -> None:
         """Keep a connection whose exchange is over for the next one."""
@@ -214,7 +226,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                connection = Connection(self)
+                connection = Connection(self, exchange)
                 await loop.create_connection(
                     lambda: cast(asyncio.Protocol, connection),
                     self._host,
@@ -225,22 +237,13 @@ class Pool:
             self._refuse(exchange, f"no connection within {self._connect_s:g} s")
         except Exception as error:  # an exchange must end, whatever a resolver or TLS raises
             self._refuse(exchange, f"no connection: {error}")
-        else:
-            if exchange.done:
-                self.release(connection)
-            elif connection.usable():
-                exchange.sent_at = loop.time()
-                connection.carry(exchange)
-            else:
-                connection.drop()
-                self._refuse(exchange, "the connection closed as soon as it was made")
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         del self._dialling[task]
         self._start_waiting()
 
     def _refuse(self, exchange: Exchange, text: str) -> None:
-        if not exchange.done:
+        if not exchange.done and exchange.connection is None:
             exchange.finish().on_error(NotConnected(f"{self.url}: {text}"))
 
     def _reap(self) -> None:

@@ -120,7 +120,8 @@ class Home(Protocol):
     url: str
     unasked: int
 
-    def joined(self, connection: Connection) -> None: ...
+    def joined(self, connection: Connection, first: Exchange | None) -> None:
+        """A connection has come about; `first` is the exchange it was made for."""
 
     def release(self, connection: Connection) -> None: ...
 
@@ -142,6 +143,7 @@ class Connection:
         "_body",
         "_data",
         "_exchange",
+        "_first",
         "_home",
         "_keep",
         "_paused",
@@ -151,8 +153,9 @@ class Connection:
         "reused",
     )
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, first: Exchange | None = None) -> None:
         self._home = home
+        self._first = first
         self._transport: asyncio.Transport
         self._readable: Callable[[int], list[tuple[int, int]]] | None = None
         self._exchange: Exchange | None = None
@@ -165,12 +168,13 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._home.joined(self)
         # What waits on a TLS socket may be a record that is none of our business.
         if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
             poll = select.poll()
             poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
             self._readable = poll.poll
+        first, self._first = self._first, None
+        self._home.joined(self, first)
 
     def pause_writing(self) -> None:
         """Requests are written whole: there is nothing to hold back."""
