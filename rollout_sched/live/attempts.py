@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine
 from typing import Any
 
@@ -74,19 +75,26 @@ class Running:
 
 
 class AttemptTask:
-    """An attempt that is a coroutine (`live.ports.Attempting`)."""
+    """An attempt that is a coroutine (`live.ports.Attempting`).
+
+    `over` is told within the turn of the loop in which the coroutine ends: in the next one, something
+    that happened later could come first.
+    """
 
     def __init__(self, attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
-        self._over = over
-        self._task = asyncio.get_running_loop().create_task(attempt)
-        self._task.add_done_callback(self._done)
+        self._attempt = attempt
+        self._task = asyncio.get_running_loop().create_task(_carry_out(attempt, over))
 
     def cancel(self) -> None:
         self._task.cancel()
+        if inspect.getcoroutinestate(self._attempt) == inspect.CORO_CREATED:
+            self._attempt.close()  # the task will never come to await it
 
-    def _done(self, task: asyncio.Task[Outcome]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        assert error is None or isinstance(error, Exception)  # others end the loop
-        self._over(task.result() if error is None else error)
+
+async def _carry_out(attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
+    try:
+        outcome = await attempt
+    except Exception as error:
+        over(error)
+    else:
+        over(outcome)

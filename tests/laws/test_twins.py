@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import parse_policy
@@ -198,8 +198,23 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     return [(prompt, lengths[3 * k : 3 * k + 3]) for k, prompt in enumerate(prompts)]
 
 
+#: Under async_in_place an instance confirms a pause in the moment in which a request finishes there.
+PAUSED_AS_ONE_ENDS = [
+    (6, [2, 5, 95]),
+    (157, [69, 8, 1]),
+    (300, [131, 36, 70]),
+    (1, [130, 47, 4]),
+    (2, [6, 119, 38]),
+    (3, [157, 126, 132]),
+    (9, [124, 125, 15]),
+    (4, [11, 33, 3]),
+    (5, [7, 9, 10]),
+]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@example(groups=PAUSED_AS_ONE_ENDS, instances=1, slots=4)
 @given(groups=workloads(), instances=st.integers(1, 3), slots=st.integers(1, 8))
 def test_twins(name: str, groups: list[tuple[int, list[int]]], instances: int, slots: int) -> None:
     assert_twins(name, groups, instances, slots)
