@@ -77,8 +77,8 @@ class Running:
 class AttemptTask:
     """An attempt that is a coroutine (`live.ports.Attempting`).
 
-    `over` is told within the turn of the loop in which the coroutine ends: in the next one, something
-    that happened later could come first.
+    `over` is told within the turn of the loop in which the coroutine ends: in the next one,
+    something that happened later could come first.
     """
 
     def __init__(self, attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:

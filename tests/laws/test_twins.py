@@ -198,7 +198,7 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     return [(prompt, lengths[3 * k : 3 * k + 3]) for k, prompt in enumerate(prompts)]
 
 
-#: Under async_in_place an instance confirms a pause in the moment in which a request finishes there.
+#: Under async_in_place an instance confirms a pause at the time at which a request finishes there.
 PAUSED_AS_ONE_ENDS = [
     (6, [2, 5, 95]),
     (157, [69, 8, 1]),
