@@ -12,8 +12,9 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pins and groups processes")
 
 BENCH = """
-import sys, time
+import signal, sys, time
 from benchmarks.live.processes import Processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 with Processes() as processes:
     process = processes.start("sleeper", ["sleep", "600"], None)
     print(process.pid, processes.folder, flush=True)
