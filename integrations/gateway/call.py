@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -14,8 +14,10 @@ from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resum
 from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.live.ports import Outcome, Over
 
 Headers = Sequence[tuple[bytes, bytes]]
+Write = Callable[[bytes], None]
 
 #: The field that an answer carries beside what the instance said.
 FIELD = "rollout_sched"
@@ -27,13 +29,14 @@ class Reply(Protocol):
     def upstream(self, passing: Passing) -> None:
         """Where the stream's bytes come from, to be slowed down for a slow client."""
 
+    def in_turn(self, over: Over, outcome: Outcome) -> None:
+        """Tell an attempt's end as soon as that holds up no other stream."""
+
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
         """The whole answer at once; `headers` as in `integrations.http.request.Request`."""
 
-    def begin(self, headers: Headers) -> None:
-        """The answer comes as a stream of server-sent events."""
-
-    def write(self, events: bytes) -> None: ...
+    def begin(self, headers: Headers) -> Write:
+        """The answer comes as a stream of server-sent events; returns where they go."""
 
     def end(self) -> None: ...
 

@@ -5,13 +5,15 @@ So the samples of one prompt may run on different instances, and the scheduler s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply
+from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write
 from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
 from rollout_sched.integrations.gateway.wire import Passing
+from rollout_sched.live.ports import Outcome, Over
 
 DONE = b"data: [DONE]"
 
@@ -58,7 +60,7 @@ class Fanout:
         self._samples = samples
         self._answers: list[dict[str, Any] | None] = [None] * count
         self._open = count
-        self._begun = False
+        self._write: Write | None = None  # where the events go, once there are any
         self._over = False
 
     def child(self, index: int) -> Child:
@@ -69,8 +71,8 @@ class Fanout:
             return
         if status != 200:
             self._over = True
-            if self._begun:
-                self._reply.write(b"data: " + body + b"\n\n")
+            if self._write is not None:
+                self._write(b"data: " + body + b"\n\n")
                 self._reply.end()
             else:
                 self._reply.answer(status, headers, body)
@@ -101,13 +103,15 @@ class Fanout:
 
     # -- streams ---------------------------------------------------------------------------
 
+    def in_turn(self, over: Over, outcome: Outcome) -> None:
+        self._reply.in_turn(over, outcome)
+
     def begin(self, headers: Headers) -> None:
-        if not self._begun and not self._over:
-            self._begun = True
-            self._reply.begin(headers)
+        if self._write is None and not self._over:
+            self._write = self._reply.begin(headers)
 
     def write(self, index: int, events: bytes) -> None:
-        if self._over:
+        if self._over or self._write is None:
             return
         for event in events.split(b"\n\n"):
             if not event or event.startswith(DONE):
@@ -115,13 +119,13 @@ class Fanout:
             fields = msgspec.json.decode(event.removeprefix(b"data:"))
             for choice in fields.get("choices") or ():
                 choice["index"] = index
-            self._reply.write(b"data: " + msgspec.json.encode(fields) + b"\n\n")
+            self._write(b"data: " + msgspec.json.encode(fields) + b"\n\n")
 
     def end(self) -> None:
         self._open -= 1
-        if not self._open and not self._over:
+        if not self._open and not self._over and self._write is not None:
             self._over = True
-            self._reply.write(DONE + b"\n\n")
+            self._write(DONE + b"\n\n")
             self._reply.end()
 
 
@@ -135,14 +139,15 @@ class Child:
     def upstream(self, passing: Passing) -> None:
         """Slowing one of several streams down would not slow the others."""
 
+    def in_turn(self, over: Over, outcome: Outcome) -> None:
+        self._fanout.in_turn(over, outcome)
+
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
         self._fanout.answered(self._index, status, headers, body)
 
-    def begin(self, headers: Headers) -> None:
+    def begin(self, headers: Headers) -> Write:
         self._fanout.begin(headers)
-
-    def write(self, events: bytes) -> None:
-        self._fanout.write(self._index, events)
+        return partial(self._fanout.write, self._index)
 
     def end(self) -> None:
         self._fanout.end()

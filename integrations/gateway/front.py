@@ -15,14 +15,16 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.call import JSON, Call, Headers, Reply, error_body
+from rollout_sched.integrations.gateway.call import JSON, Call, Headers, Reply, Write, error_body
 from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope
 from rollout_sched.integrations.gateway.fanout import Fanout, split
 from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.forwarded import Forwarded
 from rollout_sched.integrations.gateway.streamed import Streamed
+from rollout_sched.integrations.gateway.turns import Turns
 from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import Outcome, Over
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class HttpRequest(Protocol):
     @property
     def body(self) -> bytes: ...
 
+    gone: bool
     on_disconnect: Callable[[], None] | None
     on_pause: Callable[[], None] | None
     on_resume: Callable[[], None] | None
@@ -96,12 +99,18 @@ class Front:
         self.open_requests = 0
         self.open_bytes = 0
         self.refused = 0
+        self.turns = Turns()
         self._resumable = driver.scheduler.roles.interruption.keeps_partial
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
 
     def handle(self, request: HttpRequest) -> None:
+        self.turns.take(self._take_in, request)
+
+    def _take_in(self, request: HttpRequest) -> None:
+        if request.gone:
+            return
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         status, text = 400, ""
         try:
@@ -220,13 +229,14 @@ class HttpReply:
     They are given up when the client goes away.
     """
 
-    __slots__ = ("_count", "_front", "_request", "submitted")
+    __slots__ = ("_count", "_front", "_request", "_streams", "submitted")
 
     def __init__(self, front: Front, request: HttpRequest, count: int) -> None:
         self.submitted: list[str] = []
         self._front = front
         self._request = request
         self._count = count
+        self._streams = 0
         front.open_requests += count
         front.open_bytes += len(request.body)
         request.on_disconnect = self._gone
@@ -235,6 +245,7 @@ class HttpReply:
         """The call is over."""
         self._front.open_requests -= self._count
         self._front.open_bytes -= len(self._request.body)
+        self._front.turns.streams -= self._streams
 
     def withdraw(self) -> None:
         """Nobody waits for the answer any more."""
@@ -249,15 +260,18 @@ class HttpReply:
         self._request.on_pause = passing.pause
         self._request.on_resume = passing.resume
 
+    def in_turn(self, over: Over, outcome: Outcome) -> None:
+        self._front.turns.take(over, outcome)
+
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
         self.left()
         self._request.answer(status, headers, body)
 
-    def begin(self, headers: Headers) -> None:
+    def begin(self, headers: Headers) -> Write:
+        self._streams = 1
+        self._front.turns.streams += 1
         self._request.begin(200, headers)
-
-    def write(self, events: bytes) -> None:
-        self._request.write(events)
+        return self._request.write
 
     def end(self) -> None:
         self.left()

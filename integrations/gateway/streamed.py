@@ -17,7 +17,7 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import Spans
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import dialects
-from rollout_sched.integrations.gateway.call import JSON, Call, Reply, error_body, with_added
+from rollout_sched.integrations.gateway.call import JSON, Call, Reply, Write, error_body, with_added
 from rollout_sched.integrations.gateway.dialects import Part
 from rollout_sched.integrations.gateway.wire import Forwarding, refuse
 from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
@@ -33,6 +33,7 @@ _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"]*)"')
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 
 #: What an event says that does not end the stream, as vLLM writes it.
+_NEWLINE = ord("\n")
 _GOES_ON = b'"finish_reason":null'
 
 #: Events that are counted together. Streams that began together count at different times, for none
@@ -78,7 +79,7 @@ class Streamed:
         self.max_tokens = max_tokens
         self._streams: dict[int, Stream] = {}
         self._prompt_ids: list[int] | None = None
-        self._begun = False
+        self._write: Write | None = None  # where the events go, once there are any
         self._id = b""
 
     def begin(
@@ -120,6 +121,10 @@ class Streamed:
         if stream.rest:
             data = stream.rest + data
             stream.rest = b""
+        usual = data.find(_NEWLINE) == len(data) - 2 and data[-1] == _NEWLINE  # one event
+        if usual and data.rfind(_GOES_ON) > 0 and not (stream.finish or resumed):
+            self._pass_unread(stream, data)
+            return
         if not data.endswith(b"\n\n"):
             end = data.rfind(b"\n\n") + 2
             if end < 2:
@@ -130,11 +135,7 @@ class Streamed:
             if not data:
                 return
         if not (stream.finish or resumed) and data.count(_GOES_ON) == data.count(b"\n\n"):
-            self._pass(data)
-            stream.unread.append(data)
-            if len(stream.unread) >= stream.until:
-                stream.until = _READ_TOGETHER
-                self._read_up(stream)
+            self._pass_unread(stream, data)
             return
         self._read_up(stream)
         ends = _FINISH.search(data) is not None or DONE in data or ERROR in data
@@ -144,6 +145,14 @@ class Streamed:
         else:
             self._count(stream, data)
             self._pass(data)
+
+    def _pass_unread(self, stream: Stream, data: bytes) -> None:
+        """Pass on events none of which ends the stream; they are counted later, many together."""
+        self._pass(data)
+        stream.unread.append(data)
+        if len(stream.unread) >= stream.until:
+            stream.until = _READ_TOGETHER
+            self._read_up(stream)
 
     def _one(self, stream: Stream, event: bytes, *, resumed: bool) -> None:
         if event.startswith(ERROR):
@@ -210,10 +219,10 @@ class Streamed:
         return _event(fields)
 
     def _pass(self, events: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            self.reply.begin([EVENT_STREAM])
-        self.reply.write(events)
+        write = self._write
+        if write is None:
+            write = self._write = self.reply.begin([EVENT_STREAM])
+        write(events)
 
     # -- the driver's store ----------------------------------------------------------------
 
@@ -259,9 +268,9 @@ class Streamed:
         status = error.status if isinstance(error, RequestRejected) else 502
         text = f"no instance could answer: {error}"
         body = getattr(error, "body", b"") or error_body(status, text)
-        if self._begun:
+        if self._write is not None:
             # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
-            self.reply.write(b"data: " + body + b"\n\n")
+            self._write(b"data: " + body + b"\n\n")
             self.reply.end()
         else:
             self.reply.answer(status, [JSON], body)
@@ -302,7 +311,7 @@ class Receiver:
         except Exception as error:
             self._over(error)
         else:
-            self._over(outcome)
+            self._owner.reply.in_turn(self._over, outcome)
 
     def on_error(self, error: Exception) -> None:
         self._over(error)

@@ -18,6 +18,9 @@ MAX_TRAILERS = 16 * 1024
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\n-\x1f\x7f]*)?\r\n")
 _CRLF = b"\r\n"
 
+#: Sizes of chunks as most lines say them; looked up, they need not be parsed.
+_SIZES = {b"%x" % size: size for size in range(1, 4096)}
+
 
 class Length:
     """As many bytes as Content-Length said."""
@@ -56,6 +59,10 @@ class Chunked:
         self._trailing = False  # the last chunk has been seen
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        if self._left < 0 and not self._held:
+            payload = _only_chunk(data)
+            if payload:
+                return payload, None
         if self._held:
             data = self._held + data
             self._held = b""
@@ -113,6 +120,16 @@ def body_of(length: int) -> Body:
     if length == UNTIL_CLOSE:
         return UntilClose()
     return Length(length)
+
+
+def _only_chunk(data: bytes) -> bytes:
+    """The payload of a packet that is one whole chunk, as most are; b"" if it is not."""
+    line_end = data.find(_CRLF, 0, 8)
+    if line_end < 0:
+        return b""
+    begin = line_end + 2
+    end = begin + _SIZES.get(data[:line_end], 0)
+    return data[begin:end] if data[end:] == _CRLF else b""
 
 
 def _join(pieces: list[bytes]) -> bytes:

@@ -146,6 +146,7 @@ class Connection:
         "_first",
         "_home",
         "_keep",
+        "_on_data",
         "_paused",
         "_readable",
         "_transport",
@@ -160,6 +161,9 @@ class Connection:
         self._readable: Callable[[int], list[tuple[int, int]]] | None = None
         self._exchange: Exchange | None = None
         self._body: Body | None = None  # None until the head of the answer is there
+        self._on_data: Callable[[bytes], None] | None = (
+            None  # the receiver's, while there is a body
+        )
         self._data = b""  # the part of that head that is there
         self._keep = False
         self._paused = False
@@ -207,7 +211,7 @@ class Connection:
 
     def drop(self) -> None:
         """Close at once. An exchange it carries hears nothing of it."""
-        self._exchange = None
+        self._exchange = self._on_data = None
         self._transport.abort()
 
     def pause(self) -> None:
@@ -284,20 +288,21 @@ class Connection:
                 self._end(exchange, b"")
         else:
             self._body = body = body_of(length)
+            self._on_data = receiver.on_data
             if data:
                 self._read_body(exchange, body, data)
 
     def _read_body(self, exchange: Exchange, body: Body, data: bytes) -> None:
         payload, rest = body.feed(data)
         if payload:
-            assert exchange.receiver is not None
-            exchange.receiver.on_data(payload)
+            assert self._on_data is not None
+            self._on_data(payload)
         if rest is not None and self._exchange is exchange:
             self._end(exchange, rest)
 
     def _end(self, exchange: Exchange, rest: bytes) -> None:
         """The answer is complete. The connection is free before the receiver hears of it."""
-        self._exchange = self._body = None
+        self._exchange = self._body = self._on_data = None
         receiver = exchange.finish()
         if rest:
             self._unasked()

@@ -19,6 +19,9 @@ JOIN_BELOW = 32 * 1024
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
+#: What opens a chunk, by its size: looked up where it need not be written.
+_SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]
+
 
 class Outlet(Protocol):
     """What a request asks of the connection it came on."""
@@ -136,7 +139,9 @@ class Request:
         if self._outlet is None or not self._with_body or not data:
             return
         if self._chunked:
-            self._outlet.send(b"%x\r\n%b\r\n" % (len(data), data))
+            size = len(data)
+            line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+            self._outlet.send(line + data + b"\r\n")
         else:
             self._outlet.send(data)
 

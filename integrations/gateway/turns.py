@@ -1,0 +1,51 @@
+"""Who goes first: the events of streams that run, before calls that begin or end.
+
+Taking a call in, or seeing one off, costs as much as passing on several events. When a batch of
+streams has ended together its successors begin together, and all that run would wait for each of
+them. So while streams are open such work is done piece by piece, one in each turn of the event
+loop, and what has arrived for the streams is passed on in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+#: Work that may wait at once. With more the oldest is done out of turn, so that neither a flood of
+#: calls is held in memory before it is counted, nor the first of them wait for long.
+MOST_WAITING = 1024
+
+Subject = TypeVar("Subject")
+
+
+class Turns:
+    """Calls what it is given, in order: at once, or in a later turn if `streams` are open."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self._taken = False  # this turn has had its piece of work
+        self._waiting: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def take(self, do: Callable[[Subject], None], subject: Subject) -> None:
+        """Call `do(subject)`."""
+        if self._taken:
+            self._waiting.append((do, subject))
+            if len(self._waiting) > MOST_WAITING:
+                self._do_oldest()
+            return
+        if self.streams:
+            self._taken = True
+            asyncio.get_running_loop().call_soon(self._next)
+        do(subject)
+
+    def _next(self) -> None:
+        self._taken = bool(self._waiting)
+        if self._taken:
+            asyncio.get_running_loop().call_soon(self._next)
+            self._do_oldest()
+
+    def _do_oldest(self) -> None:
+        do, subject = self._waiting.popleft()
+        do(subject)
