@@ -6,6 +6,7 @@ both saw the same machine, and the median of these ratios is judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,20 +68,19 @@ TARGETS = (
 )
 
 
-#: How far a median of a few repetitions is off by chance: a ratio this little above its limit, in a
-#: run that also saw the limit kept, is called level with it, neither met nor missed.
-RESOLUTION = 0.05
-
-
 class Verdict(msgspec.Struct, frozen=True):
-    """A target and what was measured. `ratio` None: one of the two arms did not run."""
+    """A target and what was measured. `ratio` None: one of the two arms did not run.
+
+    `low` and `high` hold the true median 19 times out of 20; None with too few repetitions to say.
+    """
 
     shape: str
     what: str
     limit: float
-    ratio: float | None
-    least: float | None
-    most: float | None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    repetitions: int = 0
 
     @property
     def met(self) -> bool:
@@ -88,17 +88,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> bool:
-        """Above its limit by less than the bench can tell."""
-        if self.met or self.ratio is None or self.least is None:
-            return False
-        return self.ratio <= self.limit * (1 + RESOLUTION) and self.least <= self.limit
+        """Above its limit, but not by more than chance may have done."""
+        return not self.met and self.low is not None and self.low <= self.limit
 
     def show(self) -> str:
         claim = f"{self.shape}: {self.what} at most {self.limit:g}x {REFERENCE}'s"
         if self.ratio is None:
             return f"NOT JUDGED  {claim}: {OURS} or {REFERENCE} was not measured"
         word = "met        " if self.met else "level      " if self.level else "MISSED     "
-        return f"{word} {claim}: {self.ratio:.2f}x ({self.least:.2f}-{self.most:.2f})"
+        sure = "" if self.low is None else f", 95% sure of {self.low:.2f}-{self.high:.2f}"
+        return f"{word} {claim}: {self.ratio:.2f}x ({self.repetitions} repetitions{sure})"
 
 
 def verdicts(measurements: Sequence[Measurement], shapes: Sequence[str]) -> list[Verdict]:
@@ -110,9 +109,25 @@ def judge(target: Target, measurements: Sequence[Measurement]) -> Verdict:
     """Compare ours with the reference, repetition by repetition."""
     found = ratios(measurements, target.shape, OURS, target.field)
     if not found:
-        return Verdict(target.shape, target.what, target.limit, None, None, None)
-    seen = spread(found)
-    return Verdict(target.shape, target.what, target.limit, seen.median, seen.least, seen.most)
+        return Verdict(target.shape, target.what, target.limit)
+    median = spread(found).median
+    low, high = interval(found) or (None, None)
+    return Verdict(target.shape, target.what, target.limit, median, low, high, len(found))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the median lies that more of these would have, 19 times out of 20; None with too few.
+
+    It is that of the sign test, which asks nothing of how they are distributed: as many at either
+    end are left out as would rarely (1 in 40) be all that is beyond the median.
+    """
+    left_out, chance = 0, 0.5 ** len(values)
+    while chance <= 0.025:
+        left_out += 1
+        chance += math.comb(len(values), left_out) * 0.5 ** len(values)
+    if not left_out:
+        return None
+    return sorted(values)[left_out - 1], sorted(values, reverse=True)[left_out - 1]
 
 
 def ratios(measurements: Sequence[Measurement], shape: str, arm: str, field: Field) -> list[float]:

@@ -25,6 +25,8 @@ class Shape:
     window_s      seconds measured, after `warm_up_s` that are not
     hold_us       how long the instance holds each request; latency beyond it is added by the way
     streams       whether answers are streams, so that events are counted, not requests
+    rounds        how often the repetitions asked for are gone through by the arms that are judged,
+                  where much is up to chance
     """
 
     name: str
@@ -35,6 +37,7 @@ class Shape:
     warm_up_s: float = 1.0
     hold_us: int = 0
     streams: bool = False
+    rounds: int = 1
 
 
 def _text(marks: str, stream: bool = False) -> str:
@@ -63,8 +66,9 @@ def _held(connections: int) -> Shape:
         f"{connections} requests at once, each held 2 s",
         connections,
         _text("@d=2000;@t=16;"),
-        window_s=6.0,
-        warm_up_s=3.0,
+        window_s=2.0,
+        warm_up_s=3.5,
+        rounds=5,
         hold_us=2_000_000,
     )
 
@@ -75,8 +79,9 @@ def _stream(connections: int) -> Shape:
         f"{connections} streams of 200 events, 10 ms apart",
         connections,
         _text("@n=200;@i=10000;", stream=True),
-        window_s=6.0,
-        warm_up_s=3.0,
+        window_s=2.0,
+        warm_up_s=3.5,
+        rounds=5,
         streams=True,
     )
 
