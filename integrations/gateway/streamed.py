@@ -33,8 +33,8 @@ _FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"]*)"')
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 
 #: What an event says that does not end the stream, as vLLM writes it.
-_NEWLINE = ord("\n")
 _GOES_ON = b'"finish_reason":null'
+_NEWLINE = ord("\n")
 
 #: Events that are counted together. Streams that began together count at different times, for none
 #: of them goes on while one counts.
@@ -121,30 +121,22 @@ class Streamed:
         if stream.rest:
             data = stream.rest + data
             stream.rest = b""
-        usual = data.find(_NEWLINE) == len(data) - 2 and data[-1] == _NEWLINE  # one event
-        if usual and data.rfind(_GOES_ON) > 0 and not (stream.finish or resumed):
+        plain = not (stream.finish or resumed)
+        if plain and _go_on(data):
             self._pass_unread(stream, data)
             return
-        if not data.endswith(b"\n\n"):
-            end = data.rfind(b"\n\n") + 2
-            if end < 2:
-                end = 0
-            data, stream.rest = data[:end], data[end:]
-            if len(stream.rest) > _MAX_EVENT:
-                raise InstanceError(f"an event is longer than {_MAX_EVENT} bytes")
-            if not data:
-                return
-        if not (stream.finish or resumed) and data.count(_GOES_ON) == data.count(b"\n\n"):
+        end = data.rfind(b"\n\n") + 2
+        if end < 2:
+            end = 0
+        data, stream.rest = data[:end], data[end:]
+        if len(stream.rest) > _MAX_EVENT:
+            raise InstanceError(f"an event is longer than {_MAX_EVENT} bytes")
+        if plain and _go_on(data):
             self._pass_unread(stream, data)
-            return
-        self._read_up(stream)
-        ends = _FINISH.search(data) is not None or DONE in data or ERROR in data
-        if stream.finish or resumed or ends:
+        elif data:
+            self._read_up(stream)
             for event in data[:-2].split(b"\n\n"):
                 self._one(stream, event, resumed=resumed)
-        else:
-            self._count(stream, data)
-            self._pass(data)
 
     def _pass_unread(self, stream: Stream, data: bytes) -> None:
         """Pass on events none of which ends the stream; they are counted later, many together."""
@@ -315,6 +307,13 @@ class Receiver:
 
     def on_error(self, error: Exception) -> None:
         self._over(error)
+
+
+def _go_on(data: bytes) -> bool:
+    """Whether these are whole events none of which ends its stream, as vLLM writes them."""
+    if data.find(_NEWLINE) == len(data) - 2:  # a single one, as most packets bring
+        return data[-1] == _NEWLINE and data.rfind(_GOES_ON) > 0
+    return data.endswith(b"\n\n") and data.count(_GOES_ON) == data.count(b"\n\n")
 
 
 def _event(fields: dict[str, Any]) -> bytes:
