@@ -132,6 +132,53 @@ def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
     run(scene())
 
 
+def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with fleet(tmp_path) as (service, _), aiohttp.ClientSession() as session:
+            front = service.front
+
+            async def stream(tokens: int) -> None:
+                body = {"prompt": [1, 2], "max_tokens": tokens, "ignore_eos": True, "stream": True}
+                async with session.post(f"{service.url}/v1/completions", json=body) as response:
+                    events = [line async for line in response.content if line.strip()]
+                assert events[-1] == b"data: [DONE]\n"
+                assert b'"length"' in events[-2]
+
+            async def pipeline(count: int, *, stay: bool) -> int:
+                """How many of the calls that one connection sends at once are answered."""
+                port = int(service.url.rpartition(":")[2])
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                body = b'{"prompt":[3],"max_tokens":4,"ignore_eos":true}'
+                head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + (
+                    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+                )
+                writer.write((head + body) * count)
+                await writer.drain()
+                answered = 0
+                while stay and answered < count:
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                    assert answer.startswith(b"HTTP/1.1 200 ")
+                    length = int(answer.lower().partition(b"content-length: ")[2].split()[0])
+                    await reader.readexactly(length)
+                    answered += 1
+                writer.close()
+                return answered
+
+            streams = [asyncio.create_task(stream(300 + 10 * n)) for n in range(6)]
+            while front.turns.streams < 6:
+                await asyncio.sleep(0.01)
+            staying = [pipeline(5, stay=True) for _ in range(8)]
+            going = [pipeline(5, stay=False) for _ in range(8)]
+            assert sum(await asyncio.gather(*staying, *going)) == 40
+            assert front.turns.streams
+            await asyncio.gather(*streams)
+            while front.open_requests:
+                await asyncio.sleep(0.01)
+            assert (front.open_bytes, front.turns.streams) == (0, 0)
+
+    run(scene())
+
+
 def test_control_reaches_the_servers(tmp_path: Path) -> None:
     async def scene() -> None:
         async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as session:
