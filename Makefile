@@ -51,7 +51,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/decision_cost.py
 
 # Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
-# About 28 minutes after that; `make bench-live QUICK=--quick` takes about five.
+# About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
 

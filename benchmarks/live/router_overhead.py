@@ -178,20 +178,27 @@ def run(options: argparse.Namespace) -> list[Measurement]:
             attempts=3,
             scale=0.5 if options.quick else 1.0,
         )
-        return measure_all(bench, options.shapes, running, options.repetitions)
+        repetitions, once = options.repetitions, options.quick
+        return measure_all(bench, options.shapes, running, repetitions, once=once)
 
 
 def measure_all(
-    bench: Bench, shapes: Sequence[str], running: Sequence[Running], repetitions: int
+    bench: Bench,
+    shapes: Sequence[str],
+    running: Sequence[Running],
+    repetitions: int,
+    *,
+    once: bool = False,
 ) -> list[Measurement]:
     """All arms in turn, the turn beginning one arm further each time.
 
-    Rounds after the first are for the arms that are judged.
+    Rounds after the first, which `once` leaves out, are for the arms that are judged.
     """
     measurements = []
     judged = [one for one in running if one.arm.name in (arms.REFERENCE, arms.OURS)]
     for name in shapes:
-        for repetition in range(repetitions * request_shapes.SHAPES[name].rounds):
+        rounds = 1 if once else request_shapes.SHAPES[name].rounds
+        for repetition in range(repetitions * rounds):
             taking_part = running if repetition < repetitions else judged
             first = repetition % len(taking_part)
             for one in [*taking_part[first:], *taking_part[:first]]:

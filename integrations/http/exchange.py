@@ -161,9 +161,7 @@ class Connection:
         self._readable: Callable[[int], list[tuple[int, int]]] | None = None
         self._exchange: Exchange | None = None
         self._body: Body | None = None  # None until the head of the answer is there
-        self._on_data: Callable[[bytes], None] | None = (
-            None  # the receiver's, while there is a body
-        )
+        self._on_data: Callable[[bytes], None] | None = None  # the receiver's, then
         self._data = b""  # the part of that head that is there
         self._keep = False
         self._paused = False

@@ -70,7 +70,7 @@ def test_what_chance_may_have_done_is_level_with_the_limit(ours, word):
     ("count", "left_out"), [(5, None), (6, 0), (8, 0), (9, 1), (12, 2), (15, 3), (20, 5), (30, 9)]
 )
 def test_the_interval_is_the_sign_tests(count, left_out):
-    # ranks as tabulated for 95 % intervals of a median, such as by Conover (1999), table A3
+    # at most 1 in 40 is the chance of binomial(count, 1/2) <= left_out, but not of one more
     expected = None if left_out is None else (left_out, count - 1 - left_out)
     assert interval([float(k) for k in reversed(range(count))]) == expected
 

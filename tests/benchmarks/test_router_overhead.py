@@ -54,6 +54,29 @@ def running(bench):
     return {one.arm.name: one for one in found}
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_rounds_after_the_first_are_for_those_that_are_judged(monkeypatch, once):
+    shape = Shape("chance", "up to chance", 1, "{}", rounds=3)
+    monkeypatch.setitem(request_shapes.SHAPES, "chance", shape)
+    names = ("direct", arms.REFERENCE, arms.OURS)
+    running = [arms.Running(Arm(name, None), [], None) for name in names]
+
+    class Taken:
+        foreign = cpu_us = 0.0
+
+        def measure(self, shape, one, repetition):
+            self.taken.append((repetition, one.arm.name))
+            return self
+
+    bench = Taken()
+    bench.taken = []
+    router_overhead.measure_all(bench, ["chance"], running, 2, once=once)
+    first = {(repetition, name) for repetition in (0, 1) for name in names}
+    more = {(repetition, name) for repetition in (2, 3, 4, 5) for name in names[1:]}
+    assert len(bench.taken) == len(set(bench.taken))
+    assert set(bench.taken) == (first if once else first | more)
+
+
 @pytest.mark.parametrize("arm", ["bare-relay", "direct"])
 def test_short_requests_are_counted_and_spread(bench, running, arm):
     found = bench.measure(small("short"), running[arm], 0)

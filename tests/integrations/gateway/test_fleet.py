@@ -164,7 +164,7 @@ def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
                 writer.close()
                 return answered
 
-            streams = [asyncio.create_task(stream(300 + 10 * n)) for n in range(6)]
+            streams = [asyncio.create_task(stream(900 + 10 * n)) for n in range(6)]
             while front.turns.streams < 6:
                 await asyncio.sleep(0.01)
             staying = [pipeline(5, stay=True) for _ in range(8)]

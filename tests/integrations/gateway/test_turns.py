@@ -109,6 +109,21 @@ class TestCallsBesideStreams:
 
         run(scene())
 
+    def test_of_streams_that_end_together_the_second_waits_for_its_turn(self) -> None:
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+                streams = [await self.open(stage, instance) for _ in range(3)]
+                await asyncio.sleep(0)  # the last one's beginning was this turn's work
+                for number in (0, 1):
+                    await instance.event(number, chunk([8], "stop"), end=True)
+                assert [stream.over.is_set() for stream in streams] == [True, False, False]
+                await instance.event(2, chunk([8]))
+                assert b'"token_ids":[8]' in streams[2].data
+                assert (await streams[1].events())[-1] == b"[DONE]"
+
+        run(scene())
+
     def test_streams_are_counted_while_they_are_open(self) -> None:
         async def scene() -> None:
             instance = Instance(slots=9)
