@@ -11,6 +11,7 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core import events as ev
+from rollout_sched.core.groups import HERE
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
 from tests.helpers import make_policy, make_scenario, make_trace, watch
@@ -132,26 +133,29 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 *("batches", "round", "fresh", "deferred", "complete", "held", "update_pending"),
             )
         },
-        "fresh": [group.id for group in progress.fresh_groups],
-        "deferred": list(progress.deferred_groups),
+        "by state": {state: [g.id for g in scheduler.groups.of(state)] for state in HERE},
         "held": [group.id for group in scheduler.sample_buffer.groups()],
         "complete": [group.id for group in scheduler.sample_buffer.oldest_first(10**6)],
-        "waiting": [request.id for request in scheduler.waiting],
-        "parked": [request.id for request in scheduler.replay_buffer],
+        "waiting": [request.id for request in scheduler.requests.waiting],
+        "parked": [request.id for request in scheduler.requests.replay_buffer],
         "outdated": list(scheduler.updater.outdated),
         "anomalies": dict(scheduler.anomalies),
         "open": [instance.id for instance in fleet.open],
         "groups": {
-            name: {
-                **fields(group, "requests", "finished"),
+            group.id: {
+                **fields(group, "siblings", "finished"),
+                "siblings": fields(group.siblings, "requests"),
                 "requests": [request.id for request in group.requests],
                 "finished": [request.id for request in group.finished],
             }
-            for name, group in scheduler.groups.items()
+            for group in scheduler.groups
         },
         "requests": {
-            name: {**fields(request, "group", "attempt"), "attempt": number_of(request.attempt)}
-            for name, request in scheduler.requests.items()
+            request.id: {
+                **fields(request, "group", "siblings", "attempt"),
+                "attempt": number_of(request.attempt),
+            }
+            for request in scheduler.requests
         },
         "instances": {
             name: {**fields(instance, "attempts"), "attempts": list(instance.attempts)}

@@ -78,7 +78,7 @@ class Workers:
 
     async def finish_session(self, request: web.Request) -> web.Response:
         session = _named(request, "session_id")
-        known = self._gateway.scheduler.sessions.home(session) is not None
+        known = self._gateway.driver.view.knows_session(session)
         if known:
             self._gateway.driver.tell(SessionEnded(session))
         return reply(request, {"session_id": session, "finished": known})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_sched.config import PolicyFile
+from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, Header
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
@@ -48,30 +49,27 @@ class LiveScheduler:
 
         "loaded": every instance that is here has loaded the newest version.
         """
-        scheduler, progress = self.driver.scheduler, self.driver.scheduler.progress
+        view, progress = self.driver.view, self.driver.view.run
         return {
             "version": progress.version,
             "fleet_version": progress.fleet_version,
             "loaded": self.desk.has_loaded(progress.version),
             "prompts_per_step": progress.prompts_per_step,
             "requests": {
-                "in_flight": len(scheduler.fleet.attempts),
-                "waiting": len(scheduler.waiting),
-                "parked": len(scheduler.replay_buffer),
+                "in_flight": view.in_flight,
+                "waiting": view.waiting,
+                "parked": view.parked,
             },
             "groups": {
-                "fresh": progress.fresh,
-                "active": progress.active,
-                "deferred": progress.deferred,
-                "complete": progress.complete,
+                **{str(state): view.groups(state) for state in HERE},
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,
             "instances": len(self.driver.attendants),
-            "joined": len(scheduler.fleet.instances),
-            "anomalies": dict(scheduler.anomalies),
+            "joined": len(view.instances),
+            "anomalies": dict(view.anomalies),
             "broken": None if self.driver.broken is None else str(self.driver.broken),
         }
 
