@@ -43,12 +43,10 @@ class AttemptLedger:
             return None
         return attempt
 
-    def count(self, attempt: Attempt, tokens: int) -> None:
-        """It made so many tokens, or as many as it can have made."""
-        if not 0 <= tokens <= attempt.max_new_tokens:
-            self._anomalies["tokens_out_of_range"] += 1
-            tokens = min(max(0, tokens), attempt.max_new_tokens)
-        attempt.tokens = tokens
+    def possible(self, attempt: Attempt, tokens: int) -> int:
+        """What an attempt can have made that is said to have made `tokens`, which it cannot."""
+        self._anomalies["tokens_out_of_range"] += 1
+        return min(max(0, tokens), attempt.max_new_tokens)
 
     def keep(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""

@@ -348,15 +348,20 @@ class AttemptEvents:
         attempt = self._ledger.find(event)
         if attempt is None:
             return None
-        blame.acquit(attempt.instance)
+        instance = attempt.instance
+        if instance.suspects or instance.faults or instance.rests:
+            blame.acquit(instance)
         self._free(attempt)
-        self._ledger.count(attempt, event.tokens)
+        tokens = event.tokens
+        if not 0 <= tokens <= attempt.max_new_tokens:
+            tokens = self._ledger.possible(attempt, tokens)
+        attempt.tokens = tokens
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
         if attempt.request.failed_on:
-            for instance in blame.succeed(attempt.request, self._fleet.instances):
-                self._rest(instance, now)
+            for at_fault in blame.succeed(attempt.request, self._fleet.instances):
+                self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
 

@@ -31,6 +31,7 @@ class Fleet:
         self.open: list[Instance] = []
         self.largest_kv_tokens: int | None = None  # of the instances that are here
         self.most_kv_tokens = 0  # of all that were ever here
+        self.unlike = False  # not all that are here hold as much as that
         self._load = load
         self._admits = admits
         self._heap: Heap = []
@@ -151,9 +152,10 @@ class Fleet:
     # -- inside ----------------------------------------------------------------------------
 
     def _measure_kv(self) -> None:
-        largest = max((i.kv_tokens for i in self.instances.values()), default=None)
-        self.largest_kv_tokens = largest
-        self.most_kv_tokens = max(self.most_kv_tokens, largest or 0)
+        sizes = [instance.kv_tokens for instance in self.instances.values()]
+        self.largest_kv_tokens = max(sizes, default=None)
+        self.most_kv_tokens = max([self.most_kv_tokens, *sizes])
+        self.unlike = any(size < self.most_kv_tokens for size in sizes)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index < 0:

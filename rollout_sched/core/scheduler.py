@@ -242,13 +242,16 @@ class Scheduler:
                 return
             if instance.open_index < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
-            if instance.id in request.failed_on or not fleet.fits(request, instance):
+            if (request.failed_on or fleet.unlike) and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
                     waiting.set_aside_first()
                     continue
             waiting.pop_first()
             self._send(request, instance)
+
+    def _suits(self, request: Request, instance: Instance) -> bool:
+        return instance.id not in request.failed_on and self.fleet.fits(request, instance)
 
     def _elsewhere(self, request: Request) -> Instance | None:
         """An open instance that it fits on, one where it has not failed if there is any."""
@@ -261,7 +264,7 @@ class Scheduler:
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self.roles.interruption
         limit = interruption.limit(request)
-        max_new_tokens = max(1, self.requests.room_for(request))
+        max_new_tokens = self.requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:
             max_new_tokens = limit
         move(request, DISPATCH)

@@ -62,14 +62,12 @@ class WaitingQueue:
         return request
 
     def pop_first(self) -> None:
-        """Take out what `first` returns."""
-        request = self.first()
-        assert request is not None, "somebody waits"
+        """Take out what `first` has just returned."""
         if self._new:
-            self._new.clear()
+            request: Request = self._new.pop()
             self._later.pop(request.id, None)
         else:
-            self._requests.pop(0)
+            request = self._requests.pop(0)
         request.rank = None
         self._size -= 1
 
@@ -78,7 +76,7 @@ class WaitingQueue:
         return list(self._aside.values())
 
     def set_aside_first(self) -> None:
-        """Pass over what `first` returns, until `recall`."""
+        """Pass over what `first` has just returned, until `recall`."""
         request = self.first()
         assert request is not None, "somebody waits"
         rank = request.rank
