@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ class NewInstance(msgspec.Struct, frozen=True):
     """
 
     url: str
-    slots: int | None = None
+    slots: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     api_key: str | None = None
     patient: bool = False
 

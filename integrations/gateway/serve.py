@@ -141,9 +141,13 @@ class Service:
         self.front = Front(self.live.driver, limits=limits, keys=keys)
         self.gateway = Gateway(self.live, self.front, self._make_client)
         self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
-        app = make_app(self.gateway, door, max_body=options.max_body)
+        self.app = app = make_app(self.gateway, door, max_body=options.max_body)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=options.grace_s
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
+            shutdown_timeout=options.grace_s,
         )
         self._server: HttpServer | None = None
         self.url = ""

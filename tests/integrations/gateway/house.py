@@ -36,7 +36,9 @@ class Upstream(Scripted):
     async def open(self) -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._server = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, auto_decompress=False
+        )
         await self._server.setup()
         await web.TCPSite(self._server, "127.0.0.1", 0).start()
         self.pool = Pool(f"http://127.0.0.1:{self._server.addresses[0][1]}")
@@ -68,7 +70,7 @@ class Upstream(Scripted):
             "method": request.method,
             "path": path,
             "headers": {name.lower(): value for name, value in request.headers.items()},
-            "body": (await request.read()).decode(),
+            "body": (await request.read()).decode(errors="replace"),
         }
         self.asked.append(asked)
         if self.stream is not None:
