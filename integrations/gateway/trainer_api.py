@@ -14,6 +14,9 @@ from rollout_sched.integrations.gateway.messages import read, refusal, reply
 from rollout_sched.integrations.gateway.publication import Publication
 from rollout_sched.live.samples import Prompt
 
+#: A hundred thousand groups of sixteen, and as many again.
+MAX_SAMPLES = 3_200_000
+
 
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
@@ -23,10 +26,11 @@ class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerApi:
-    """Routes for the trainer."""
+    """Routes for the trainer; at most `max_samples` may be here at once."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
+        self._max_samples = max_samples
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -40,10 +44,22 @@ class TrainerApi:
     async def submit(self, request: web.Request) -> web.Response:
         """Queue a list of prompts; of one that cannot be, those before it stay, as the error says.
 
+        All or none of them if they are too many: 413 for more than may ever be here, 503 for more
+        than fit beside those that are.
         A submission that is sent again, because its answer was lost, is refused and changes
         nothing.
         """
         prompts = await read(request, list[Prompt])
+        asked, most = sum(prompt.samples for prompt in prompts), self._max_samples
+        here = self._gateway.desk.open_samples
+        if asked > most:
+            return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
+        if here + asked > most:
+            return refusal(
+                503,
+                f"these are {asked} samples, and {here} are here, of at most {most} "
+                "(--max-samples); submit them again when batches have been delivered",
+            )
         accepted = 0
         for prompt in prompts:
             try:
