@@ -113,7 +113,10 @@ class RolloutScheduler(ABC):
 
     @staticmethod
     def connect(url: str, *, admin_key: str | None = None) -> RolloutScheduler:
-        """Use the gateway at `url`; without a key it must be on this machine."""
+        """Use the gateway at `url`; without a key it must be on this machine.
+
+        By its --admin-socket: unix:///path/of/the/socket.
+        """
         return _Remote(url, admin_key)
 
     @abstractmethod

@@ -31,8 +31,8 @@ class Workers:
         return [
             web.get("/workers", self.list_all),
             web.post("/workers", self.add),
-            web.get("/workers/{id:.+}", self.show),
-            web.delete("/workers/{id:.+}", self.remove),
+            web.get("/workers/{id:(?s:.+)}", self.show),
+            web.delete("/workers/{id:(?s:.+)}", self.remove),
             web.post("/add_worker", self.add_by_query),
             web.post("/remove_worker", self.remove_by_query),
             web.get("/list_workers", self.list_urls),

@@ -6,7 +6,10 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
+from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
+from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
@@ -148,3 +151,62 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
             assert (await asking)[0] == 202
 
     run(scene())
+
+
+@pytest.mark.parametrize(
+    ("submissions", "status"),
+    [
+        ([[("a", 11)]], 413),
+        ([[("a", 100_000_000)]], 413),
+        ([[("a", 5), ("b", 6)]], 413),
+        ([[("a", 4), ("b", 6)]], 200),
+        ([[("a", 6)], [("b", 5)]], 503),
+        ([[("a", 6)], [("b", 4)]], 200),
+    ],
+)
+def test_samples_are_counted_before_anything_is_made(
+    submissions: list[list[tuple[str, int]]], status: int
+) -> None:
+    async def scene() -> None:
+        async with House(max_samples=10) as house:
+            fresh = 0
+            for prompts in submissions:
+                body = [prompt(uid, samples=samples) for uid, samples in prompts]
+                told, said = await house.ask("POST", "/rollout/v1/groups", body)
+                fresh += len(prompts) if told == 200 else 0
+            assert told == status
+            assert house.driver.scheduler.progress.fresh == fresh
+            if status != 200:
+                assert "of at most 10" in said["error"]["message"]
+                assert "--max-samples" in said["error"]["message"]
+
+    run(scene())
+
+
+def test_what_is_delivered_or_failed_makes_room() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, max_samples=2) as house:
+            desk = house.service.gateway.desk
+            for number in range(3):
+                body = [prompt(f"{number}", samples=2)]
+                assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
+                assert (await house.ask("POST", "/rollout/v1/groups", [prompt("x")]))[0] == 503
+                assert desk.open_samples == 2
+                ack = {"ack": number - 1}
+                asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next", ack))
+                for sample in range(2):
+                    await instance.answer(2 * number + sample, [5])
+                assert (await asking)[1]["number"] == number
+                assert desk.open_samples == 0
+            assert (await house.ask("POST", "/rollout/v1/groups", [prompt("f")]))[0] == 200
+            ack = {"ack": 2, "timeout_s": 0}
+            assert (await house.ask("POST", "/rollout/v1/batches/next", ack))[0] == 202
+            await instance.fail(6, RequestRejected("no"))
+            await until(lambda: not desk.open_samples)
+
+    run(scene())
+
+
+def test_a_hundred_thousand_groups_of_sixteen_may_wait() -> None:
+    assert MAX_SAMPLES >= 100_000 * 16
