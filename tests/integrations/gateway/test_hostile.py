@@ -95,10 +95,12 @@ async def ask_raw(house: House, sent: bytes) -> tuple[int, bytes]:
     try:
         writer.write(sent)
         async with asyncio.timeout(10):
-            answer = await reader.read()
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            whole = length is not None and not sent.startswith(b"HEAD")
+            body = await (reader.readexactly(int(length[1])) if whole else reader.read())
     finally:
         writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body
 
 
