@@ -168,7 +168,6 @@ class Service:
             journal=options.journal,
             settings=settings,
         )
-        self._admin_socket: socket.socket | None = None
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         self.front = Front(self.live.driver, limits=limits, keys=keys)
@@ -217,11 +216,7 @@ class Service:
         loop = asyncio.get_running_loop()
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
-            if self._admin_listener is not None:
-                self._admin_listener.close()
-            if self._admin_socket is not None:
-                assert self.options.admin_socket is not None
-                self.options.admin_socket.unlink(missing_ok=True)
+            self._close_to_admins()
             await self.gateway.handout.close()
             if self._server is not None:
                 await self._server.close(self.options.grace_s + LAST_WORDS_S)
@@ -232,20 +227,25 @@ class Service:
             for client in self._clients:
                 await client.close()
 
+    def _close_to_admins(self) -> None:
+        listener, self._admin_listener = self._admin_listener, None
+        if listener is not None and self.options.admin_socket is not None:
+            listener.close()
+            self.options.admin_socket.unlink(missing_ok=True)
+
     def _say_that_it_stops(self) -> None:
         """To whoever still waits when the grace period is over."""
         self.app[STOPPING].set()
 
     async def _listen_for_admins(self, server: HttpServer, path: Path) -> None:
         """A socket that only its owner can open: nobody can connect before its mode is set."""
-        self._admin_socket = taken = socket.socket(socket.AF_UNIX)
+        _clear_away(path)
+        taken = socket.socket(socket.AF_UNIX)
         try:
-            _clear_away(path)
             taken.bind(str(path))
             path.chmod(0o600)
         except OSError as error:
             taken.close()
-            self._admin_socket = None
             raise CallerError(f"--admin-socket {path}: {error}") from error
         loop = asyncio.get_running_loop()
         self._admin_listener = await loop.create_unix_server(server, sock=taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -29,6 +29,7 @@ class Upstream(Scripted):
         self.asked: list[dict[str, Any]] = []
         self.answers: dict[str, tuple[int, Any]] = {}
         self.request_headers = [(b"authorization", b"Bearer instance")]
+        self.answering: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.stream: asyncio.Queue[bytes | None] | None = None
         self.pool: Pool
         self._server: web.AppRunner
@@ -65,6 +66,8 @@ class Upstream(Scripted):
         return self.pool.send("POST", path, lines, body, receiver)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.answering is not None:
+            return await self.answering(request)
         path = request.raw_path
         asked = {
             "method": request.method,
@@ -112,7 +115,13 @@ class House:
         for instance in self.instances.values():
             await instance.open()
         self.service = Service(Options(**self._options), self.said.append, self.make_client)
-        await self.service.open()
+        try:
+            await self.service.open()
+        except BaseException:
+            await self.service.close()
+            for instance in self.instances.values():
+                await instance.shut()
+            raise
         self.session = aiohttp.ClientSession(
             self.service.url, connector=aiohttp.TCPConnector(force_close=True)
         )
