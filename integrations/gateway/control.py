@@ -48,6 +48,9 @@ _INFERENCE = re.compile(
 #: Set when the gateway stops and has waited for long enough.
 STOPPING = web.AppKey("STOPPING", asyncio.Event)
 
+#: Seconds for what is cancelled then.
+CANCEL_S = 0.5
+
 #: What goes on without its client; the event loop itself would let go of it.
 DEEDS: web.AppKey[set[asyncio.Future[web.StreamResponse]]] = web.AppKey("DEEDS", set)
 
@@ -147,7 +150,7 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
             raise
         return refusal(error.status, error.text or error.reason)
     except Exception as error:
-        log.exception("%s %s", request.method, request.path)
+        log.exception("%s %s", request.method, request.raw_path)
         return refusal(500, f"the gateway failed: {error}")
 
 
@@ -172,6 +175,7 @@ async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamRespo
     if deed.done():
         return deed.result()
     deed.cancel()
+    await asyncio.wait({deed}, timeout=CANCEL_S)  # an answer that has begun is cut off by it
     return refusal(503, "the gateway stops, and this had not ended; ask again when it is back")
 
 

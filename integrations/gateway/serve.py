@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
@@ -36,6 +38,7 @@ from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.settings import Settings
 
 Say = Callable[[str], None]
 
@@ -139,18 +142,21 @@ def _spare_the_collector(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Service:
-    """A gateway with its port. Make it inside a running event loop. Raises CallerError."""
+    """A gateway with its port. Make it inside a running event loop. Raises CallerError.
+
+    `settings`: of the driver; None for those of the options and the policy file.
+    """
 
     def __init__(
         self,
         options: Options,
         say: Say,
         make_client: MakeClient | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.options = options
         self._say = say
         policy = load_policy(options.policy)
-        settings = settings_of(policy, options.live)
         keys = _keys(options.api_key_file)
         door = AdminDoor(_keys(options.admin_key_file), has_socket=options.admin_socket is not None)
         self._clients = [
@@ -166,7 +172,7 @@ class Service:
             seed=options.seed,
             stream_every=options.stream_every,
             journal=options.journal,
-            settings=settings,
+            settings=settings or settings_of(policy, options.live),
         )
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
@@ -184,6 +190,7 @@ class Service:
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
+            logger=_log_of_aiohttp(),
             handler_cancellation=True,
             auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
             shutdown_timeout=options.grace_s + LAST_WORDS_S,
@@ -298,6 +305,18 @@ def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
         return kind(new.url, api_key=key, slots=new.slots or options.slots)
 
     return make
+
+
+def _log_of_aiohttp() -> logging.Logger:
+    """Without what clients do wrong, which is answered 400 and would fill the log."""
+    log = logging.getLogger(f"{__name__}.aiohttp")
+    if not log.filters:
+        log.addFilter(_is_no_client_s_fault)
+    return log
+
+
+def _is_no_client_s_fault(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _clear_away(path: Path) -> None:

@@ -209,3 +209,44 @@ def test_what_is_wrong_is_named(path: str, name: str, says: str) -> None:
             assert says in refused(said)
 
     run(scene())
+
+
+FRAMES = {
+    "a chunk that is none": ("Transfer-Encoding: chunked", b"what?\r\n"),
+    "a chunk longer than it says": ("Transfer-Encoding: chunked", b"2\r\n{}{}\r\n0\r\n\r\n"),
+    "a chunk of everything": ("Transfer-Encoding: chunked", b"ffffffffffffffffff\r\n{}"),
+    "a negative chunk": ("Transfer-Encoding: chunked", b"-1\r\n{}\r\n0\r\n\r\n"),
+    "an unknown coding": ("Transfer-Encoding: nonsense", b"{}"),
+    "two lengths": ("Content-Length: 2\r\nContent-Length: 3", b"{}"),
+    "a length and chunks": ("Content-Length: 2\r\nTransfer-Encoding: chunked", b"0\r\n\r\n"),
+    "a negative length": ("Content-Length: -2", b"{}"),
+    "a length that is none": ("Content-Length: two", b"{}"),
+    "a huge length": ("Content-Length: " + "9" * 40, b"{}"),
+    "an unknown expectation": ("Expect: wonders\r\nContent-Length: 2", b"{}"),
+    "a header without a name": (": x\r\nContent-Length: 2", b"{}"),
+    "a folded header": ("A: b\r\n c\r\nContent-Length: 2", b"{}"),
+    "NUL in a header": ("A: b\0c\r\nContent-Length: 2", b"{}"),
+    "a header of Latin letters": ("A: \xe9\r\nContent-Length: 2", b"{}"),
+    "a websocket": (
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\nContent-Length: 0",
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("path", ["/admin/pause", "/pause", "/v1/embeddings", "/health"])
+def test_a_hostile_frame(path: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    header, body = FRAMES[name]
+
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            sent = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode("latin-1")
+            try:
+                status, said = await ask_raw(house, sent + body)
+            except asyncio.IncompleteReadError:
+                return  # what cannot be read is also refused by hanging up
+            assert status != 500, said
+
+    run(scene())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -263,6 +263,20 @@ class TestTheEnd:
 
         run(scene())
 
+    def test_what_has_begun_to_be_passed_on_does_not_look_complete(self) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+            instance.stream = asyncio.Queue()
+            async with House(instance, grace_s=0.05) as house:
+                instance.stream.put_nowait(b"one")
+                response = await house.session.post("/v1/responses")
+                assert await response.content.readany() == b"one"
+                await house.service.close()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.content.read()
+
+        run(scene())
+
     def test_a_publication_that_is_waited_for_too(self) -> None:
         async def scene() -> None:
             instance = Upstream()
