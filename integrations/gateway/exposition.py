@@ -47,7 +47,7 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
     yield _one("parked", "Requests in the replay buffer.", len(scheduler.replay_buffer))
     journal = gateway.journal
     if journal is not None:
-        broken = float(bool(journal.broken))
+        broken = int(bool(journal.broken))
         yield _one("journal_broken", "1 if the journal ended before its time.", broken)
     yield _one("open_calls", "Calls of clients that are not answered yet.", front.open_requests)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,9 @@ from rollout_sched.live.samples import Prompt
 #: A hundred thousand groups of sixteen, and as many again.
 MAX_SAMPLES = 3_200_000
 
+#: Groups that are submitted before others have their turn.
+AT_ONCE = 64
+
 
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
@@ -31,6 +35,7 @@ class TrainerApi:
     def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
         self._max_samples = max_samples
+        self._arriving = 0  # samples that have room and are not submitted yet
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -51,7 +56,7 @@ class TrainerApi:
         """
         prompts = await read(request, list[Prompt])
         asked, most = sum(prompt.samples for prompt in prompts), self._max_samples
-        here = self._gateway.desk.open_samples
+        here = self._gateway.desk.open_samples + self._arriving
         if asked > most:
             return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
         if here + asked > most:
@@ -60,14 +65,20 @@ class TrainerApi:
                 f"these are {asked} samples, and {here} are here, of at most {most} "
                 "(--max-samples); submit them again when batches have been delivered",
             )
-        accepted = 0
-        for prompt in prompts:
-            try:
-                self._gateway.desk.submit([prompt])
-            except CallerError as error:
-                return refusal(409, f"{error} ({accepted} groups before it were accepted)")
-            accepted += 1
-        return reply(request, {"accepted": accepted})
+        self._arriving += asked
+        try:
+            for accepted, prompt in enumerate(prompts):
+                if accepted % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    self._gateway.desk.submit([prompt])
+                except CallerError as error:
+                    return refusal(409, f"{error} ({accepted} groups before it were accepted)")
+                asked -= prompt.samples
+                self._arriving -= prompt.samples
+        finally:
+            self._arriving -= asked
+        return reply(request, {"accepted": len(prompts)})
 
     async def close(self, request: web.Request) -> web.Response:
         self._gateway.desk.close_submissions()

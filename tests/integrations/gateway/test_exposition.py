@@ -92,10 +92,10 @@ def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
             assert "journal" not in exposition(house.service.gateway)
         async with House(journal=tmp_path / "journal") as house:
             gateway = house.service.gateway
-            assert "\nrollout_sched_journal_broken 0.0\n" in exposition(gateway)
+            assert "\nrollout_sched_journal_broken 0\n" in exposition(gateway)
             assert gateway.journal is not None
             gateway.journal.broken = "No space left on device"
-            assert "\nrollout_sched_journal_broken 1.0\n" in exposition(gateway)
+            assert "\nrollout_sched_journal_broken 1\n" in exposition(gateway)
             _, state = await house.ask("GET", "/admin/state")
             assert state["journal"]["broken"] == "No space left on device"
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
+from rollout_sched.integrations.gateway.trainer_api import AT_ONCE, MAX_SAMPLES
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
 from tests.integrations.gateway.house import House, Upstream, run
@@ -210,3 +210,35 @@ def test_what_is_delivered_or_failed_makes_room() -> None:
 
 def test_a_hundred_thousand_groups_of_sixteen_may_wait() -> None:
     assert MAX_SAMPLES >= 100_000 * 16
+
+
+def test_two_submissions_at_once_count_together() -> None:
+    async def scene() -> None:
+        async with House(max_samples=1500) as house:
+            asked = [[prompt(f"{who}{n}") for n in range(1000)] for who in "ab"]
+            answers = await asyncio.gather(
+                *(house.ask("POST", "/rollout/v1/groups", body) for body in asked)
+            )
+            assert sorted(status for status, _ in answers) == [200, 503]
+            assert house.service.gateway.desk.open_samples == 1000
+            rest = [prompt(f"c{n}") for n in range(500)]
+            assert (await house.ask("POST", "/rollout/v1/groups", rest))[0] == 200
+
+    run(scene())
+
+
+def test_a_long_submission_leaves_others_their_turn() -> None:
+    async def scene() -> None:
+        async with House() as house:
+            progress = house.driver.scheduler.progress
+            asking = asyncio.create_task(
+                house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
+            )
+            before, most = 0, 0
+            while not asking.done():
+                await asyncio.sleep(0)
+                before, most = progress.fresh, max(most, progress.fresh - before)
+            assert progress.fresh == 1000
+            assert most <= AT_ONCE
+
+    run(scene())
