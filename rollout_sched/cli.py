@@ -198,6 +198,7 @@ def _replay(options: argparse.Namespace) -> None:
     workload.check_fits(scenario)
     for policy in policies:
         policy.build(lengths=workload.length)  # an error comes now or never
+        settings_of(policy)
     with _progress() as bar:
 
         def follow(policy: str, seed: int) -> Deliveries:

@@ -214,6 +214,8 @@ class TestCheck:
         code, _, err = run(capsys, "check", path)
         assert code == 2
         assert 'mine: live.stal_s: unknown key; did you mean "stall_s"?' in err
+        code, _, err = run(capsys, "replay", SMALL, "--policy", path)
+        assert (code, "live.stal_s" in err) == (2, True)
 
     def test_the_oracle_is_valid(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = tmp_path / "oracle.toml"

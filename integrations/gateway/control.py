@@ -45,6 +45,8 @@ _INFERENCE = re.compile(
     r"|rerank|invocations|generate)"
 )
 
+_UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
+
 #: Set when the gateway stops and has waited for long enough.
 STOPPING = web.AppKey("STOPPING", asyncio.Event)
 
@@ -127,7 +129,7 @@ def _comes_by_socket(request: web.Request) -> bool:
     """Whether by --admin-socket, which only its owner can open."""
     transport = request.transport
     taken = None if transport is None else transport.get_extra_info("socket")
-    return taken is not None and taken.family == socket.AF_UNIX
+    return taken is not None and taken.family == _UNIX
 
 
 @web.middleware

@@ -58,11 +58,17 @@ class AllowList:
     """The URLs that may be added: all without `patterns`, else those that match one or are `named`.
 
     `*` in a pattern stands for a part of a name between dots, or of a port: never for a dot, a
-    colon or a slash, so that http://10.0.0.* does not let in http://10.0.0.1.evil.example.
+    colon or a slash, so that http://10.0.0.* does not let in http://10.0.0.1.evil.example. Raises
+    CallerError for a pattern that is none of a URL.
     """
 
     def __init__(self, patterns: Iterable[str] = (), named: Iterable[str] = ()) -> None:
         self._patterns = [pattern.rstrip("/") for pattern in patterns]
+        for pattern in self._patterns:
+            if not pattern.startswith(("http://", "https://")):
+                raise CallerError(
+                    f"--allow-instance {pattern!r} matches nothing: begin it with http:// or https://"
+                )
         self._named = frozenset(url.rstrip("/") for url in named)
         parts = (map(re.escape, pattern.split("*")) for pattern in self._patterns)
         self._allowed = [re.compile(r"[^/.:@?#\[\]]*".join(part)) for part in parts]

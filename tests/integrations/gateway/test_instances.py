@@ -85,6 +85,11 @@ class TestAllowList:
             with pytest.raises(NotAllowed, match="--allow-instance"):
                 allow.check(url)
 
+    @pytest.mark.parametrize("pattern", ["*", "10.0.0.*:8000", "ftp://a", ""])
+    def test_patterns_that_match_no_url(self, pattern: str) -> None:
+        with pytest.raises(CallerError, match="begin it with http://"):
+            AllowList([pattern])
+
     def test_without_patterns_all_may_come(self) -> None:
         AllowList([], [A]).check(B)
 
