@@ -107,6 +107,11 @@ async def _serve(options: Options, say: Say) -> None:
     service = Service(options, say)
     for number in _STOPPING:
         loop.add_signal_handler(number, stop.set)
+
+    def stop_at_once_from_now_on() -> None:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+
     opening = asyncio.ensure_future(service.open())
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -115,10 +120,10 @@ async def _serve(options: Options, say: Say) -> None:
             opening.result()
             _spare_the_collector(loop)
             await stopped
+        stop_at_once_from_now_on()
         say("stopping")
     finally:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)  # the next one ends it at once
+        stop_at_once_from_now_on()
         opening.cancel()
         await asyncio.wait({opening})
         await service.close()
