@@ -72,12 +72,29 @@ class TestDamage:
             return good, str(error)
         pytest.fail("nothing was found wrong")
 
-    def test_truncated_last_line(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("cut", [2, 10, 40])
+    def test_a_last_line_that_was_cut_is_the_end_and_said(
+        self, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A crash, or a full disk, in the middle of a write."""
         path = write(tmp_path / "j.jsonl")
-        path.write_bytes(path.read_bytes()[:-10])
+        path.write_bytes(path.read_bytes()[:-cut])
+        _, entries = read(path)
+        assert [entry.event for entry in entries] == EVENTS[:-1]
+        assert f"{path}:{len(EVENTS) + 1}: cut in the middle" in caplog.text
+
+    def test_a_last_line_without_its_end_is_whole(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "j.jsonl")
+        path.write_bytes(path.read_bytes()[:-1])
+        _, entries = read(path)
+        assert [entry.event for entry in entries] == EVENTS
+
+    def test_a_last_line_that_is_whole_but_wrong(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "j.jsonl")
+        path.write_bytes(path.read_bytes() + b"what?\n")
         good, text = self.entries_until_error(path)
-        assert good == len(EVENTS) - 1  # everything before it can be used
-        assert text.startswith(f"{path}:{len(EVENTS) + 1}: not a journal line")
+        assert good == len(EVENTS)
+        assert text.startswith(f"{path}:{len(EVENTS) + 2}: not a journal line")
 
     @pytest.mark.parametrize(
         "line",

@@ -45,6 +45,10 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
     yield _one("in_flight", "Attempts on instances.", view.in_flight)
     yield _one("waiting", "Requests that wait for an instance.", view.waiting)
     yield _one("parked", "Requests in the replay buffer.", view.parked)
+    journal = gateway.journal
+    if journal is not None:
+        broken = int(bool(journal.broken))
+        yield _one("journal_broken", "1 if the journal ended before its time.", broken)
     yield _one("open_calls", "Calls of clients that are not answered yet.", front.open_requests)
 
 
