@@ -214,10 +214,12 @@ def test_one_that_is_too_slow_is_not(tmp_path: Path, way: Way) -> None:
             await way.ask(the)
 
     run(scene())
-    assert reasons(tmp_path) == [NEVER_ANSWERED] * 3
+    given_up = reasons(tmp_path)
+    assert len(given_up) == 3
+    assert all(reason.startswith(NEVER_ANSWERED) for reason in given_up)
 
 
-NEVER_ANSWERED = "given up: the instance has nothing to do but never answered"
+NEVER_ANSWERED = "given up: never answered"
 
 
 def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
@@ -300,7 +302,7 @@ def test_one_that_makes_no_tokens_any_more(tmp_path: Path, way: Way) -> None:
             await asking
 
     run(scene())
-    assert any("no new token" in reason for reason in reasons(tmp_path))
+    assert any("no progress" in reason for reason in reasons(tmp_path))
 
 
 def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None:
