@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import InstanceError, printable
 
 KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
 CONNECT_S = 10.0
@@ -158,9 +158,14 @@ def as_instance_errors(path: str) -> Iterator[None]:
 
 def refusal(path: str, answer: Answer) -> InstanceError:
     """What a status other than 200 means, and what to do about it."""
-    text = f"{path} answered {answer.status}: {answer.body[:200].decode(errors='replace')}"
+    text = f"{path} answered {answer.status}: {excerpt(answer.body)}"
     remedy = REMEDIES.get(answer.status)
     return InstanceError(f"{text}; {remedy}" if remedy else text)
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of an answer, as it can stand in a log."""
+    return printable(body[:300].decode(errors="replace"), 200)
 
 
 def decoded(path: str, body: bytes, type_: type[Any]) -> Any:

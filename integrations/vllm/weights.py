@@ -62,12 +62,10 @@ class ReloadFromDisk:
         """Where the weights of a version are. Raises CallerError if the template is no good."""
         if callable(self._path):
             return Path(self._path(version))
-        try:
-            return Path(str(self._path).format(version=version))
-        except (KeyError, IndexError, ValueError) as error:
-            raise CallerError(
-                f"path {str(self._path)!r}: only {{version}} can stand in braces"
-            ) from error
+        parts = str(self._path).split("{version}")
+        if any(brace in part for part in parts for brace in "{}"):
+            raise CallerError(f"path {str(self._path)!r}: only {{version}} can stand in braces")
+        return Path(str(version).join(parts))
 
     def check(self, version: int) -> None:
         """Raises CallerError if there is no whole checkpoint. To be called before any pause."""

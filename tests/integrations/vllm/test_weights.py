@@ -71,7 +71,18 @@ def test_a_path_that_only_instances_see_is_not_checked():
     assert apply(applier, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
 
 
-@pytest.mark.parametrize("template", ["/w/{step}", "/w/{}", "/w/{version"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "/w/{step}",
+        "/w/{}",
+        "/w/{version",
+        "/w/{version:>200000000}",
+        "/w/{version.__class__}",
+        "/w/{{version}}",
+        "/w/{version!r}",
+    ],
+)
 def test_a_template_with_other_braces(template):
     with pytest.raises(CallerError, match="braces"):
         ReloadFromDisk(template).check(1)
