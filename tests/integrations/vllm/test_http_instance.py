@@ -437,7 +437,6 @@ def test_of_several_models_the_one_that_is_wanted_is_named():
 
 def test_what_a_server_says_of_an_error_stands_in_one_short_line():
     server = ScriptedVllm()
-    server.answer("/pause", {})
     server.answer("/inference/v1/generate", b"no\r\n\x1b[2J" + b"x" * 5000, 500)
 
     async def scene():
