@@ -12,7 +12,7 @@ import msgspec
 
 from rollout_sched.core.events import Event, InstancePaused, InstanceReported, WeightsUpdated
 from rollout_sched.live.attempts import Running
-from rollout_sched.live.liveness import Movement, Shortfall, Streams
+from rollout_sched.live.liveness import Liveness
 from rollout_sched.live.ports import (
     Applier,
     Description,
@@ -99,11 +99,7 @@ class Attendant:
 
     def _expect_anew(self) -> None:
         """It begins, or goes on after a pause: what its gauges said before proves nothing."""
-        self._movement = Movement(asyncio.get_running_loop().time())
-        self._shortfall = Shortfall(self._settings.forgotten_s)
-        self._streams = Streams()
-        self._standing: dict[int, float] = {}  # attempts whose streams have begun: since when
-        self._streams_seen = 0.0
+        self._liveness = Liveness(self._settings, asyncio.get_running_loop().time())
 
     @property
     def name(self) -> str:
@@ -265,17 +261,12 @@ class Attendant:
             return
         self.sound.set()
         self._owner.tell(_reported(self.name, gauges))
-        now = asyncio.get_running_loop().time()
-        moved = self._movement.note(now, gauges)
-        self._note_streams(now)
-        if gauges.running and now - self._movement.since >= self._patience(self._settings.stall_s):
-            self._lose(
-                f"no progress for {now - self._movement.since:.0f} s although "
-                f"{gauges.running} requests run"
-            )
-        elif moved or not (gauges.running or gauges.waiting):  # else the gauges may be old
-            self._look_for_forgotten(now, gauges, [each for each in held if each.attempting])
-            self._look_for_standing(now)
+        still_held = [running for running in held if running.attempting is not None]
+        verdict = self._liveness.judge(asyncio.get_running_loop().time(), gauges, still_held)
+        if verdict.lost:
+            self._lose(verdict.lost)
+        for running, reason in verdict.stop:
+            self._owner.stop(running, reason)
 
     def _missed(self, error: Exception) -> None:
         """A poll has brought no gauges."""
@@ -302,61 +293,6 @@ class Attendant:
             if running.attempting is not None
             and not getattr(running.attempting, "held_back", False)
         ]
-
-    def _patience(self, usual_s: float, running: Running | None = None) -> float:
-        """`usual_s` and, for one that has brought nothing yet, the time that its prompt may take;
-        of all there, the longest."""
-        of = [running] if running is not None else self._under_way()
-        prompts = (
-            each.dispatch.context_tokens
-            for each in of
-            if each.dispatch.attempt not in self._standing
-        )
-        return usual_s + max(prompts, default=0) / self._settings.prefill_rate
-
-    def _note_streams(self, now: float) -> None:
-        """Looking into all streams takes time from those that run, so it is not done every poll."""
-        if now - self._streams_seen >= min(
-            self._settings.stall_s / 8, self._settings.forgotten_s / 2
-        ):
-            self._streams_seen = now
-            held = self._under_way()
-            self._standing = self._streams.note(
-                now, [(e.dispatch.attempt, e.payload.streamed(e.dispatch.attempt)) for e in held]
-            )
-
-    def _look_for_forgotten(self, now: float, gauges: Gauges, held: Sequence[Running]) -> None:
-        """It has fewer requests than we wait for there: some will never be answered.
-
-        It does not say which, so the oldest are broken off one after the other. One that is still
-        there comes back with what it has made and goes on from that; one that is not does not
-        answer, and is made again elsewhere.
-        """
-        forgotten_s = self._settings.forgotten_s
-        here = gauges.running + gauges.waiting
-        missing = self._shortfall.note(now, len(held) - here)
-        missing -= sum(running.stopped for running in held)
-        if missing <= 0:
-            return
-        suspects = [
-            running
-            for running in held
-            if not running.stopped
-            and now - running.begun >= self._patience(forgotten_s, running)
-            and now - self._standing.get(running.dispatch.attempt, 0.0) >= forgotten_s
-        ]
-        suspects.sort(key=lambda running: running.begun)
-        for running in suspects[:missing]:
-            reason = f"never answered: the instance has {here} of the {len(held)} we wait for"
-            self._owner.stop(running, reason)
-
-    def _look_for_standing(self, now: float) -> None:
-        """Streams that have begun and bring nothing more, though the instance makes progress."""
-        stall_s = self._settings.stall_s
-        for running in self._under_way():
-            since = self._standing.get(running.dispatch.attempt, now)
-            if now - since >= stall_s and not running.stopped:
-                self._owner.stop(running, f"its stream has brought nothing for {now - since:.0f} s")
 
     # -- joining ---------------------------------------------------------------------------
 

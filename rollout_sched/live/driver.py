@@ -476,8 +476,9 @@ class Driver:
         wait_s = 0.25
         while not running.ended().done():
             try:
-                await running.client.abort(running.order_id)
-            except (InstanceError, OSError) as error:
+                async with asyncio.timeout_at(deadline):
+                    await running.client.abort(running.order_id)
+            except Exception as error:
                 log.warning("abort of %s on %s: %s", running.order_id, running.client.name, error)
             await asyncio.wait({running.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, 4.0)

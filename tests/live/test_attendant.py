@@ -100,6 +100,23 @@ class TestForgotten:
 
         run(scene())
 
+    def test_an_abort_that_hangs_or_breaks_keeps_nobody_waiting(self) -> None:
+        class Deaf(Scripted):
+            async def abort(self, order_id: str) -> None:
+                if len(self.orders) == 1:
+                    await asyncio.sleep(60)
+                raise KeyError(order_id)
+
+        async def scene() -> None:
+            instance = Deaf()
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.order(2)
+                await instance.answer(2, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
     @pytest.mark.parametrize(
         ("here", "waiting"),
         [(1, 2), (3, 0), (40, 10)],  # queued or preempted; all run; others use it too
@@ -462,6 +479,52 @@ class TestWatching:
                 assert await stage.driver.add_instance(instance, patient=True) is None
                 assert "slots" in stage.driver.attendants["i0"].away
                 instance.odd = False
+                await until(lambda: stage.driver.attendants["i0"].joined)
+
+        run(scene())
+
+    @pytest.mark.parametrize("call", ["resume", "set_version", "describe"])
+    def test_one_that_hangs_when_it_joins_is_asked_again(self, call: str) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted())
+            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+            async with Stage(settings=settings) as stage:
+                usual = getattr(instance, call)
+
+                async def hang(*_: Any) -> None:
+                    await asyncio.sleep(60)
+
+                setattr(instance, call, hang)
+                assert await stage.driver.add_instance(instance, patient=True) is None
+                assert stage.driver.attendants["i0"].away == "no answer within 0.05 s"
+                setattr(instance, call, usual)
+                await until(lambda: stage.driver.attendants["i0"].joined)
+
+        run(scene())
+
+    def test_a_resume_that_hangs_after_an_update_loses_the_instance_and_comes_back(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+            async with Stage(instance, settings=settings, interruption=partial) as stage:
+                stage.ask()
+                await instance.order()
+                usual = instance.resume
+
+                async def hang() -> None:
+                    await asyncio.sleep(60)
+
+                async def load(instance: Scripted, version: int) -> None:
+                    instance.description = msgspec.structs.replace(
+                        instance.description, paused=True, version=version
+                    )
+
+                instance.resume = hang  # type: ignore[method-assign]
+                stage.driver.publish(1, load)
+                await until(lambda: stage.events(InstanceLost))
+                instance.resume = usual  # type: ignore[method-assign]
+                await until(lambda: "resume" in instance.calls)
                 await until(lambda: stage.driver.attendants["i0"].joined)
 
         run(scene())
