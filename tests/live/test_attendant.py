@@ -100,6 +100,29 @@ class TestForgotten:
 
         run(scene())
 
+    def test_a_stream_whose_client_does_not_read_it_is_not_waited_for(self) -> None:
+        """It may have ended at the instance long before its client has taken it."""
+
+        class HeldBack:
+            held_back = True
+
+            def cancel(self) -> None: ...
+
+        async def scene() -> None:
+            instance = Busy()
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.order()
+                (running,) = stage.driver.holds("i0")
+                usual, running.attempting = running.attempting, HeldBack()
+                await asyncio.sleep(0.2)
+                assert instance.aborted == []
+                running.attempting = usual
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
     def test_an_abort_that_hangs_or_breaks_keeps_nobody_waiting(self) -> None:
         class Deaf(Scripted):
             async def abort(self, order_id: str) -> None:

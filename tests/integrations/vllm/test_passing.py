@@ -75,6 +75,16 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
     assert not stage.register
 
 
+def test_an_answer_that_nobody_takes_is_held_back() -> None:
+    stage = Stage()
+    stage.send()
+    assert not stage.passing.held_back
+    stage.passing.pause()
+    assert stage.passing.held_back
+    stage.passing.resume()
+    assert not stage.passing.held_back
+
+
 def test_what_breaks_is_the_instances_fault() -> None:
     stage = Stage()
     stage.send()
