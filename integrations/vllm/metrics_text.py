@@ -12,6 +12,8 @@ from rollout_sched.live.ports import Gauges, InstanceError
 
 MOST = 2**53  # a float is exact up to there; no honest figure comes near
 
+_MOST_SAMPLES = 4096  # of one metric: engines, with some labels each
+
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -27,7 +29,11 @@ def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
     one that nothing here can be."""
     key = name.encode()
     at = text.find(key)
+    found = 0
     while at >= 0:
+        found += 1
+        if found > _MOST_SAMPLES:
+            raise InstanceError(f"/metrics tells of {name} more than {_MOST_SAMPLES} times")
         after = at + len(key)
         starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else it is a comment, or longer
         if starts_line and text[after : after + 1] in (b"{", b" "):

@@ -72,7 +72,8 @@ class Liveness:
         """
         here = gauges.running + gauges.waiting
         missing = self._shortfall.note(now, len(held) - here)
-        missing -= sum(running.stopped for running in held)
+        if missing:
+            missing -= sum(running.stopped for running in held)
         if missing <= 0:
             return []
         forgotten_s = self._forgotten_s

@@ -557,13 +557,16 @@ class TestWatching:
             instance = Scripted()
             async with Stage(instance, settings=QUICK) as stage:
                 attendant = stage.driver.attendants["i0"]
-                lose = stage.driver.lose
 
-                def lose_and_raise(name: str, reason: str) -> None:
-                    lose(name, reason)
-                    raise RuntimeError("the journal's disk is full")
+                class Owner:
+                    def __getattr__(self, name: str) -> Any:
+                        return getattr(stage.driver, name)
 
-                stage.driver.lose = lose_and_raise  # type: ignore[method-assign]
+                    def lose(self, name: str, reason: str) -> None:
+                        stage.driver.lose(name, reason)
+                        raise RuntimeError("the journal's disk is full")
+
+                attendant._owner = Owner()  # type: ignore[assignment]
 
                 async def load(instance: Scripted, version: int) -> None:
                     if instance.description.started_at == 1.0:
@@ -574,7 +577,6 @@ class TestWatching:
                 await until(lambda: not attendant.joined)
                 restart(instance)
                 await until(lambda: "loaded" in instance.calls)
-                stage.driver.lose = lose  # type: ignore[method-assign]
 
         run(scene())
 

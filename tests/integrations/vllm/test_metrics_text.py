@@ -60,6 +60,8 @@ def test_the_start_of_the_process():
         TEXT.replace(b" 7.0", b" +Inf"),
         TEXT.replace(b" 7.0", b" 1e300"),
         TEXT.replace(b" 3.0", b" -3.0"),
+        TEXT + b"vllm:num_requests_running 1\n" * 100_000,
+        TEXT + b"# vllm:num_requests_running 1\n" * 100_000,
     ],
 )
 def test_a_text_that_is_no_load_is_refused(text):
