@@ -340,7 +340,7 @@ class Attendant:
         if ours in ("", description.model) or not description.model:
             return description
         if ours not in description.models:
-            serves = ", ".join(description.models) or description.model
+            serves = printable(", ".join(description.models) or description.model, 120)
             raise InstanceError(
                 f"it serves {serves} where the instances here serve {ours}: one gateway serves one "
                 f"model, so start it with --served-model-name {ours} if it is the same, or put it "
@@ -369,8 +369,8 @@ class Attendant:
             elif description.paused and not (self._left_paused or self._settings.resume_paused):
                 raise InstanceError(
                     "it is paused, and not by us: whoever paused it may be loading weights. It "
-                    f"joins once it is resumed; if nobody will, POST {self.name}/resume, or let "
-                    "us resume what we find paused (resume_paused)"
+                    "joins once it is resumed; if nobody will, as after a crash, POST "
+                    f"{self.name}/resume, or let us resume what we find paused (resume_paused)"
                 )
             elif description.paused is not False:
                 await self._ask(self.client.resume())

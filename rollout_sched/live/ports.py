@@ -16,9 +16,24 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.events import Spans
 from rollout_sched.core.model import Sample
 
+#: Characters of what somebody else says that we repeat.
+EXCERPT = 500
+
+
+def printable(text: str, most: int = EXCERPT) -> str:
+    """What somebody else says, as it can stand in a log or an answer: one line, and not long."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else " " for c in cut)
+
 
 class InstanceError(RolloutError, RuntimeError):
-    """An instance did not do what it was asked; the request may be tried again elsewhere."""
+    """An instance did not do what it was asked; the request may be tried again elsewhere.
+
+    The text often holds what the instance said, so it is made fit for a log.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(printable(text))
 
 
 class InstanceGone(InstanceError):
@@ -39,16 +54,6 @@ class RequestRejected(RolloutError, RuntimeError):
         super().__init__(text)
         self.status = status
         self.body = body
-
-
-#: Characters of what somebody else says that we repeat.
-EXCERPT = 500
-
-
-def printable(text: str, most: int = EXCERPT) -> str:
-    """What somebody else says, as it can stand in a log or an answer: one line, and not long."""
-    cut = text if len(text) <= most else f"{text[:most]}..."
-    return "".join(c if c.isprintable() else " " for c in cut)
 
 
 class Order(msgspec.Struct, frozen=True):
