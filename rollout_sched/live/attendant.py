@@ -70,8 +70,8 @@ class Attendant:
     held  paused by hand: its gauges stand still, a weight update does not let it go on, and after a
           restart it is paused again before it joins
     turn  held by whoever calls it for control, so that nobody comes between pause and resume
-    sound  no attempt has failed there since it last answered a poll: it may have been restarted,
-           and then has other weights, so nothing is sent to it before
+    sound  no attempt has failed there, and no poll, since it last answered one: it may have been
+           restarted, and then has other weights, so nothing is sent to it before
     """
 
     def __init__(self, client: InstanceClient, owner: Owner) -> None:
@@ -94,6 +94,7 @@ class Attendant:
         self._doing: asyncio.Future[None] | None = None
         self._look = asyncio.Event()
         self._misses = 0
+        self._failures = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._expect_anew()
 
@@ -129,6 +130,7 @@ class Attendant:
 
     def look_now(self) -> None:
         """Something went wrong there: do not wait for the next poll."""
+        self._failures += 1
         self.sound.clear()
         self._look.set()
 
@@ -243,6 +245,7 @@ class Attendant:
 
     async def _poll(self) -> None:
         held = self._under_way()  # by now; an answer may end some of them before the gauges come
+        failures = self._failures
         try:
             gauges = await self._ask(self.client.gauges(), self._settings.poll_timeout_s)
         except Exception as error:
@@ -259,7 +262,8 @@ class Attendant:
             self._left_paused = False
             self._lose("it was restarted")
             return
-        self.sound.set()
+        if failures == self._failures:  # else this answer may be from before a restart
+            self.sound.set()
         self._owner.tell(_reported(self.name, gauges))
         still_held = [running for running in held if running.attempting is not None]
         verdict = self._liveness.judge(asyncio.get_running_loop().time(), gauges, still_held)
@@ -271,6 +275,7 @@ class Attendant:
     def _missed(self, error: Exception) -> None:
         """A poll has brought no gauges."""
         self._misses += 1
+        self.sound.clear()
         gone = isinstance(error, InstanceGone)
         if self.joined and (gone or self._misses >= self._settings.misses):
             self._lose(_said(error))

@@ -462,6 +462,62 @@ class TestWatching:
 
         run(scene())
 
+    def test_a_poll_from_before_a_failure_does_not_vouch_for_after_it(self) -> None:
+        """It was restarted while its answer was on the way, and has other weights now."""
+
+        class Slow(Scripted):
+            answering: asyncio.Event | None = None
+            polls = 0
+
+            async def gauges(self) -> Gauges:
+                report, answering = self.report, self.answering
+                self.polls += 1
+                if answering is not None:
+                    await answering.wait()
+                return report
+
+        async def scene() -> None:
+            instance = Slow()
+            instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+            async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+                client = stage.ask()
+                await instance.order()
+                before, after = asyncio.Event(), asyncio.Event()
+                polls, instance.answering = instance.polls, before
+                await until(lambda: instance.polls > polls)
+                instance.report = Gauges(0, 0, 0.0, started_at=2.0)
+                instance.answering = after
+                await instance.fail(0, InstanceError("connection reset"))
+                await until(lambda: not stage.scheduler.fleet.attempts)
+                before.set()
+                await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
+                await asyncio.sleep(0.02)
+                assert len(instance.orders) == 1
+                restart(instance)
+                after.set()
+                await until(lambda: stage.events(InstanceLost))
+                await instance.answer(1, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    def test_nothing_is_sent_to_one_that_missed_a_poll_until_it_answers_one(self) -> None:
+        """It may have been restarted meanwhile, and nothing of ours ran there to fail."""
+
+        async def scene() -> None:
+            instance = Scripted()
+            async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
+                instance.mute = True
+                await asyncio.sleep(0.05)
+                client = stage.ask()
+                await asyncio.sleep(0.05)
+                assert not instance.orders
+                instance.mute = False
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
     @pytest.mark.parametrize("error", [ValueError("10**30 tokens"), asyncio.CancelledError()])
     def test_a_client_that_breaks_is_watched_on(self, error: BaseException) -> None:
         class Broken(Scripted):
