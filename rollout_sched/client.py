@@ -133,7 +133,8 @@ class RolloutScheduler(ABC):
 
     @abstractmethod
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
-        """Version `version` is ready; with `wait`, until every instance computes with it.
+        """Version `version` is ready; with `wait`, until every instance that is here, and at least
+        one, computes with it.
 
         Raises CallerError if versions do not grow, or a checkpoint is not there.
         """
@@ -204,7 +205,9 @@ class _InProcess(RolloutScheduler):
         return await self._live.desk.next_batch()
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
-        applier = apply if _is_coroutine(apply) else self._appliers.of(_publication(version, apply))
+        applier = (
+            apply if _is_coroutine(apply) else await self._appliers.of(_publication(version, apply))
+        )
         await self._live.desk.publish_weights(version, applier, wait=wait)
 
     async def add_instance(self, instance: str | InstanceClient) -> None:

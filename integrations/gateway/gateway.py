@@ -125,13 +125,8 @@ class Gateway:
 
     async def publish(self, publication: Publication) -> None:
         """Raises CallerError if versions do not grow, or the weights are not there."""
-        version = publication.version
-        if version <= self.desk.version:
-            raise CallerError(
-                f"version {version} was published after {self.desk.version}; versions grow"
-            )
-        applier = self.appliers.of(publication)
-        await self.desk.publish_weights(version, applier, wait=publication.wait)
+        applier = await self.appliers.of(publication)
+        await self.desk.publish_weights(publication.version, applier, wait=publication.wait)
 
     def view(self, attendant: Attendant) -> InstanceView:
         instance = self.scheduler.fleet.instances.get(attendant.name)

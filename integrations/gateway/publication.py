@@ -63,18 +63,22 @@ class Appliers:
         self._transfer: WeightTransfer
         self._update_infos: dict[int, Any] = {}
 
-    def of(self, publication: Publication) -> Applier:
-        """Raises CallerError if the weights are not where they should be."""
+    async def of(self, publication: Publication) -> Applier:
+        """Raises CallerError if versions do not grow, or the weights are not where they should be.
+
+        Looking for weights takes its time, in which another publication may come: versions are
+        ordered by when they are published, not asked for here.
+        """
+        version, newest = publication.version, self._driver.scheduler.progress.version
+        if version <= newest:
+            raise CallerError(f"version {version} was published after {newest}; versions grow")
         if publication.reload is not None:
             reload = publication.reload
             from_disk = ReloadFromDisk(reload.path, visible_here=reload.visible_here)
-            try:
-                from_disk.check(publication.version)
-            except OSError as error:
-                raise CallerError(f"weights {reload.path}: {error}") from error
+            await from_disk.check(version)
             return from_disk
         if publication.transfer is not None:
-            return self._of_transfer(publication.transfer, publication.version)
+            return self._of_transfer(publication.transfer, version)
         return _Applied(self._driver)
 
     def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:

@@ -266,7 +266,7 @@ class Service:
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
             why = self.live.driver.attendants[client.name].away
-            self._say(f"instance {client.name}: not up yet, joins when it is ({why})")
+            self._say(f"instance {client.name}: away, joins when it can ({why})")
 
     def _greet(self, policy: PolicyFile, keys: list[str], door: AdminDoor) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
@@ -307,7 +307,12 @@ def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
 
     def make(new: NewInstance) -> InstanceClient:
         key = new.api_key or keys.of(new.url)
-        return kind(new.url, api_key=key, slots=new.slots or options.slots)
+        return kind(
+            new.url,
+            api_key=key,
+            slots=new.slots or options.slots,
+            kv_tokens=new.kv_tokens or options.kv_tokens,
+        )
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 
 INDEX = "model.safetensors.index.json"
+_LARGEST_INDEX = 2**28  # bytes
+_LARGEST_HEAD = 10**8  # bytes, the format's own limit
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")  # nothing but their presence is checked
 
 
@@ -24,7 +27,8 @@ class _Tensor(msgspec.Struct):
 def check_checkpoint(folder: Path) -> None:
     """Raises CallerError if `folder` has no weights that vLLM can load, or files cut short.
 
-    Reads the head of each safetensors file: what a file says it holds must be there.
+    Reads the head of each safetensors file: what a file says it holds must be there. This takes its
+    time, and for ever on a mount that does not answer: not for an event loop.
     """
     if not folder.is_dir():
         raise CallerError(f"weights {folder}: no such folder; a model folder is needed")
@@ -39,24 +43,27 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def _read_index(path: Path) -> _Index:
+    size = _size_of_file(path)
+    if size > _LARGEST_INDEX:
+        raise CallerError(f"weights {path}: {size} bytes are no index")
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Index)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CallerError(f"weights {path}: {error}") from error
 
 
 def _check_safetensors(file: Path) -> None:
     """The format: length of the head (8 bytes, little endian), the head as JSON, the data."""
+    size = _size_of_file(file)
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            size = file.stat().st_size
-            if not 0 < length <= size - 8:
+            if not 0 < length <= min(size - 8, _LARGEST_HEAD):
                 raise CallerError(f"weights {file}: no safetensors file, or cut short")
             head: dict[str, Any] = msgspec.json.decode(stream.read(length), type=dict[str, Any])
         head.pop("__metadata__", None)
         tensors = msgspec.convert(head, dict[str, _Tensor])
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         if isinstance(error, CallerError):
             raise
         raise CallerError(f"weights {file}: {error}") from error
@@ -66,3 +73,14 @@ def _check_safetensors(file: Path) -> None:
             f"weights {file}: has {size} bytes where its head promises {8 + length + end}; "
             "was it written to its end?"
         )
+
+
+def _size_of_file(path: Path) -> int:
+    """In bytes. Anything but a file is not opened: a pipe would wait for whoever writes to it."""
+    try:
+        told = path.stat()
+    except (OSError, ValueError) as error:
+        raise CallerError(f"weights {path}: {error}") from error
+    if not stat.S_ISREG(told.st_mode):
+        raise CallerError(f"weights {path}: is no file")
+    return told.st_size

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import InstanceError, printable
 
 KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
 CONNECT_S = 10.0
@@ -171,9 +171,13 @@ def refusal(path: str, answer: Answer) -> InstanceError:
     """What a status other than 200 means, and what to do about it."""
     remedy = REMEDIES.get(answer.status)
     then = f"; {remedy}" if remedy else ""
-    said = answer.body[:200].decode(errors="replace")
     answered = f"{path} answered {answer.status}"
-    return AnswerRefused(f"{answered}: {said}{then}", f"{answered}{then}")
+    return AnswerRefused(f"{answered}: {excerpt(answer.body)}{then}", f"{answered}{then}")
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of an answer, as it can stand in a log."""
+    return printable(body[:300].decode(errors="replace"), 200)
 
 
 def decoded(path: str, body: bytes, type_: type[Any]) -> Any:

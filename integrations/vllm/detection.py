@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,7 +11,7 @@ from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.answers import version_of
 from rollout_sched.integrations.vllm.control import Answer, Control, decoded, refusal
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
-from rollout_sched.live.ports import Description, InstanceError
+from rollout_sched.live.ports import Description, InstanceError, printable
 
 Endpoint = Literal["auto", "generate", "completions"]
 
@@ -41,6 +41,8 @@ _DEV_ENDPOINTS = {
 }
 _FIRST_WITH_SPANS = (0, 32)
 
+MOST_SLOTS = 2**20
+
 
 class Findings(msgspec.Struct, frozen=True):
     """What was found.
@@ -48,19 +50,20 @@ class Findings(msgspec.Struct, frozen=True):
     notes       in plain words, what is missing and what to do about it
     dialect     the endpoint that generates
     abort_path  where aborts go; None if nowhere
-    block_size  tokens of one KV block
     """
 
     description: Description
     dialect: Dialect
     abort_path: str | None
-    block_size: int
     notes: tuple[str, ...]
+
+
+_Size = Annotated[int, msgspec.Meta(gt=0, lt=2**40)]
 
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int
+    max_model_len: _Size | None = None  # an adapter does not say
 
 
 class _Models(msgspec.Struct):
@@ -68,12 +71,21 @@ class _Models(msgspec.Struct):
 
 
 async def detect(
-    control: Control, endpoint: Endpoint = "auto", slots: int | None = None
+    control: Control,
+    endpoint: Endpoint = "auto",
+    slots: int | None = None,
+    kv_tokens: int | None = None,
 ) -> Findings:
-    """Ask a server what it is. Raises InstanceError, with what to do, if it cannot be used."""
+    """Ask a server what it is. Raises InstanceError, with what to do, if it cannot be used.
+
+    `slots` and `kv_tokens` are those of the whole instance, and go before what it tells.
+    """
     models = await _models(control)
+    max_model_len = next((m.max_model_len for m in models if m.max_model_len), None)
+    if max_model_len is None:
+        raise InstanceError("/v1/models does not tell max_model_len: is it vLLM?")
     text = await _metrics(control)
-    cache = metrics_text.cache_config(text)
+    cache = metrics_text.cache_config(text, kv_tokens)
     generates, aborts, dev_aborts, *dev = await asyncio.gather(
         # Without its required fields the request is refused before anything is generated, and
         # the list of ids to abort is missing.
@@ -92,16 +104,24 @@ async def detect(
             notes.append(note)
     if dialect.capability == "generate" and await _vllm_version(control) >= _FIRST_WITH_SPANS:
         capabilities.add("weight_versions")
+    paused = await _is_paused(control) if "pause" in capabilities else None
+    if paused is None and "pause" in capabilities:
+        notes.append(
+            "does not say whether it is paused, so it is resumed whenever it joins: give it to one "
+            "gateway only"
+        )
     description = Description(
         slots=slots or await _slots(control) * cache.engines,
         kv_tokens=cache.kv_tokens,
-        max_model_len=models.data[0].max_model_len,
+        max_model_len=max_model_len,
         version=await _version(control),
         started_at=metrics_text.started_at(text),
-        model=models.data[0].id,
+        model=models[0].id,
         capabilities=frozenset(capabilities),
+        models=tuple(model.id for model in models) if len(models) > 1 else (),
+        paused=paused,
     )
-    return Findings(description, dialect, abort_path, cache.block_size, tuple(notes))
+    return Findings(description, dialect, abort_path, tuple(notes))
 
 
 def _dialect(endpoint: Endpoint, probe: Answer, notes: list[str]) -> Dialect:
@@ -134,14 +154,17 @@ def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | Non
     return None
 
 
-async def _models(control: Control) -> _Models:
+async def _models(control: Control) -> list[_Model]:
     answer = await control.get("/v1/models")
     if answer.status != 200:
         raise refusal("/v1/models", answer)
     models: _Models = decoded("/v1/models", answer.body, _Models)
     if not models.data:
         raise InstanceError("/v1/models names no model")
-    return models
+    for model in models.data:
+        if model.id != printable(model.id):
+            raise InstanceError(f"/v1/models names a model {printable(model.id, 80)!r}")
+    return models.data
 
 
 async def _metrics(control: Control) -> bytes:
@@ -162,12 +185,21 @@ async def _slots(control: Control) -> int:
         config: Any = decoded(path, answer.body, dict[str, Any]).get("vllm_config")
         scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
         told = scheduler.get("max_num_seqs") if isinstance(scheduler, dict) else None
-        if isinstance(told, int) and told > 0:
+        if isinstance(told, int) and 0 < told <= MOST_SLOTS:
             return told
     raise InstanceError(
         f"it does not tell how many sequences it runs at once (/server_info answered "
         f"{answer.status}): give slots, with the value of vLLM's --max-num-seqs, or {_DEV_MODE}"
     )
+
+
+async def _is_paused(control: Control) -> bool | None:
+    """None where it is not told."""
+    answer = await control.get("/is_paused")
+    if answer.status != 200:
+        return None
+    told = decoded("/is_paused", answer.body, dict[str, Any]).get("is_paused")
+    return told if isinstance(told, bool) else None
 
 
 async def _version(control: Control) -> int | None:
@@ -185,4 +217,5 @@ async def _vllm_version(control: Control) -> tuple[int, ...]:
         return ()
     told = str(decoded("/version", answer.body, dict[str, Any]).get("version"))
     parts = told.split(".")[:2]
-    return tuple(int(part) for part in parts) if all(p.isdecimal() for p in parts) else ()
+    known = all(part.isdecimal() and len(part) < 9 for part in parts)
+    return tuple(int(part) for part in parts) if known else ()

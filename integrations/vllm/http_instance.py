@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,8 +18,14 @@ from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Answer, Control, refusal
-from rollout_sched.integrations.vllm.detection import Endpoint, Findings, detect
+from rollout_sched.integrations.vllm.control import (
+    KEEP_ALIVE_S,
+    Answer,
+    Control,
+    excerpt,
+    refusal,
+)
+from rollout_sched.integrations.vllm.detection import MOST_SLOTS, Endpoint, Findings, detect
 from rollout_sched.integrations.vllm.event_stream import EventStream
 from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.pooled_call import post
@@ -51,6 +58,7 @@ class HttpInstance:
     tls             for https, an SSLContext with the authorities and certificates to use; None for
                     the system's
     slots           vLLM's --max-num-seqs, where the server does not tell it
+    kv_tokens       of its KV cache, where the server does not tell
     endpoint        "generate" or "completions" to insist on one; "auto" takes the better one
     control_rate    control calls in a second at most
     dispatch_rate   orders sent in a second at most
@@ -70,6 +78,7 @@ class HttpInstance:
         api_key: str | None = None,
         tls: ssl.SSLContext | None = None,
         slots: int | None = None,
+        kv_tokens: int | None = None,
         endpoint: Endpoint = "auto",
         control_rate: int = 100,
         dispatch_rate: int = 10_000,
@@ -78,6 +87,8 @@ class HttpInstance:
     ) -> None:
         url = _checked_url(url)
         headers = _headers(api_key)
+        _check_size("slots", slots, MOST_SLOTS)
+        _check_size("kv_tokens", kv_tokens, metrics_text.MOST)
         self.name = name or url
         self.control = Control(url, headers, tls, control_rate, control_limit_s)
         self.pool = Pool(url, ssl=tls, keepalive_s=KEEP_ALIVE_S)
@@ -90,6 +101,8 @@ class HttpInstance:
         self._dispatch_throttle = Throttle(dispatch_rate, "dispatch_rate")
         self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
         self._slots = slots
+        self._kv_tokens = kv_tokens
+        self._model = ""  # where it serves several
         self._endpoint = endpoint
         self._findings: Findings | None = None
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
@@ -103,8 +116,12 @@ class HttpInstance:
         return self._findings
 
     async def describe(self) -> Description:
-        self._findings = await detect(self.control, self._endpoint, self._slots)
+        self._findings = await detect(self.control, self._endpoint, self._slots, self._kv_tokens)
         return self._findings.description
+
+    def use_model(self, model: str) -> None:
+        """What our own requests are to name, where it serves several (`Description.models`)."""
+        self._model = model
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
         assembly = Assembly(order, on_tokens)
@@ -122,8 +139,8 @@ class HttpInstance:
             self._cuttable.pop(order.id, None)
 
     async def _attempt(self, order: Order, assembly: Assembly) -> Output:
-        dialect = self.findings.dialect
-        body = dialect.body(order, self.findings.description.model)
+        dialect, told = self.findings.dialect, self.findings.description
+        body = dialect.body(order, self._model if self._model in told.models else told.model)
         lines = self._header_lines + _session_line(order.session)
         events = EventStream()
 
@@ -244,9 +261,8 @@ class HttpInstance:
 
 def _raise_if_refused(target: str, answer: Answer) -> None:
     if answer.status in AT_FAULT:
-        text = answer.body[:500].decode(errors="replace")
         raise RequestRejected(
-            f"{target} answered {answer.status}: {text}", answer.status, answer.body
+            f"{target} answered {answer.status}: {excerpt(answer.body)}", answer.status, answer.body
         )
     if answer.status != 200:
         raise refusal(target, answer)
@@ -284,15 +300,23 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return headers
 
 
+def _check_size(setting: str, value: int | None, most: int) -> None:
+    if value is not None and not 0 < value <= most:
+        raise CallerError(f"{setting} is {value}; it is a number from 1 to {most}")
+
+
+#: No user, no query, no fragment, and nothing that a parser of URLs would take out in silence.
+_URL = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w.~%/-]*)?", re.ASCII)
+
+
 def _checked_url(url: str) -> str:
-    hint = f"instance {url!r}: give it as http://host:port or https://host:port"
-    parts = urlsplit(url)
+    hint = f"instance {url[:200]!r}: give it as http://host:port or https://host:port"
+    if not _URL.fullmatch(url):
+        raise CallerError(hint)
     try:
-        parts.port  # noqa: B018  (raises for a port that is none)
+        port = urlsplit(url).port
     except ValueError as error:
         raise CallerError(hint) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise CallerError(hint)
-    if parts.query or parts.fragment:
+    if port == 0:
         raise CallerError(hint)
     return url.rstrip("/")

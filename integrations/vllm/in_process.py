@@ -51,6 +51,7 @@ class InProcessInstance:
         config = self.engine.vllm_config
         engines = config.parallel_config.data_parallel_size
         served = config.model_config.served_model_name
+        names = (served,) if isinstance(served, str) else tuple(served)
         return Description(
             slots=config.scheduler_config.max_num_seqs * engines,
             # vLLM has summed the blocks over its engines.
@@ -58,7 +59,9 @@ class InProcessInstance:
             max_model_len=config.model_config.max_model_len,
             version=version_of(await self.engine.get_weight_version()),
             started_at=self.started_at,
-            model=served if isinstance(served, str) else served[0],
+            model=names[0],
+            models=names if len(names) > 1 else (),
+            paused=await self.engine.is_paused(),
             capabilities=frozenset(
                 {"generate", "abort", "pause", "collective_rpc", "weight_transfer"}
                 | {"set_version", "weight_versions"}
@@ -105,6 +108,9 @@ class InProcessInstance:
 
     async def set_version(self, version: int) -> None:
         await self._control("set_version", self.engine.update_weight_version(str(version)))
+
+    def use_model(self, model: str) -> None:
+        """All its names stand for one model."""
 
     async def collective_rpc(
         self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None

@@ -10,22 +10,30 @@ import msgspec
 
 from rollout_sched.live.ports import Gauges, InstanceError
 
+MOST = 2**53  # a float is exact up to there; no honest figure comes near
+
+_MOST_SAMPLES = 4096  # of one metric: engines, with some labels each
+
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """`engines` of one instance (data-parallel ranks), their KV cache together, one block."""
+    """`engines` of one instance (data-parallel ranks), and their KV cache together."""
 
     engines: int
     kv_tokens: int
-    block_size: int
 
 
 def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
-    """(labels, value) of each sample of a metric. Raises InstanceError if a value is no number."""
+    """(labels, value) of each sample of a metric. Raises InstanceError if a value is no number, or
+    one that nothing here can be."""
     key = name.encode()
     at = text.find(key)
+    found = 0
     while at >= 0:
+        found += 1
+        if found > _MOST_SAMPLES:
+            raise InstanceError(f"/metrics tells of {name} more than {_MOST_SAMPLES} times")
         after = at + len(key)
         starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else it is a comment, or longer
         if starts_line and text[after : after + 1] in (b"{", b" "):
@@ -53,7 +61,7 @@ def gauges(text: bytes) -> Gauges:
     return Gauges(
         running=int(running),
         waiting=int(total(text, "vllm:num_requests_waiting")),
-        kv_usage=sum(usage) / len(usage),
+        kv_usage=min(1.0, sum(usage) / len(usage)),
         preemptions=int(total(text, "vllm:num_preemptions_total")),
         prefill_tokens=int(total(text, prompt, b'"local_compute"')),
         cached_tokens=int(total(text, prompt, b'"local_cache_hit"')),
@@ -62,24 +70,37 @@ def gauges(text: bytes) -> Gauges:
     )
 
 
-def cache_config(text: bytes) -> CacheConfig:
-    """From `vllm:cache_config_info`, which has one sample for each engine, all of them equal."""
+def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
+    """From `vllm:cache_config_info`, which has one sample for each engine, all of them equal.
+
+    `kv_tokens`: of all engines, for a server that does not tell. Raises InstanceError without it.
+    """
     engines = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
+    if kv_tokens is not None:
+        return CacheConfig(max(1, len(engines)), kv_tokens)
     try:
         config = dict(_LABEL.findall(engines[0]))
-        block_size = int(config[b"block_size"])
+        block_size = _size(config[b"block_size"])
         told = config.get(b"kv_cache_size_tokens", b"None")  # of one engine, in newer versions
         # num_gpu_blocks is the sum over engines (vllm/v1/engine/core_client.py, line 852).
         kv_tokens = (
-            int(config[b"num_gpu_blocks"]) * block_size
+            _size(config[b"num_gpu_blocks"]) * block_size
             if told == b"None"
-            else int(told) * len(engines)
+            else _size(told) * len(engines)
         )
     except (IndexError, KeyError, ValueError) as error:
         raise InstanceError(
-            f"/metrics does not tell the size of its KV cache: {error!r}"
+            "it is up, but does not tell the size of its KV cache (vllm:cache_config_info in "
+            f"/metrics: {error!r}): give kv_tokens, with what vLLM logs at its start as "
+            '"GPU KV cache size"'
         ) from error
-    return CacheConfig(len(engines), kv_tokens, block_size)
+    return CacheConfig(len(engines), kv_tokens)
+
+
+def _size(value: bytes) -> int:
+    if not (value.isdigit() and len(value) < 16 and int(value) > 0):
+        raise ValueError(f"{value[:40]!r} is no size")
+    return int(value)
 
 
 def started_at(text: bytes) -> float:
@@ -92,6 +113,6 @@ def _number(name: str, value: bytes) -> float:
         number = float(value)
     except ValueError as error:
         raise InstanceError(f"/metrics: {name} is {value[:40]!r}") from error
-    if not math.isfinite(number):
-        raise InstanceError(f"/metrics: {name} is {number}")
+    if not (math.isfinite(number) and 0 <= number <= MOST):
+        raise InstanceError(f"/metrics: {name} cannot be {number}")
     return number

@@ -10,16 +10,24 @@ A user's own applier is any `async def apply(client, version)`.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
+from rollout_sched.integrations.vllm.off_loop import off_loop
 from rollout_sched.live.ports import InstanceClient
 
 LOAD_LIMIT_S = 900.0
+CHECK_LIMIT_S = 60.0
+
+#: A checkpoint that was whole so many seconds ago is not looked at again, so that a publication is
+#: checked once however many instances load it; one that joins later has it looked at anew.
+GOOD_FOR_S = 60.0
 
 
 class Workers(Protocol):
@@ -41,10 +49,12 @@ class Workers(Protocol):
 class ReloadFromDisk:
     """Every instance loads a checkpoint from disk (vLLM's `reload_weights`).
 
-    path          a folder as vLLM loads models from, with `{version}` where the version goes, or a
-                  function of the version
-    visible_here  whether this machine sees it too: then it is checked before an instance is touched
-    limit_s       seconds until a load is given up
+    path           a folder as vLLM loads models from, with `{version}` where the version goes, or
+                   a function of the version
+    visible_here   whether this machine sees it too: then it is checked before an instance is
+                   touched
+    limit_s        seconds until a load is given up
+    check_limit_s  seconds until the check is given up, for a disk that does not answer
     """
 
     def __init__(
@@ -53,29 +63,42 @@ class ReloadFromDisk:
         *,
         visible_here: bool = True,
         limit_s: float = LOAD_LIMIT_S,
+        check_limit_s: float = CHECK_LIMIT_S,
     ) -> None:
         self._path = path
         self._visible_here = visible_here
         self._limit_s = limit_s
+        self._check_limit_s = check_limit_s
+        self._checked: tuple[int, float] | None = None  # (version, when) of the last whole one
 
     def path(self, version: int) -> Path:
         """Where the weights of a version are. Raises CallerError if the template is no good."""
         if callable(self._path):
             return Path(self._path(version))
-        try:
-            return Path(str(self._path).format(version=version))
-        except (KeyError, IndexError, ValueError) as error:
-            raise CallerError(
-                f"path {str(self._path)!r}: only {{version}} can stand in braces"
-            ) from error
+        parts = str(self._path).split("{version}")
+        if any(brace in part for part in parts for brace in "{}"):
+            raise CallerError(f"path {str(self._path)!r}: only {{version}} can stand in braces")
+        return Path(str(version).join(parts))
 
-    def check(self, version: int) -> None:
+    async def check(self, version: int) -> None:
         """Raises CallerError if there is no whole checkpoint. To be called before any pause."""
-        if self._visible_here:
-            check_checkpoint(self.path(version))
+        folder = self.path(version)
+        if not self._visible_here:
+            return
+        try:
+            await off_loop(partial(check_checkpoint, folder), self._check_limit_s)
+        except OSError as error:  # TimeoutError is one
+            reason = str(error) or f"not checked within {self._check_limit_s:g} s"
+            raise CallerError(
+                f"weights {folder}: {reason}; does the disk answer? If only the instances see "
+                "it, say that it is not visible_here"
+            ) from error
+        self._checked = (version, time.monotonic())
 
     async def __call__(self, client: InstanceClient, version: int) -> None:
-        self.check(version)
+        known = self._checked
+        if known is None or known[0] != version or time.monotonic() - known[1] > GOOD_FOR_S:
+            await self.check(version)
         kwargs = {"weights_path": str(self.path(version))}
         await _workers(client).collective_rpc("reload_weights", kwargs, self._limit_s)
 

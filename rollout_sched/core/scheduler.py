@@ -203,10 +203,15 @@ class Scheduler:
         launch = roles.batching.launch(progress)
         if launch is None:
             return
+        deferred, fresh = launch.deferred, launch.fresh
+        if self._carries_over:
+            allowed = roles.freshness.room(progress)
+        elif progress.fleet_version >= roles.freshness.oldest_allowed(progress.version):
+            allowed = deferred + fresh
+        else:
+            return  # instances that get their weights one after the other still make older tokens
         if progress.round is None:
             progress.round = launch
-        deferred, fresh = launch.deferred, launch.fresh
-        allowed = roles.freshness.room(progress) if self._carries_over else deferred + fresh
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None

@@ -23,6 +23,7 @@ class Running:
         "dispatch",
         "order_id",
         "payload",
+        "stopped",
         "timer",
         "told",
     )
@@ -39,7 +40,8 @@ class Running:
         self.payload = payload
         self.client = client
         self.order_id = order_id
-        self.begun = begun  # seconds of the loop's clock
+        self.begun = begun  # seconds of the loop's clock, when it was sent
+        self.stopped = False  # by whoever watches its instance
         self.told = 0  # tokens of its stream that the core knows of
         self.attempting: Attempting | None = None  # None until its instance may be sent something
         self.timer: asyncio.TimerHandle | None = None

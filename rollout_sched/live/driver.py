@@ -366,6 +366,12 @@ class Driver:
         for end in late:
             self.forget(ends[end], "it did not stop")
 
+    def stop(self, running: Running, reason: str) -> None:
+        """Break off an attempt of which nothing more may come; it goes on from what it brings."""
+        running.stopped = True
+        log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
+        self._spawn(self._stop(running, reason))
+
     def forget(self, running: Running, reason: str) -> None:
         """Give up an attempt that the instance will never answer."""
         running.cancel()
@@ -402,6 +408,7 @@ class Driver:
             self._begin(running)
 
     def _begin(self, running: Running) -> None:
+        running.begun = self._loop.time()
         patience_s = self.settings.attempt_timeout_s
         if patience_s:
             reason = f"no answer within {patience_s:g} s"
@@ -426,7 +433,7 @@ class Driver:
 
     def _ended(self, running: Running, outcome: Outcome) -> None:
         dispatch = running.dispatch
-        if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(dispatch):
+        if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(running):
             self._failed(running, InstanceError("aborted by the instance without a token"))
             return
         if not self._take(running):
@@ -479,9 +486,9 @@ class Driver:
         running.end()
         return True
 
-    def _was_stopped(self, dispatch: Dispatch) -> bool:
+    def _was_stopped(self, running: Running) -> bool:
         """An attempt that we stopped, alone or with its whole instance."""
-        return self.view.is_stopping(dispatch.attempt)
+        return running.stopped or self.view.is_stopping(running.dispatch.attempt)
 
     def _keep_streamed(self, running: Running) -> None:
         """The attempt broke off: what its stream has brought is all there will be."""
@@ -511,19 +518,20 @@ class Driver:
         if running is not None:
             self._spawn(self._stop(running))
 
-    async def _stop(self, running: Running) -> None:
+    async def _stop(self, running: Running, reason: str = "it did not stop") -> None:
         """An abort may overtake its order, so it is repeated until the answer has come."""
         deadline = self._loop.time() + self.settings.abort_timeout_s
         wait_s = 0.25
         while not running.ended().done():
             try:
-                await running.client.abort(running.order_id)
+                async with asyncio.timeout_at(deadline):
+                    await running.client.abort(running.order_id)
             except Exception as error:  # whatever it is, the attempt must come to its end
                 log.warning("abort of %s on %s: %r", running.order_id, running.client.name, error)
             await asyncio.wait({running.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, 4.0)
             if self._loop.time() > deadline and not running.ended().done():
-                self.forget(running, "it did not stop")
+                self.forget(running, reason)
                 return
 
     # -- the other actions -----------------------------------------------------------------

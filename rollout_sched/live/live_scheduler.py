@@ -62,7 +62,7 @@ class LiveScheduler:
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
 
-        "loaded": every instance that is here has loaded the newest version.
+        "loaded": every instance that is here, and at least one, has loaded the newest version.
         """
         view, progress = self.driver.view, self.driver.view.run
         return {

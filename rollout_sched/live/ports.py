@@ -16,9 +16,24 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.events import Spans
 from rollout_sched.core.model import Sample
 
+#: Characters of what somebody else says that we repeat.
+EXCERPT = 500
+
+
+def printable(text: str, most: int = EXCERPT) -> str:
+    """What somebody else says, as it can stand in a log or an answer: one line, and not long."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() else " " for c in cut)
+
 
 class InstanceError(RolloutError, RuntimeError):
-    """An instance did not do what it was asked; the request may be tried again elsewhere."""
+    """An instance did not do what it was asked; the request may be tried again elsewhere.
+
+    The text often holds what the instance said, so it is made fit for a log.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(printable(text))
 
 
 class InstanceGone(InstanceError):
@@ -94,7 +109,9 @@ class Description(msgspec.Struct, frozen=True):
     version        its policy version; None if it does not say
     started_at     Unix seconds; another value later means that it was restarted; 0 if unknown
     model          the served model's name
+    models         all names that it serves, where it serves several
     capabilities   what was detected, such as "generate", "abort", "pause", "weight_versions"
+    paused         whether it is paused now; None if it does not say
     """
 
     slots: int
@@ -104,6 +121,8 @@ class Description(msgspec.Struct, frozen=True):
     started_at: float = 0.0
     model: str = ""
     capabilities: frozenset[str] = frozenset()
+    models: tuple[str, ...] = ()
+    paused: bool | None = None
 
 
 class Gauges(msgspec.Struct, frozen=True):

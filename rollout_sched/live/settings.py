@@ -14,25 +14,37 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All times in seconds.
 
     poll_s             between two looks at an instance's gauges
-    control_timeout_s  for a poll, a pause, a resume (vLLM with busy cores took 8.7 s)
+    poll_timeout_s     for the answer to one look (vLLM with busy cores took 8.7 s)
+    misses             looks in a row without an answer until the instance counts as lost: one that
+                       hangs is noticed within misses * (poll_s + poll_timeout_s)
+    control_timeout_s  for a pause, a resume, and each question when it joins
     update_timeout_s   for bringing weights to an instance
-    misses             polls in a row without an answer until the instance counts as lost
-    stall_s            without a new token, though requests run, until it counts as lost
-    forgotten_s        how long it may report nothing to do while we wait for its answers
+    stall_s            without any progress, though requests run, until it counts as lost; and
+                       without a new token of a stream that has begun, though others go on, until
+                       that one is broken off
+    forgotten_s        how long it may report fewer requests than we wait for there, until we break
+                       off the oldest, to have them made again if they do not answer to that either
+    prefill_rate       tokens that the slowest prefill computes in a second: a request that has
+                       brought nothing yet gets the time for its prompt on top of the last two
     attempt_timeout_s  for a whole attempt; 0: none, for long answers take what they take
     abort_timeout_s    how long an interrupted attempt may go on before it is given up
     stream_s           how often the core hears how far streams are; 0: only when one breaks off
+    resume_paused      whether an instance that is found paused when it joins is resumed and used,
+                       whoever paused it; otherwise it stays away until it is resumed
     """
 
     poll_s: Positive = 1.0
+    poll_timeout_s: Positive = 10.0
+    misses: Annotated[int, msgspec.Meta(ge=1)] = 3
     control_timeout_s: Positive = 15.0
     update_timeout_s: Positive = 600.0
-    misses: Annotated[int, msgspec.Meta(ge=1)] = 3
     stall_s: Positive = 60.0
     forgotten_s: Positive = 10.0
+    prefill_rate: Positive = 500.0
     attempt_timeout_s: Seconds = 0.0
     abort_timeout_s: Positive = 30.0
     stream_s: Seconds = 0.0
+    resume_paused: bool = False
 
 
 DEFAULTS = Settings()

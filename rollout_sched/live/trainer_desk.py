@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,9 @@ from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
 
 #: No update is under way.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
+
+#: Seconds between two looks at whether a scheduler that is waited for can still go on.
+_LOOK_S = 1.0
 
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
@@ -49,6 +53,7 @@ class TrainerDesk:
         self._fleet_changed = asyncio.Event()
         driver.on_deliver = self._deliver
         driver.on_group_failed = self._fail
+        driver.on_broken = self._check_end
         driver.watch(self._fleet_event, *_FLEET_EVENTS)
 
     @property
@@ -119,23 +124,29 @@ class TrainerDesk:
     async def publish_weights(self, version: int, apply: Applier, *, wait: bool = False) -> None:
         """Version `version` is ready; `apply(client, version)` loads it into one instance.
 
-        With `wait`, until every instance computes with it or a newer one (those that are lost
-        meanwhile get it when they join again). Raises CallerError if versions do not grow.
+        With `wait`, until every instance that is here, and at least one, computes with it or a
+        newer one (those that are lost meanwhile get it when they join again). Raises CallerError
+        if versions do not grow.
         """
         self.driver.publish(version, apply)
         while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
-            await self._fleet_changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._fleet_changed.wait()
+            if self.driver.broken is not None:
+                raise self.driver.broken
 
     def has_loaded(self, version: int) -> bool:
-        """Whether every instance that is here has loaded `version` or a newer one.
+        """Whether every instance that is here, and at least one, has loaded `version` or a newer
+        one.
 
         The core counts one without work as new once its update has begun, for it makes nothing
         with what it has; who wants to take the weights away again must know that it is over.
         """
-        return all(
-            instance.version >= version and instance.status in _LOADED
-            for instance in self.driver.scheduler.fleet.instances.values()
+        here = self.driver.scheduler.fleet.instances.values()
+        return bool(here) and all(
+            instance.version >= version and instance.status in _LOADED for instance in here
         )
 
     # -- what the driver says --------------------------------------------------------------

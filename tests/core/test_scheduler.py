@@ -1352,6 +1352,25 @@ def test_nothing_is_left_behind_after_a_run() -> None:
     assert scheduler.sample_buffer.held == 0
 
 
+class TestFoundByTheLaws:
+    def test_a_round_does_not_begin_on_instances_that_are_still_to_be_updated(self) -> None:
+        """Rolling updates leave old weights serving: what they made would be too old at once."""
+        rolling = {"use": "rolling", "at_once": 1}
+        told = Told(instances=2, freshness={"max_staleness": 0}, weights=rolling)
+        told.submit("a", "b")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        (update,) = told(WeightsPublished(1))
+        assert isinstance(update, UpdateWeights)
+        told(BatchRequested())
+        assert told.running == []
+        _, dispatch = told(WeightsUpdated(update.instance, 1))
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.instance == update.instance
+        (deliver,) = told(RequestFinished("b/0", dispatch.attempt, 5))
+        assert isinstance(deliver, Deliver)
+        assert deliver.samples[0].staleness == 0
+
+
 class TestFoundByReview:
     """Bugs that were found by reading or by hostile events; each has its reproducer."""
 

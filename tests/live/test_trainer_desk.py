@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.live import trainer_desk
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
@@ -247,5 +248,39 @@ def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
             loading.set()
             await publishing
             assert stage.desk.has_loaded(1)
+
+    run(scene())
+
+
+def test_where_nobody_is_nothing_is_loaded() -> None:
+    """Else a trainer would take weights away that nobody has had."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            await stage.driver.remove_instance("i0")
+            assert not stage.desk.has_loaded(0)
+            waiting = asyncio.create_task(stage.desk.publish_weights(1, load, wait=True))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await stage.driver.add_instance(Scripted("i1"))
+            await waiting
+            assert stage.desk.has_loaded(1)
+
+    run(scene())
+
+
+def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_desk, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            await stage.driver.remove_instance("i0")
+            waiting = asyncio.create_task(stage.desk.publish_weights(1, load, wait=True))
+            await asyncio.sleep(0.03)
+            stage.driver.broken = RuntimeError("no more")
+            with pytest.raises(RuntimeError, match="no more"):
+                await waiting
 
     run(scene())

@@ -14,8 +14,10 @@ import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
+from rollout_sched.integrations.gateway.serve import Options, Service
 from tests.integrations.faults.fleet import (
     GREEDY,
+    SETTINGS,
     House,
     events,
     house,
@@ -214,10 +216,87 @@ def test_one_that_is_too_slow_is_not(tmp_path: Path, way: Way) -> None:
             await way.ask(the)
 
     run(scene())
-    assert reasons(tmp_path) == [NEVER_ANSWERED] * 3
+    given_up = reasons(tmp_path)
+    assert len(given_up) == 3
+    assert all(reason.startswith(NEVER_ANSWERED) for reason in given_up)
 
 
-NEVER_ANSWERED = "given up: the instance has nothing to do but never answered"
+def test_what_a_busy_instance_forgets_is_made_again(tmp_path: Path, way: Way) -> None:
+    """It never comes to rest, so that nobody could tell by that."""
+
+    async def scene() -> None:
+        async with house(tmp_path, count=1, stream_every=5 * way.streams, speed=100.0) as the:
+            long = asyncio.create_task(_one_long(the))
+            await the.clients[0].until_running(1)
+            the.strike(0, "silent", times=1)
+            await asyncio.wait_for(way.ask(the), 10)
+            assert not long.done()
+            long.cancel()
+            await asyncio.gather(long, return_exceptions=True)
+
+    run(scene())
+    assert any(reason.startswith(NEVER_ANSWERED) for reason in reasons(tmp_path))
+
+
+async def _one_long(the: House) -> None:
+    async with aiohttp.ClientSession(the.url) as session:
+        body = {"token_ids": [9, 9], "sampling_params": ENDLESS}
+        async with session.post("/inference/v1/generate", json=body) as answer:
+            await answer.read()
+
+
+ENDLESS = {**GREEDY, "max_tokens": 3900}
+
+
+def test_a_second_gateway_leaves_alone_what_the_first_has_paused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with house(tmp_path, count=1) as the:
+            engine = the.servers[0].engine
+            await engine.pause("keep", clear_cache=False)
+            options = Options(policy=str(tmp_path / "policy.toml"), instances=[the.name(0)], port=0)
+            second = Service(options, lambda line: None, settings=SETTINGS)
+            await second.open()
+            try:
+                attendant = second.live.driver.attendants[the.name(0)]
+                await asyncio.sleep(0.2)  # some polls
+                assert not attendant.joined
+                assert "paused, and not by us" in attendant.away
+                assert engine.instance.paused
+                await engine.resume()
+                while not attendant.joined:
+                    await asyncio.sleep(0.01)
+            finally:
+                await second.close()
+
+    run(scene())
+
+
+def test_a_hold_is_shown_while_the_instance_is_away_and_kept_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with (
+            house(tmp_path, count=1) as the,
+            aiohttp.ClientSession(the.url) as session,
+        ):
+            async with session.post("/admin/pause", json={}) as answer:
+                assert answer.status == 200
+            restarting = asyncio.create_task(the.servers[0].restart(0.3))
+            await the.until(0)
+            async with session.get("/admin/instances") as answer:
+                (told,) = await answer.json()
+            assert (told["status"], told["held"]) == ("away", True)
+            await restarting
+            await the.until(1)
+            assert the.servers[0].engine.instance.paused
+            async with session.post("/admin/resume", json={}) as answer:
+                assert answer.status == 200
+            await WAYS["generate"].ask(the)
+
+    run(scene())
+
+
+NEVER_ANSWERED = "given up: never answered"
 
 
 def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
@@ -300,7 +379,7 @@ def test_one_that_makes_no_tokens_any_more(tmp_path: Path, way: Way) -> None:
             await asking
 
     run(scene())
-    assert any("no new token" in reason for reason in reasons(tmp_path))
+    assert any("no progress" in reason for reason in reasons(tmp_path))
 
 
 def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None:

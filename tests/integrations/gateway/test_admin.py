@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
+from rollout_sched.integrations.vllm import weights
 from rollout_sched.live.payloads import TokenPayload
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
@@ -165,5 +170,59 @@ def test_the_instances_answers_wait_for_nobody() -> None:
             assert (await house.ask("GET", "/health"))[0] == 200
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+    run(scene())
+
+
+def test_a_checkpoint_on_a_mount_that_hangs_holds_up_neither_others_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, asked = threading.Event(), threading.Event()
+
+    def hang(folder: Path) -> None:
+        asked.set()
+        hanging.wait(60)
+
+    monkeypatch.setattr(weights, "check_checkpoint", hang)
+
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            body = {"version": 1, "reload": {"path": str(tmp_path)}}
+            asking = asyncio.create_task(house.ask("POST", "/admin/weights", body))
+            await until(asked.is_set)
+            assert (await house.ask("GET", "/health"))[0] == 200
+            applied = {"version": 2, "applied": True, "wait": True}
+            assert (await house.ask("POST", "/admin/weights", applied))[0] == 200
+            asyncio.get_running_loop().call_later(0.1, asking.cancel)
+
+    begun = time.monotonic()
+    run(scene())
+    assert time.monotonic() - begun < 10
+    hanging.set()
+
+
+def test_of_two_checked_at_once_the_older_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on, asked = threading.Event(), threading.Event()
+
+    def check(folder: Path) -> None:
+        asked.set()
+        going_on.wait(20)
+
+    monkeypatch.setattr(weights, "check_checkpoint", check)
+
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            body = {"version": 1, "reload": {"path": str(tmp_path)}}
+            older = asyncio.create_task(house.ask("POST", "/admin/weights", body))
+            await until(asked.is_set)
+            newer = {"version": 2, "applied": True, "wait": True}
+            assert (await house.ask("POST", "/admin/weights", newer))[0] == 200
+            going_on.set()
+            status, said = await older
+            assert (status, "2" in said["error"]["message"]) == (400, True)
+            _, state = await house.ask("GET", "/admin/state")
+            assert state["version"] == 2
 
     run(scene())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import publication as module
 from rollout_sched.integrations.gateway.publication import Appliers, Publication, Reload, Transfer
+from rollout_sched.integrations.vllm import weights
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -47,8 +50,8 @@ def test_from_disk(tmp_path: Path) -> None:
         appliers = Appliers(driver)
         path = str(tmp_path / "v{version}")
         with pytest.raises(CallerError, match="v7: no such folder"):
-            appliers.of(Publication(7, reload=Reload(path)))
-        elsewhere = appliers.of(Publication(7, reload=Reload(path, visible_here=False)))
+            await appliers.of(Publication(7, reload=Reload(path)))
+        elsewhere = await appliers.of(Publication(7, reload=Reload(path, visible_here=False)))
         await elsewhere(instance, 7)
         assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
 
@@ -60,20 +63,87 @@ def test_by_transfer_each_instance_is_set_up_once() -> None:
         driver, instance = make_driver(), Loading()
         appliers = Appliers(driver)
         init = {"port": 1}
-        first = appliers.of(Publication(1, transfer=Transfer({"path": "one"}, init)))
+        first = await appliers.of(Publication(1, transfer=Transfer({"path": "one"}, init)))
         await first(instance, 1)
-        second = appliers.of(Publication(2, transfer=Transfer([{"a": 1}, {"b": 2}], init)))
+        second = await appliers.of(Publication(2, transfer=Transfer([{"a": 1}, {"b": 2}], init)))
         await second(instance, 2)
         steps = [step for step, _ in instance.calls]
         assert steps.count("init_weight_transfer_engine") == 1
         updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
         assert updates == [{"path": "one"}, {"a": 1}, {"b": 2}]
         instance.calls.clear()
-        other = appliers.of(Publication(3, transfer=Transfer({"path": "x"}, {"port": 2})))
+        other = await appliers.of(Publication(3, transfer=Transfer({"path": "x"}, {"port": 2})))
         await other(instance, 3)
         assert instance.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 2}})
 
     run(scene())
+
+
+def test_an_old_version_is_refused_before_it_changes_what_is_known() -> None:
+    """What the newest version needs for its update must not be overwritten by a refused one."""
+
+    async def scene() -> None:
+        driver, instance = make_driver(), Loading()
+        appliers = Appliers(driver)
+        newest = await appliers.of(Publication(5, transfer=Transfer({"path": "right"})))
+        driver.publish(5, newest)
+        for version in (4, 5):
+            with pytest.raises(CallerError, match="versions grow"):
+                await appliers.of(Publication(version, transfer=Transfer({"path": "wrong"})))
+        await newest(instance, 5)
+        updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
+        assert updates == [{"path": "right"}]
+
+    run(scene())
+
+
+def test_of_two_that_are_checked_together_the_order_of_publishing_decides(tmp_path: Path) -> None:
+    async def scene() -> None:
+        driver = make_driver()
+        appliers = Appliers(driver)
+        for version in (1, 2):
+            (tmp_path / f"v{version}").mkdir()
+            (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
+        reload = Reload(str(tmp_path / "v{version}"))
+        one, two = await asyncio.gather(
+            *(appliers.of(Publication(version, reload=reload)) for version in (1, 2))
+        )
+        driver.publish(2, two)
+        with pytest.raises(CallerError):
+            driver.publish(1, one)
+        assert driver.scheduler.progress.version == 2
+
+    run(scene())
+
+
+def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, asked = threading.Event(), []
+
+    def hang(folder: Path) -> None:
+        asked.append(folder)
+        hanging.wait(20)
+
+    monkeypatch.setattr(weights, "check_checkpoint", hang)
+
+    async def scene() -> None:
+        publishing = asyncio.create_task(
+            Appliers(make_driver()).of(Publication(1, reload=Reload(str(tmp_path))))
+        )
+        turns = 0
+        while not asked:
+            await asyncio.sleep(0.001)
+        for turns in range(20):  # noqa: B007
+            await asyncio.sleep(0.001)
+        assert turns == 19
+        assert not publishing.done()
+        publishing.cancel()
+
+    begun = time.monotonic()
+    run(scene())
+    assert time.monotonic() - begun < 5  # nor does the end of the loop wait for it
+    hanging.set()
 
 
 def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
@@ -84,7 +154,7 @@ def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
     async def scene() -> None:
         driver, here, late = make_driver(), Loading("here"), Loading("late")
         await driver.add_instance(here)
-        driver.publish(1, Appliers(driver).of(Publication(1, applied=True)))
+        driver.publish(1, await Appliers(driver).of(Publication(1, applied=True)))
         await until(lambda: ("version", 1) in here.calls)
         await driver.add_instance(late)
         await asyncio.sleep(0.02)
@@ -104,7 +174,7 @@ def test_who_was_restarted_has_lost_what_the_trainer_loaded(
     async def scene() -> None:
         driver, instance = make_driver(), Loading()
         await driver.add_instance(instance)
-        driver.publish(1, Appliers(driver).of(Publication(1, applied=True)))
+        driver.publish(1, await Appliers(driver).of(Publication(1, applied=True)))
         await until(lambda: ("version", 1) in instance.calls)
         instance.dead = True
         await until(lambda: not driver.attendants["i0"].joined)

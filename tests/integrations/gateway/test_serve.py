@@ -82,7 +82,7 @@ def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
         late = Upstream("http://late:1")
         late.dead = True
         async with House(late) as house:
-            assert any("late:1: not up yet, joins when it is (" in line for line in house.said)
+            assert any("late:1: away, joins when it can (" in line for line in house.said)
             late.dead = False
             house.driver.attendants[late.name].look_now()
             await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
@@ -201,7 +201,7 @@ def test_as_a_process(number: signal.Signals) -> None:
                     lines.append(line)
                     if line.startswith("listening on "):
                         break
-                assert any(f"instance {url}: not up yet" in line for line in lines)
+                assert any(f"instance {url}: away" in line for line in lines)
                 with pytest.raises(urllib.error.HTTPError, match="503"):
                     urllib.request.urlopen(lines[-1].split()[-1] + "/health", timeout=10)
                 process.send_signal(number)

@@ -82,6 +82,7 @@ class ScriptedVllm:
         self.weight_version = "default"
         self.server_info: Any = {"vllm_config": {"scheduler_config": {"max_num_seqs": 64}}}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 8192}]}
+        self.is_paused: Any = {"is_paused": False}
         self.scale_out = True
         self.handlers: dict[tuple[str, str], Handler] = {}
         self.missing: set[str] = set()
@@ -103,6 +104,7 @@ class ScriptedVllm:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): self._version,
             ("GET", "/weight_info"): self._weight_info,
+            ("GET", "/is_paused"): self._told("is_paused"),
             ("POST", "/abort_requests"): self._body_call,
             ("POST", "/inference/v1/abort_requests"): self._open_abort,
             ("POST", "/inference/v1/generate"): self._generate,

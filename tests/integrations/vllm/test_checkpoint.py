@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -70,4 +71,33 @@ def test_a_broken_index(tmp_path):
 def test_a_file_that_is_not_whole(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(CallerError, match=r"model\.safetensors"):
+        check_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX])
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    """To open one is to wait until somebody writes to it."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CallerError, match=f"{name}: is no file"):
+        check_checkpoint(tmp_path)
+
+
+def test_a_device_is_not_read(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(CallerError, match="is no file"):
+        check_checkpoint(tmp_path)
+
+
+def test_an_index_that_names_what_no_path_can_be(tmp_path):
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "a\0b"}}))
+    with pytest.raises(CallerError, match="weights"):
+        check_checkpoint(tmp_path)
+
+
+def test_a_head_is_not_read_beyond_the_formats_limit(tmp_path):
+    """The file is sparse: it takes no room, but would be read into memory."""
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write((10**9).to_bytes(8, "little"))
+        stream.truncate(2 * 10**9)
+    with pytest.raises(CallerError, match="no safetensors file"):
         check_checkpoint(tmp_path)

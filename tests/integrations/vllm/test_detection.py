@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
-from tests.integrations.vllm.scripted import ScriptedVllm
+from tests.integrations.vllm.scripted import METRICS, ScriptedVllm
 
 DEV_ENDPOINTS = (
     "/abort_requests",
     "/pause",
+    "/is_paused",
     "/collective_rpc",
     "/start_weight_update",
     "/update_weight_version",
@@ -46,8 +48,9 @@ def test_a_server_with_everything():
             {"generate", "abort", "pause", "collective_rpc", "weight_transfer", "set_version"}
             | {"weight_versions"}
         ),
+        paused=False,
     )
-    assert (findings.notes, findings.block_size) == ((), 32)
+    assert findings.notes == ()
     assert findings.abort_path == "/abort_requests"
 
 
@@ -139,6 +142,74 @@ def test_the_key_is_used_and_missed():
     assert describe(server, api_key="secret")[0].model == "tiny"
     with pytest.raises(InstanceError, match=r"401.*API key"):
         describe(server)
+
+
+def test_whether_it_is_paused():
+    server = ScriptedVllm()
+    server.is_paused = {"is_paused": True}
+    assert describe(server)[0].paused is True
+
+
+def test_one_that_does_not_say_whether_it_is_paused():
+    server = ScriptedVllm()
+    server.missing.add("/is_paused")
+    description, findings = describe(server)
+    assert description.paused is None
+    assert "one gateway only" in findings.notes[0]
+
+
+def test_adapters_are_models_too():
+    """vLLM tells no length of theirs."""
+    server = ScriptedVllm()
+    server.models["data"].append({"id": "tuned", "max_model_len": None, "parent": "tiny"})
+    description, _ = describe(server)
+    assert (description.model, description.models) == ("tiny", ("tiny", "tuned"))
+    assert description.max_model_len == 8192
+
+
+def test_a_cache_that_is_not_told_may_be_given():
+    server = ScriptedVllm()
+    server.metrics = server.metrics.replace("vllm:cache_config_info", "vllm:other")
+    with pytest.raises(InstanceError, match=r"it is up, but.*KV cache.*give kv_tokens"):
+        describe(server)
+    assert describe(server, kv_tokens=5000)[0].kv_tokens == 5000
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"models": {"data": [{"id": "tiny", "max_model_len": -1}]}}, "/v1/models"),
+        ({"models": {"data": [{"id": "tiny", "max_model_len": 10**30}]}}, "/v1/models"),
+        ({"models": {"data": [{"id": "tiny"}]}}, "max_model_len"),
+        ({"models": {"data": [{"id": "a\x1b[2Jb\n", "max_model_len": 9}]}}, "/v1/models"),
+        ({"models": {"data": [{"id": "a" * 1000, "max_model_len": 9}]}}, "/v1/models"),
+        (
+            {"server_info": {"vllm_config": {"scheduler_config": {"max_num_seqs": 10**30}}}},
+            "give slots",
+        ),
+        (
+            {"server_info": {"vllm_config": {"scheduler_config": {"max_num_seqs": -4}}}},
+            "give slots",
+        ),
+        ({"metrics": METRICS.replace('"131072"', '"1' + "0" * 30 + '"')}, "KV cache"),
+        ({"metrics": METRICS.replace('"131072"', '"-5"')}, "KV cache"),
+        ({"metrics": METRICS.replace("1.79523393016e+09", "NaN")}, "/metrics"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused_with_a_clear_reason(told, says):
+    server = ScriptedVllm()
+    for attribute, value in told.items():
+        setattr(server, attribute, value)
+    with pytest.raises(InstanceError, match=says) as caught:
+        describe(server)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("settings", [{"slots": 0}, {"slots": -1}, {"kv_tokens": 0}])
+def test_sizes_that_cannot_be_given(settings):
+    with pytest.raises(CallerError, match="it is a number from 1 to"):
+        HttpInstance("http://h:1", **settings)
 
 
 @pytest.mark.parametrize("models", [{"data": []}, {"data": [{"id": 3}]}, [], "tiny", None])

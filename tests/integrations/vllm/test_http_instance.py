@@ -382,12 +382,75 @@ def test_it_must_be_described_first():
         "http://host/?a=1",
         "http://host/#a",
         "http://host:99999",
+        "http://host:0",
         "http://user@host",
+        "http://user:password@host",
+        "http://@host",
+        "http://host?",
+        "http://host#",
+        "http://host:1/\r\nX-Evil: 1",
+        "http://host:1\n",
+        "http://ho\tst:1",
+        " http://host:1",
+        "http://host:1 ",
+        "http://ho st:1",
+        "http://host\\@other:1",
+        "http://host\x00:1",
+        "http://[::1",
+        "http://höst:1",
     ],
 )
 def test_a_url_that_is_none(url):
-    with pytest.raises(CallerError, match="http://host:port"):
+    with pytest.raises(CallerError, match="http://host:port") as caught:
         HttpInstance(url)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "https://h-1.x:9/", "http://[::1]:80/a/b", "http://10.0.0.1:1"]
+)
+def test_a_url_that_is_one(url):
+    assert HttpInstance(url).name == url.rstrip("/")
+
+
+def test_of_several_models_the_one_that_is_wanted_is_named():
+    server = ScriptedVllm()
+    server.models["data"].append({"id": "tuned", "max_model_len": None})
+
+    async def asked(instance):
+        await instance.generate(an_order())
+        instance.use_model("tuned")
+        await instance.generate(an_order())
+        instance.use_model("another")
+        await instance.generate(an_order())
+
+    async def scene():
+        async with server.serving():
+            instance = HttpInstance(server.url)
+            await instance.describe()
+            await asked(instance)
+            await instance.close()
+
+    asyncio.run(scene())
+    assert [body["model"] for _, body in server.seen] == ["tiny", "tuned", "tiny"]
+
+
+def test_what_a_server_says_of_an_error_stands_in_one_short_line():
+    server = ScriptedVllm()
+    server.answer("/inference/v1/generate", b"no\r\n\x1b[2J" + b"x" * 5000, 500)
+
+    async def scene():
+        async with server.serving():
+            instance = HttpInstance(server.url)
+            await instance.describe()
+            with pytest.raises(InstanceError) as caught:
+                await instance.generate(an_order())
+            await instance.close()
+            return str(caught.value)
+
+    said = asyncio.run(scene())
+    assert said.isprintable()
+    assert len(said) < 400
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])

@@ -31,8 +31,8 @@ def test_engines_are_added_up_and_their_usage_averaged():
 
 
 def test_the_cache_is_that_of_all_engines():
-    assert metrics_text.cache_config(TEXT) == metrics_text.CacheConfig(1, 131072, 32)
-    assert metrics_text.cache_config(TWO_ENGINES) == metrics_text.CacheConfig(2, 262144, 32)
+    assert metrics_text.cache_config(TEXT) == metrics_text.CacheConfig(1, 131072)
+    assert metrics_text.cache_config(TWO_ENGINES) == metrics_text.CacheConfig(2, 262144)
 
 
 def test_without_a_size_in_tokens_the_blocks_count_which_vllm_has_added_up():
@@ -58,6 +58,10 @@ def test_the_start_of_the_process():
         TEXT.replace(b" 3.0", b" many"),
         TEXT.replace(b" 3.0", b" NaN"),
         TEXT.replace(b" 7.0", b" +Inf"),
+        TEXT.replace(b" 7.0", b" 1e300"),
+        TEXT.replace(b" 3.0", b" -3.0"),
+        TEXT + b"vllm:num_requests_running 1\n" * 100_000,
+        TEXT + b"# vllm:num_requests_running 1\n" * 100_000,
     ],
 )
 def test_a_text_that_is_no_load_is_refused(text):
@@ -67,5 +71,10 @@ def test_a_text_that_is_no_load_is_refused(text):
 
 @pytest.mark.parametrize("text", [b"", TEXT.replace(b'"32"', b'"x"'), TEXT.replace(b'"32"', b'""')])
 def test_a_cache_that_is_not_told_is_refused(text):
-    with pytest.raises(InstanceError, match="KV cache"):
+    with pytest.raises(InstanceError, match=r"it is up, but.*KV cache.*give kv_tokens"):
         metrics_text.cache_config(text)
+    assert metrics_text.cache_config(text, 5000).kv_tokens == 5000
+
+
+def test_a_cache_is_never_more_than_full():
+    assert metrics_text.gauges(TEXT.replace(b" 0.25", b" 40.0")).kv_usage == 1.0

@@ -85,6 +85,16 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
     assert not stage.register
 
 
+def test_an_answer_that_nobody_takes_is_held_back() -> None:
+    stage = Stage()
+    stage.send()
+    assert not stage.passing.held_back
+    stage.passing.pause()
+    assert stage.passing.held_back
+    stage.passing.resume()
+    assert not stage.passing.held_back
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm import weights
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.vllm.test_checkpoint import safetensors
@@ -57,9 +59,9 @@ def test_a_reload_names_the_versions_folder(tmp_path, checkpoint):
 
 def test_a_bad_path_reaches_no_instance(tmp_path, checkpoint):
     applier = ReloadFromDisk(f"{tmp_path}/v{{version}}")
-    applier.check(7)
+    asyncio.run(applier.check(7))
     with pytest.raises(CallerError, match="v8: no such folder"):
-        applier.check(8)
+        asyncio.run(applier.check(8))
     client = Recorder()
     with pytest.raises(CallerError, match="v8: no such folder"):
         apply(applier, 8, client=client)
@@ -71,10 +73,49 @@ def test_a_path_that_only_instances_see_is_not_checked():
     assert apply(applier, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
 
 
-@pytest.mark.parametrize("template", ["/w/{step}", "/w/{}", "/w/{version"])
+def test_a_checkpoint_is_looked_at_once_for_all_instances(checkpoint, monkeypatch):
+    looked = []
+    monkeypatch.setattr(weights, "check_checkpoint", looked.append)
+    applier = ReloadFromDisk(checkpoint)
+
+    async def publish():
+        await applier.check(7)
+        for _ in range(3):
+            await applier(Recorder(), 7)
+
+    asyncio.run(publish())
+    assert looked == [checkpoint]
+    monkeypatch.setattr(weights, "GOOD_FOR_S", 0.0)
+    asyncio.run(applier(Recorder(), 7))  # one that joins long after
+    assert looked == [checkpoint] * 2
+
+
+def test_a_disk_that_does_not_answer_is_given_up(checkpoint, monkeypatch):
+    hanging = threading.Event()
+    monkeypatch.setattr(weights, "check_checkpoint", lambda folder: hanging.wait(20))
+    client = Recorder()
+    applier = ReloadFromDisk(checkpoint, check_limit_s=0.05)
+    with pytest.raises(CallerError, match=r"not checked within 0\.05 s.*visible_here"):
+        asyncio.run(applier(client, 7))
+    hanging.set()
+    assert client.calls == []
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "/w/{step}",
+        "/w/{}",
+        "/w/{version",
+        "/w/{version:>200000000}",
+        "/w/{version.__class__}",
+        "/w/{{version}}",
+        "/w/{version!r}",
+    ],
+)
 def test_a_template_with_other_braces(template):
     with pytest.raises(CallerError, match="braces"):
-        ReloadFromDisk(template).check(1)
+        asyncio.run(ReloadFromDisk(template).check(1))
 
 
 def test_a_transfer_begins_once_and_goes_through_its_steps():

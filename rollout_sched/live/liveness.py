@@ -1,0 +1,169 @@
+"""Who will never answer: an instance that stands still, requests that it has forgotten.
+
+All is judged from what polls and streams bring; times are seconds of one clock. Nothing is judged
+from a single poll: gauges lag behind by a step of the engine, answers and questions are on the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rollout_sched.live.attempts import Running
+from rollout_sched.live.ports import Gauges
+from rollout_sched.live.settings import Settings
+
+
+class Verdict(NamedTuple):
+    """Why the instance is lost, "" if it is not; which attempts are to be broken off, and why."""
+
+    lost: str
+    stop: list[tuple[Running, str]]
+
+
+class Liveness:
+    """Judges one instance, poll by poll, from when it joined or went on after a pause."""
+
+    def __init__(self, settings: Settings, now: float) -> None:
+        self._stall_s = settings.stall_s
+        self._forgotten_s = settings.forgotten_s
+        self._prefill_rate = settings.prefill_rate
+        self._movement = Movement(now)
+        self._shortfall = Shortfall(settings.forgotten_s)
+        self._streams = Streams()
+        # Looking into all streams takes time from those that run, so it is not done every poll.
+        self._streams_every_s = min(settings.stall_s / 8, settings.forgotten_s / 2)
+        self._streams_seen = 0.0
+        self._standing: dict[int, float] = {}  # attempts whose streams have begun: since when
+
+    def judge(self, now: float, gauges: Gauges, held: Sequence[Running]) -> Verdict:
+        """`held`: attempts that were there before the poll was made and still are."""
+        moved = self._movement.note(now, gauges)
+        if now - self._streams_seen >= self._streams_every_s:
+            self._streams_seen = now
+            self._standing = self._streams.note(
+                now, [(e.dispatch.attempt, e.payload.streamed(e.dispatch.attempt)) for e in held]
+            )
+        still_s = now - self._movement.since
+        if still_s >= self._stall_s:
+            if still_s >= max(map(self._with_its_prompt, held), default=0.0) + self._stall_s:
+                text = f"no progress for {still_s:.0f} s although {gauges.running} requests run"
+                return Verdict(text, [])
+            return Verdict("", [])
+        if not moved and (gauges.running or gauges.waiting):
+            return Verdict("", [])  # the gauges may be old: they are renewed by a step
+        return Verdict("", [*self._forgotten(now, gauges, held), *self._standing_still(now, held)])
+
+    def _with_its_prompt(self, running: Running) -> float:
+        """Seconds that the prompt of an attempt may take that has brought nothing yet."""
+        if running.dispatch.attempt in self._standing:
+            return 0.0
+        return running.dispatch.context_tokens / self._prefill_rate
+
+    def _forgotten(
+        self, now: float, gauges: Gauges, held: Sequence[Running]
+    ) -> list[tuple[Running, str]]:
+        """It has fewer requests than we wait for there: some will never be answered.
+
+        It does not say which, so the oldest are broken off one after the other. One that is still
+        there comes back with what it has made and goes on from that; one that is not does not
+        answer, and is made again elsewhere.
+        """
+        here = gauges.running + gauges.waiting
+        missing = self._shortfall.note(now, len(held) - here)
+        if missing:
+            missing -= sum(running.stopped for running in held)
+        if missing <= 0:
+            return []
+        forgotten_s = self._forgotten_s
+        suspects = [
+            running
+            for running in held
+            if not running.stopped
+            and now - running.begun >= forgotten_s + self._with_its_prompt(running)
+            and now - self._standing.get(running.dispatch.attempt, 0.0) >= forgotten_s
+        ]
+        suspects.sort(key=lambda running: running.begun)
+        reason = f"never answered: the instance has {here} of the {len(held)} we wait for"
+        return [(running, reason) for running in suspects[:missing]]
+
+    def _standing_still(self, now: float, held: Sequence[Running]) -> list[tuple[Running, str]]:
+        """Streams that have begun and bring nothing more, though the instance makes progress."""
+        if self._streams_seen != now:
+            return []
+        since = ((e, self._standing.get(e.dispatch.attempt, now)) for e in held if not e.stopped)
+        return [
+            (running, f"its stream has brought nothing for {now - at:.0f} s")
+            for running, at in since
+            if now - at >= self._stall_s
+        ]
+
+
+class Movement:
+    """Since when an instance has made no progress, though requests run there.
+
+    vLLM counts the tokens of a prompt when its prefill is over, but its KV cache fills step by
+    step, so that one counts too.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self._seen: tuple[float, ...] = ()
+
+    def note(self, now: float, gauges: Gauges) -> bool:
+        """Whether it has moved since the last poll. Where nothing runs, nothing stands still."""
+        seen = (
+            gauges.generated_tokens,
+            gauges.prefill_tokens,
+            gauges.cached_tokens,
+            gauges.preemptions,
+            gauges.kv_usage,
+        )
+        moved = seen != self._seen
+        if moved or not gauges.running:
+            self._seen = seen
+            self.since = now
+        return moved
+
+
+class Shortfall:
+    """How many requests too few an instance has been reporting for `while_s`.
+
+    One that others use too reports more than we know of, and hides what it has forgotten of ours.
+    """
+
+    def __init__(self, while_s: float) -> None:
+        self._while_s = while_s
+        self._polls: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, missing: int) -> int:
+        """`missing` by this poll; returns the fewest of all polls of the last `while_s`, 0 as long
+        as there are not so many."""
+        polls = self._polls
+        if missing <= 0:
+            polls.clear()
+            return 0
+        polls.append((now, missing))
+        while len(polls) > 1 and polls[1][0] <= now - self._while_s:
+            polls.popleft()
+        if polls[0][0] > now - self._while_s:
+            return 0
+        return min(least for _, least in polls)
+
+
+class Streams:
+    """Since when each attempt's stream has brought nothing new."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def note(self, now: float, streamed: Iterable[tuple[int, int]]) -> dict[int, float]:
+        """From (attempt, tokens so far) of all that are under way, those that have begun: when each
+        was first seen to be where it is."""
+        before, self._seen = self._seen, {}
+        for attempt, tokens in streamed:
+            if tokens:
+                last = before.get(attempt, (0, now))
+                self._seen[attempt] = last if last[0] == tokens else (tokens, now)
+        return {attempt: since for attempt, (_, since) in self._seen.items()}
