@@ -154,7 +154,12 @@ class Service:
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
         app: App = self.front
-        self._server = HttpServer(app, self._runner.server, max_body=self.options.max_body)
+        self._server = HttpServer(
+            app,
+            self._runner.server,
+            max_body=self.options.max_body,
+            max_bodies=self.options.max_bodies,
+        )
         listener = await self._server.listen(self.options.host, self.options.port)
         port = listener.sockets[0].getsockname()[1]
         host = self.options.host

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_sched.integrations.http import AnswerBroken, ExchangeError, NotConnected, Pool
 from rollout_sched.integrations.http import client as client_module
+from rollout_sched.integrations.http.client import Gathering
 from tests.integrations.http.wires import (
     Heard,
     client_tls,
@@ -411,6 +412,28 @@ async def test_an_answer_too_long_to_be_kept():
         pool.close()
 
 
+@on_both_loops
+async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
+    class Small(Gathering):
+        def __init__(self):
+            super().__init__(3)
+            self.errors = []
+
+        def on_error(self, error):
+            self.errors.append(error)
+
+    peer = Connections(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000)
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        small = Small()
+        exchange = pool.send("GET", "/", (), b"", small)
+        await until(lambda: bool(small.errors))
+        assert (exchange.done, len(small.errors)) == (True, 1)
+        assert "longer than 3 bytes" in str(small.errors[0])
+        await until(lambda: peer.closed == 1)
+        pool.close()
+
+
 @pytest.mark.parametrize(
     "url", ["ftp://x", "127.0.0.1:80", "http://", "http://a/?q", "http://u:p@a", "http://a/#f"]
 )
@@ -427,6 +450,8 @@ def test_what_would_break_out_of_its_line_is_refused():
             ("GET", "/a b", ()),
             ("GET", "relative", ()),
             ("G T", "/", ()),
+            ("GET", "/caf\u00e9", ()),
+            ("GET", "/\x7f", ()),
             ("GET", "/", [(b"a", b"b\r\nc: d")]),
         ]:
             with pytest.raises(ValueError, match=r"request line|line end"):

@@ -238,7 +238,10 @@ async def test_a_head_that_drips_is_cut_off():
 
 @on_both_loops
 async def test_a_body_that_comes_slowly_but_steadily_is_waited_for():
-    async with serving(Echo(), stall_s=0.2) as (_, port), dialled(port) as (reader, writer):
+    async with (
+        serving(Echo(), stall_s=0.2, body_rate=25) as (_, port),
+        dialled(port) as (reader, writer),
+    ):
         whole = post("/hot", b"x" * 20)
         writer.write(whole[:-20])
         for byte in whole[-20:]:
@@ -513,10 +516,10 @@ async def test_connections_of_the_fallback_count_as_long_as_they_live():
     async with serving(Echo(), runner.server, **limits) as (server, port):
         async with dialled(port) as (_, writer):
             writer.write(post("/cold", b"abc")[:-1])
-            await until(lambda: bool(server._handed))
+            await until(lambda: bool(server.handed))
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
-        await until(lambda: not server._handed)
+        await until(lambda: not server.handed)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
