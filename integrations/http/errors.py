@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+#: What a callback may raise. The result of a cancelled future is raised as no Exception.
+RAISED = (Exception, asyncio.CancelledError)
+
 
 class Malformed(ValueError):
     """What arrived is not HTTP/1.1, or too much; `status` is what a server answers to it."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of, too_long
-from rollout_sched.integrations.http.errors import AnswerBroken, ExchangeError, Malformed
+from rollout_sched.integrations.http.errors import RAISED, AnswerBroken, ExchangeError, Malformed
 from rollout_sched.integrations.http.heads import (
     END,
     UNTIL_CLOSE,
@@ -133,9 +133,7 @@ def _tell(receiver: Receiver, error: Exception) -> None:
     """A receiver's last word. Who cannot bear it must not keep others from hearing theirs."""
     try:
         receiver.on_error(error)
-    except (SystemExit, KeyboardInterrupt):
-        raise
-    except BaseException:
+    except RAISED:
         log.exception("an exchange failed (%s), and to say so failed too", error)
 
 
@@ -265,9 +263,7 @@ class Connection:
                 self._read_body(exchange, self._body, data)
         except Malformed as error:
             self.fail(f"the answer is not to be taken: {error}", error)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
+        except RAISED as error:
             self._receiver_raised(error)
 
     def eof_received(self) -> None:
@@ -381,9 +377,7 @@ class Connection:
             self._transport.abort()
         try:
             receiver.on_end()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
+        except RAISED as error:
             self._drop_if_free()
             _tell(receiver, self._as_error(error))
 

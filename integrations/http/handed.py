@@ -14,7 +14,7 @@ import math
 from typing import Protocol
 
 from rollout_sched.integrations.http.bodies import Body, Chunked, Length
-from rollout_sched.integrations.http.errors import Malformed, report
+from rollout_sched.integrations.http.errors import RAISED, Malformed, report
 from rollout_sched.integrations.http.heads import CHUNKED
 
 #: Seconds for which a refused client may go on sending before its connection is cut. Closed at
@@ -66,7 +66,7 @@ class Handed(asyncio.Protocol):
             self._fallback.connection_made(self._transport)
             if throttled:
                 self.pause_writing()
-        except Exception as error:
+        except RAISED as error:
             self._cut(error)
             return
         self._pass(head)
@@ -145,9 +145,9 @@ class Handed(asyncio.Protocol):
         if data:
             try:
                 self._fallback.data_received(data)
-            except Exception as error:
+            except RAISED as error:
                 self._cut(error)
 
-    def _cut(self, error: Exception) -> None:
+    def _cut(self, error: BaseException) -> None:
         report("passing a request on to the fallback", error)
         self.drop()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from rollout_sched.integrations.http.bodies import Body, body_of, too_long
-from rollout_sched.integrations.http.errors import Malformed, report
+from rollout_sched.integrations.http.errors import RAISED, Malformed, report
 from rollout_sched.integrations.http.handed import LINGER_S, Handed
 from rollout_sched.integrations.http.heads import (
     END,
@@ -187,10 +187,13 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self.now = loop.time()
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
-        for connection in [c for c in self.connections if c.deadline < self.now]:
-            connection.expire()
-        for handed in [h for h in self.handed if h.deadline < self.now]:
-            handed.expire()
+        late: list[Connection | Handed] = [c for c in self.connections if c.deadline < self.now]
+        late += [h for h in self.handed if h.deadline < self.now]
+        for connection in late:
+            try:
+                connection.expire()
+            except Exception as error:  # the others have waited as long
+                report("ending a connection that has waited too long", error)
 
 
 class Connection:
@@ -265,9 +268,7 @@ class Connection:
         if request is not None:
             try:
                 request.lose()
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
+            except RAISED as error:
                 report("telling that a client has gone", error)
 
     def data_received(self, data: bytes) -> None:
@@ -284,7 +285,7 @@ class Connection:
             self._read()
         except Malformed as error:
             self._refuse(error.status)
-        except Exception as error:
+        except RAISED as error:
             self._give_up(error)
 
     def pause_writing(self) -> None:
@@ -380,7 +381,7 @@ class Connection:
             self._read()
         except Malformed as error:
             self._refuse(error.status)
-        except Exception as error:
+        except RAISED as error:
             self._give_up(error)
 
     def _read_request(self) -> bool:
@@ -473,9 +474,7 @@ class Connection:
         self._handling = True
         try:
             self._server.app.handle(request)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
+        except RAISED as error:
             report(f"handling {method!r} {target!r}", error)
             self._fail(request)
         finally:
@@ -485,11 +484,10 @@ class Connection:
         """Call what the app has left to be called."""
         try:
             what()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
+        except RAISED as error:
             report(f"slowing down {request.method!r} {request.target!r}", error)
-            self._fail(request)
+            # Aborted in `resume_writing`, asyncio's transport would say twice that it is lost.
+            asyncio.get_running_loop().call_soon(self._fail, request)
 
     def _fail(self, request: Request) -> None:
         """The app has given up on a request: say so if nothing has been said yet."""
@@ -520,7 +518,7 @@ class Connection:
         self._server.bodies -= self._held
         self._held = 0
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """What should not raise has raised while we read."""
         report("reading a request", error)
         if self._request is not None:
