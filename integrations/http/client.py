@@ -236,19 +236,24 @@ class Pool:
 
     async def _dial(self, exchange: Exchange) -> None:
         loop = asyncio.get_running_loop()
+        connection = Connection(self, exchange)
+        made = False
         try:
             async with asyncio.timeout(self._connect_s):
-                connection = Connection(self, exchange)
                 await loop.create_connection(
                     lambda: cast(asyncio.Protocol, connection),
                     self._host,
                     self._port,
                     ssl=self._ssl,
                 )
+            made = True
         except TimeoutError:
             self._refuse(exchange, f"no connection within {self._connect_s:g} s")
         except Exception as error:  # an exchange must end, whatever a resolver or TLS raises
             self._refuse(exchange, f"no connection: {error}")
+        finally:
+            if not made:  # uvloop does not say that it is lost if it had come about just now
+                connection.connection_lost(ConnectionAbortedError("as it came about"))
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         del self._dialling[task]

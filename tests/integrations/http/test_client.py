@@ -382,6 +382,28 @@ async def test_a_timeout_closes_the_connection():
 
 
 @on_both_loops
+async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
+    async def peer(reader, writer):
+        await reader.read()
+
+    async with scripted(peer) as url:
+        pool = Pool(url, limit=1)
+        for paused in (False, True):
+            heard = Heard()
+            exchange = pool.send("GET", "/", (), b"", heard)
+            if paused:
+                exchange.pause()
+            while not pool._connections:
+                await asyncio.sleep(0)
+            for task in pool._dialling:  # as the time limit does, if the loop comes to it late
+                task.cancel()
+            await heard.over.wait()
+            await until(lambda: not (pool._connections or pool._dialling))
+            assert heard.calls == ["error"]
+        pool.close()
+
+
+@on_both_loops
 async def test_closing_ends_everything_with_an_error():
     running = asyncio.Event()
 

@@ -420,14 +420,13 @@ def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
 async def test_a_receiver_that_cannot_bear_its_error_keeps_nobody_from_theirs():
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
 
     async def peer(reader, writer):
         await read_message(reader)
         await reader.read()
 
     async with scripted(peer) as url:
+        nobody = "http://127.0.0.1:1"
         for to, limit in ((nobody, 0), (url, 2)):
             pool = Pool(to, limit=limit)
             heard = [Raising("error", RuntimeError("from a test")) for _ in range(5)]
