@@ -23,6 +23,7 @@ from rollout_sched.integrations.gateway.doors import AdminDoor, is_loopback, rea
 from rollout_sched.integrations.gateway.front import Front, Limits
 from rollout_sched.integrations.gateway.gateway import Gateway, MakeClient, NewInstance, notes_of
 from rollout_sched.integrations.http import App, HttpServer
+from rollout_sched.integrations.http.handed import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -143,7 +144,11 @@ class Service:
         self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
         app = make_app(self.gateway, door, max_body=options.max_body)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=options.grace_s
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=options.grace_s,
+            lingering_time=LINGER_S,
         )
         self._server: HttpServer | None = None
         self.url = ""

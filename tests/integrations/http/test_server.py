@@ -641,7 +641,7 @@ async def test_tls():
         pool.close()
 
 
-async def cold_app() -> web.AppRunner:
+async def cold_app(**options) -> web.AppRunner:
     """An aiohttp application that closes after every answer, as a fallback should."""
 
     async def echo(request):
@@ -650,7 +650,7 @@ async def cold_app() -> web.AppRunner:
         answer.force_close()
         return answer
 
-    application = web.Application()
+    application = web.Application(**options)
     application.router.add_route("*", "/{rest:.*}", echo)
     runner = web.AppRunner(application)
     await runner.setup()
