@@ -10,7 +10,6 @@ import pytest
 
 from rollout_sched.integrations.http import AnswerBroken, ExchangeError, NotConnected, Pool
 from rollout_sched.integrations.http import client as client_module
-from rollout_sched.integrations.http.client import Gathering
 from tests.integrations.http.wires import (
     Heard,
     client_tls,
@@ -436,22 +435,14 @@ async def test_an_answer_too_long_to_be_kept():
 
 @on_both_loops
 async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
-    class Small(Gathering):
-        def __init__(self):
-            super().__init__(3)
-            self.errors = []
-
-        def on_error(self, error):
-            self.errors.append(error)
-
     peer = Connections(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000)
     async with scripted(peer) as url:
         pool = Pool(url)
-        small = Small()
+        small = client_module._Whole(asyncio.get_running_loop().create_future(), 3)
         exchange = pool.send("GET", "/", (), b"", small)
-        await until(lambda: bool(small.errors))
-        assert (exchange.done, len(small.errors)) == (True, 1)
-        assert "longer than 3 bytes" in str(small.errors[0])
+        with pytest.raises(AnswerBroken, match="longer than 3 bytes"):
+            await small.future
+        assert exchange.done
         await until(lambda: peer.closed == 1)
         pool.close()
 
