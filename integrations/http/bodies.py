@@ -16,6 +16,11 @@ from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, rea
 MAX_CHUNK_LINE = 1024
 MAX_TRAILERS = 16 * 1024
 
+#: A chunk costs as much whatever its size: with a byte in each, a megabyte would cost seconds.
+#: Where that matters, this many chunks may be there beyond one for each so many bytes.
+SPARE_CHUNKS = 1024
+FAIR_CHUNK = 64
+
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\n-\x1f\x7f]*)?\r\n")
 _CRLF = b"\r\n"
 
@@ -56,11 +61,16 @@ class UntilClose:
 
 
 class Chunked:
-    """Transfer-Encoding: chunked, at most `most` bytes. Trailers are checked and dropped."""
+    """Transfer-Encoding: chunked, at most `most` bytes. Trailers are checked and dropped.
 
-    __slots__ = ("_held", "_left", "_most", "_room", "_trailing")
+    `fair`: whether very many very small chunks are refused.
+    """
 
-    def __init__(self, most: int) -> None:
+    __slots__ = ("_fair", "_held", "_left", "_most", "_room", "_spare", "_trailing")
+
+    def __init__(self, most: int, *, fair: bool) -> None:
+        self._fair = fair
+        self._spare = SPARE_CHUNKS
         self._most = self._room = most  # _room: what further chunks may announce
         self._held = b""  # framing that is not complete yet
         self._left = -1  # bytes to come of the open chunk; -1: no chunk is open
@@ -71,8 +81,8 @@ class Chunked:
             payload = _only_chunk(data)
             if payload:
                 self._room -= len(payload)
-                if self._room < 0:
-                    raise too_long(self._most)
+                if self._fair or self._room < 0:
+                    self._weigh(len(payload))
                 return payload, None
         if self._held:
             data = self._held + data
@@ -90,8 +100,8 @@ class Chunked:
                 pos = line.end()
                 self._left = int(line[1], 16)
                 self._room -= self._left
-                if self._room < 0:
-                    raise too_long(self._most)
+                if self._fair or self._room < 0:
+                    self._weigh(self._left)
                 if not self._left:
                     self._trailing = True
                     break
@@ -107,6 +117,14 @@ class Chunked:
             pos = end + 2
             self._left = -1
         return _join(pieces), self._trailers(data, pos)
+
+    def _weigh(self, size: int) -> None:
+        """Refuse a chunk that is too much, or one too many."""
+        if self._room < 0:
+            raise too_long(self._most)
+        self._spare += size // FAIR_CHUNK - 1
+        if self._spare < 0:
+            raise Malformed("too many chunks that are too small")
 
     def _hold_line(self, data: bytes, pos: int) -> None:
         self._held = data[pos:]
@@ -129,13 +147,13 @@ class Chunked:
 Body = Length | Chunked | UntilClose
 
 
-def body_of(length: int, most: int) -> Body:
-    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for.
+def body_of(length: int, most: int, *, fair: bool) -> Body:
+    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for; `fair` as of `Chunked`.
 
     Raises Malformed for a length of more than `most` bytes.
     """
     if length == CHUNKED:
-        return Chunked(most)
+        return Chunked(most, fair=fair)
     if length == UNTIL_CLOSE:
         return UntilClose(most)
     if length > most:

@@ -341,7 +341,7 @@ class Connection:
             if self._exchange is exchange:
                 self._end(exchange, b"")
         else:
-            self._body = body = body_of(length, exchange.most)
+            self._body = body = body_of(length, exchange.most, fair=False)
             self._on_data = receiver.on_data
             if data:
                 self._read_body(exchange, body, data)

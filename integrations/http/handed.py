@@ -54,7 +54,10 @@ class Handed(asyncio.Protocol):
         self._fallback = fallback
         self._transport = transport
         self._body: Body | None  # None when no more of the request is passed on
-        self._body = Chunked(server.max_body) if length == CHUNKED else Length(length)
+        if length == CHUNKED:
+            self._body = Chunked(server.max_body, fair=True)
+        else:
+            self._body = Length(length)  # whether it is too long is for the fallback to say
         self._held = 0
         self._throttled = False  # the client does not read for now
         self._unsent = 0  # bytes it had to read when we last looked

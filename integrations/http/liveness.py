@@ -20,14 +20,14 @@ class Socket(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
-def watch_peer(sock: Socket, dead_s: float) -> None:
+def watch_peer(sock: Socket | None, dead_s: float) -> None:
     """Have the system close a connection whose peer has said nothing for about `dead_s` seconds.
 
     That is: neither acknowledged what was sent (TCP_USER_TIMEOUT, where there is such a thing) nor
     answered probes while nothing was (keep-alive). 0 leaves it to the system. A socket that knows
     none of this, or is closed already, is left as it is.
     """
-    if dead_s <= 0:
+    if sock is None or dead_s <= 0:
         return
     idle = max(1, round(dead_s / 2))
     every = max(1, round(dead_s / 2 / PROBES))

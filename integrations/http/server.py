@@ -429,7 +429,7 @@ class Connection:
             self._handle(method, target, head, data[end : end + length])
             return True
         self._head = method, target, head
-        self._body = body = body_of(length, server.max_body)
+        self._body = body = body_of(length, server.max_body, fair=True)
         self._reading = True
         self._wait()
         self._data = b""

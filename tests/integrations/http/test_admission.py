@@ -399,6 +399,18 @@ def test_a_flood_on_one_connection_lets_others_go_first():
     asyncio.run(run())
 
 
+@on_both_loops
+async def test_a_flood_of_tiny_chunks_is_refused():
+    for target in ("/hot", "/cold"):
+        head = f"POST {target} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        async with serving(Echo(), quiet([])) as (server, port), dialled(port) as (reader, writer):
+            writer.write(head.encode() + b"1\r\nx\r\n" * 2000)
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert answer.startswith(b"HTTP/1.1 400 " if target == "/hot" else b"")
+            await until(lambda server=server: not (server.connections or server.handed))
+
+
 def test_a_flood_of_what_is_refused_ends_with_its_first():
     app = Keyed()
 
