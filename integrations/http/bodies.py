@@ -80,8 +80,8 @@ class Chunked:
         if self._left < 0 and not self._held:
             payload = _only_chunk(data)
             if payload:
-                self._room -= len(payload)
-                if self._fair or self._room < 0:
+                room = self._room = self._room - len(payload)
+                if room < 0 or self._fair:
                     self._weigh(len(payload))
                 return payload, None
         if self._held:

@@ -314,7 +314,8 @@ class Connection:
     def complete(self) -> None:
         self._request = None
         if self._held:
-            self._let_go()
+            self._server.bodies -= self._held
+            self._held = 0
         if not self.keep_alive:
             self._linger()
             return
@@ -391,18 +392,15 @@ class Connection:
         start = self._pos
         if data.startswith(b"\r\n", start):  # one is allowed between requests (RFC 9112, 2.2)
             start += 2
-        end = data.find(END, max(start, self._pos + self._searched))
-        if (len(data) + 1 if end < 0 else end + len(END)) - self._pos > server.max_head:
-            raise Malformed(f"the head is longer than {server.max_head} bytes", status=431)
-        if end < 0:
-            self._searched = max(0, len(data) - self._pos - len(END))
-            if not self._reading:
-                self._reading = True
-                self._wait()
+        head_end = data.find(END, start + self._searched)
+        if head_end < 0:
+            self._await_head(start)
             return False
+        end = head_end + len(END)
+        if end - self._pos > server.max_head:
+            raise _long_head(server.max_head)
         self._searched = 0
-        method, target, head = read_request(data[start:end])
-        end += len(END)
+        method, target, head = read_request(data[start:head_end])
         if target[0] != _SLASH:
             target = _AUTHORITY.sub(b"", target, count=1) or b"/"
         length = head.length(0)
@@ -435,6 +433,16 @@ class Connection:
         self._data = b""
         self._pos = 0
         return self._read_body(body, data[end:])
+
+    def _await_head(self, start: int) -> None:
+        """There is no end yet of the head that begins at `start`."""
+        size = len(self._data)
+        if size - self._pos >= self._server.max_head:
+            raise _long_head(self._server.max_head)
+        self._searched = max(0, size - start - len(END))
+        if not self._reading:
+            self._reading = True
+            self._wait()
 
     def _expect(self, head: Head, length: int) -> None:
         """Ask for the body, whether or not it has begun to come: packets are to change nothing."""
@@ -555,6 +563,10 @@ class Connection:
 
 
 _SLASH = ord("/")
+
+
+def _long_head(most: int) -> Malformed:
+    return Malformed(f"the head is longer than {most} bytes", status=431)
 
 
 _RETRY = (b"retry-after", b"1")
