@@ -18,6 +18,7 @@ from aiohttp import web
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.admin import Admin
 from rollout_sched.integrations.gateway.doors import AdminDoor
+from rollout_sched.integrations.gateway.front import UNADMITTED
 from rollout_sched.integrations.gateway.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.instances import NotAllowed
 from rollout_sched.integrations.gateway.messages import refusal
@@ -111,7 +112,7 @@ class _Guards:
         elif wanted in self.keyed or passed_on:
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not self._gateway.front.admits(given):
-                return refusal(401, "this gateway needs one of its API keys as a bearer token")
+                return refusal(401, UNADMITTED)
         return await handler(request)
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:

@@ -49,6 +49,8 @@ NOT_FORWARDED = frozenset(
     )
 )
 
+UNADMITTED = "this gateway needs one of its API keys as a bearer token"
+
 
 class NobodyHere(Exception):
     """What the call asks for only an instance can say."""
@@ -105,6 +107,13 @@ class Front:
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
 
+    def refusal(
+        self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        if self.admits(fields.get(b"authorization")):
+            return None
+        return 401, [JSON], error_body(401, UNADMITTED)
+
     def handle(self, request: HttpRequest) -> None:
         self.turns.take(self._take_in, request)
 
@@ -114,15 +123,12 @@ class Front:
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         status, text = 400, ""
         try:
-            if not self.admits(request.fields.get(b"authorization")):
-                status, text = 401, "this gateway needs one of its API keys as a bearer token"
-            else:
-                envelope = envelopes.read(request.body, endpoint)
-                bodies = split(request.body, endpoint, envelope)
-                if self._full(request, 1 if bodies is None else len(bodies)):
-                    return
-                self._take(request, endpoint, envelope, bodies)
+            envelope = envelopes.read(request.body, endpoint)
+            bodies = split(request.body, endpoint, envelope)
+            if self._full(request, 1 if bodies is None else len(bodies)):
                 return
+            self._take(request, endpoint, envelope, bodies)
+            return
         except (BadRequest, CallerError) as error:
             text = str(error)
         except NobodyHere as error:

@@ -34,6 +34,7 @@ from rollout_sched.integrations.gateway.instances import (
 )
 from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
 from rollout_sched.integrations.http import App, HttpServer
+from rollout_sched.integrations.http.handed import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
@@ -199,6 +200,7 @@ class Service:
             handler_cancellation=True,
             auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
             shutdown_timeout=options.grace_s + LAST_WORDS_S,
+            lingering_time=LINGER_S,
         )
         self._server: HttpServer | None = None
         self.url = ""
@@ -209,7 +211,12 @@ class Service:
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
         app: App = self.front
-        self._server = HttpServer(app, self._runner.server, max_body=self.options.max_body)
+        self._server = HttpServer(
+            app,
+            self._runner.server,
+            max_body=self.options.max_body,
+            max_bodies=self.options.max_bodies,
+        )
         listener = await self._server.listen(self.options.host, self.options.port)
         if self.options.admin_socket is not None:
             await self._listen_for_admins(self._server, self.options.admin_socket)

@@ -1,7 +1,8 @@
 """The body of an HTTP/1.1 message, cut out of the packets it arrives in.
 
 Every framing has `feed(data) -> (payload, rest)`: `rest` is None as long as the body goes on, and
-then what came after its end.
+then what came after its end. A body is refused as soon as it announces more than it may have, not
+when that has come.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import re
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, read_fields
 
-#: Longest line that opens a chunk, and longest block of trailers, in bytes.
+#: Longest line that opens a chunk, and longest block of trailers, in bytes; both with line ends.
 MAX_CHUNK_LINE = 1024
 MAX_TRAILERS = 16 * 1024
+
+#: A chunk costs as much whatever its size: with a byte in each, a megabyte would cost seconds.
+#: Where that matters, this many chunks may be there beyond one for each so many bytes.
+SPARE_CHUNKS = 1024
+FAIR_CHUNK = 64
 
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\n-\x1f\x7f]*)?\r\n")
 _CRLF = b"\r\n"
@@ -40,20 +46,32 @@ class Length:
 
 
 class UntilClose:
-    """All that comes before the connection closes."""
+    """All that comes before the connection closes, at most `most` bytes."""
 
-    __slots__ = ()
+    __slots__ = ("_most", "_room")
+
+    def __init__(self, most: int) -> None:
+        self._most = self._room = most
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        self._room -= len(data)
+        if self._room < 0:
+            raise too_long(self._most)
         return data, None
 
 
 class Chunked:
-    """Transfer-Encoding: chunked. Trailers are checked and dropped."""
+    """Transfer-Encoding: chunked, at most `most` bytes. Trailers are checked and dropped.
 
-    __slots__ = ("_held", "_left", "_trailing")
+    `fair`: whether very many very small chunks are refused.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_fair", "_held", "_left", "_most", "_room", "_spare", "_trailing")
+
+    def __init__(self, most: int, *, fair: bool) -> None:
+        self._fair = fair
+        self._spare = SPARE_CHUNKS
+        self._most = self._room = most  # _room: what further chunks may announce
         self._held = b""  # framing that is not complete yet
         self._left = -1  # bytes to come of the open chunk; -1: no chunk is open
         self._trailing = False  # the last chunk has been seen
@@ -62,6 +80,9 @@ class Chunked:
         if self._left < 0 and not self._held:
             payload = _only_chunk(data)
             if payload:
+                room = self._room = self._room - len(payload)
+                if room < 0 or self._fair:
+                    self._weigh(len(payload))
                 return payload, None
         if self._held:
             data = self._held + data
@@ -74,8 +95,13 @@ class Chunked:
                 if line is None:
                     self._hold_line(data, pos)
                     return _join(pieces), None
+                if line.end() - pos > MAX_CHUNK_LINE:
+                    raise Malformed("not the size of a chunk")
                 pos = line.end()
                 self._left = int(line[1], 16)
+                self._room -= self._left
+                if self._fair or self._room < 0:
+                    self._weigh(self._left)
                 if not self._left:
                     self._trailing = True
                     break
@@ -92,16 +118,24 @@ class Chunked:
             self._left = -1
         return _join(pieces), self._trailers(data, pos)
 
+    def _weigh(self, size: int) -> None:
+        """Refuse a chunk that is too much, or one too many."""
+        if self._room < 0:
+            raise too_long(self._most)
+        self._spare += size // FAIR_CHUNK - 1
+        if self._spare < 0:
+            raise Malformed("too many chunks that are too small")
+
     def _hold_line(self, data: bytes, pos: int) -> None:
         self._held = data[pos:]
-        if len(self._held) > MAX_CHUNK_LINE or b"\n" in self._held:
+        if len(self._held) >= MAX_CHUNK_LINE or b"\n" in self._held:
             raise Malformed("not the size of a chunk")
 
     def _trailers(self, data: bytes, pos: int) -> bytes | None:
         if data.startswith(_CRLF, pos):
             return data[pos + 2 :]
         end = data.find(END, pos)
-        if (len(data) if end < 0 else end) - pos > MAX_TRAILERS:
+        if (len(data) + 1 if end < 0 else end + len(END)) - pos > MAX_TRAILERS:
             raise Malformed("trailers are too long", status=431)
         if end < 0:
             self._held = data[pos:]
@@ -113,13 +147,22 @@ class Chunked:
 Body = Length | Chunked | UntilClose
 
 
-def body_of(length: int) -> Body:
-    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for."""
+def body_of(length: int, most: int, *, fair: bool) -> Body:
+    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for; `fair` as of `Chunked`.
+
+    Raises Malformed for a length of more than `most` bytes.
+    """
     if length == CHUNKED:
-        return Chunked()
+        return Chunked(most, fair=fair)
     if length == UNTIL_CLOSE:
-        return UntilClose()
+        return UntilClose(most)
+    if length > most:
+        raise too_long(most)
     return Length(length)
+
+
+def too_long(most: int) -> Malformed:
+    return Malformed(f"the body is longer than {most} bytes", status=413)
 
 
 def _only_chunk(data: bytes) -> bytes:

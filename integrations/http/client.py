@@ -20,6 +20,10 @@ from rollout_sched.integrations.http.heads import Headers, is_request_line, writ
 #: Request lines kept ready; a gateway asks for a handful of targets.
 MAX_OPENINGS = 256
 
+#: Bytes of body that an answer may have where the caller sets no bound of its own: what announces
+#: more can only be an error, and would be waited for as long as the connection lives.
+MAX_BODY = 64 * 2**30
+
 #: Methods whose requests say nothing of a body when they have none.
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 
@@ -41,6 +45,10 @@ class Pool:
     connect_s    seconds that a connection may take to come about
     limit        connections at once, 0 for any number; exchanges beyond it wait their turn
     max_answer   bytes of body that `request` takes
+    dead_s       seconds after which a server that no longer answers even on TCP, as after a crash
+                 of its machine or behind a NAT that has forgotten the connection, is taken for
+                 gone; 0 leaves that to the system. So is one that reads nothing for so long of a
+                 request that its buffers do not hold
 
     `unasked` counts the connections dropped because something came that nobody had asked for.
     """
@@ -54,6 +62,7 @@ class Pool:
         connect_s: float = 5.0,
         limit: int = 0,
         max_answer: int = 256 * 1024 * 1024,
+        dead_s: float = 30.0,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -62,6 +71,7 @@ class Pool:
             raise ValueError(f"{url!r}: a base URL is a scheme, a host, a port and a path")
         self.url = url
         self.unasked = 0
+        self.dead_s = dead_s
         self._host = parts.hostname
         self._authority = parts.netloc
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -87,12 +97,14 @@ class Pool:
         headers: bytes | Sequence[tuple[bytes, bytes]],
         body: bytes,
         receiver: Receiver,
+        most: int = MAX_BODY,
     ) -> Exchange:
         """Send a request; every callback comes after this has returned.
 
         Host and Content-Length are written here, so `headers` holds neither; as bytes they are
-        lines, each with its CRLF. Raises ValueError for a target or header that would break out
-        of its line, RuntimeError after `close`.
+        lines, each with its CRLF. `most`: bytes of body that the answer may have; one that
+        announces or brings more is broken. Raises ValueError for a target or header that would
+        break out of its line, RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError(f"{self.url}: the pool is closed")
@@ -102,7 +114,7 @@ class Pool:
             head = b"%b%bcontent-length: %d\r\n\r\n" % (opening, lines, len(body))
         else:
             head = b"%b%b\r\n" % (opening, lines)
-        exchange = Exchange(head, body, method == "HEAD", receiver)
+        exchange = Exchange(head, body, method == "HEAD", receiver, most)
         self._start(exchange)
         return exchange
 
@@ -119,7 +131,7 @@ class Pool:
         Raises ExchangeError, or TimeoutError after `timeout_s` seconds.
         """
         whole = _Whole(asyncio.get_running_loop().create_future(), self._max_answer)
-        exchange = self.send(method, target, headers, body, whole)
+        exchange = self.send(method, target, headers, body, whole, self._max_answer)
         try:
             if timeout_s is None:  # a timeout that never comes would cost as much as the parsing
                 return await whole.future
@@ -224,19 +236,24 @@ class Pool:
 
     async def _dial(self, exchange: Exchange) -> None:
         loop = asyncio.get_running_loop()
+        connection = Connection(self, exchange)
+        made = False
         try:
             async with asyncio.timeout(self._connect_s):
-                connection = Connection(self, exchange)
                 await loop.create_connection(
                     lambda: cast(asyncio.Protocol, connection),
                     self._host,
                     self._port,
                     ssl=self._ssl,
                 )
+            made = True
         except TimeoutError:
             self._refuse(exchange, f"no connection within {self._connect_s:g} s")
         except Exception as error:  # an exchange must end, whatever a resolver or TLS raises
             self._refuse(exchange, f"no connection: {error}")
+        finally:
+            if not made:  # uvloop does not say that it is lost if it had come about just now
+                connection.connection_lost(ConnectionAbortedError("as it came about"))
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         del self._dialling[task]
@@ -244,7 +261,7 @@ class Pool:
 
     def _refuse(self, exchange: Exchange, text: str) -> None:
         if not exchange.done and exchange.connection is None:
-            exchange.finish().on_error(NotConnected(f"{self.url}: {text}"))
+            exchange.fail(NotConnected(f"{self.url}: {text}"))
 
     def _reap(self) -> None:
         """Close what has been idle too long, and look again when the next one will have been."""
@@ -263,8 +280,8 @@ class Pool:
 class Gathering:
     """A receiver that puts an answer of at most `most` bytes together (exchange.Receiver).
 
-    Exactly one of `arrived` and `on_error`, which a subclass says, is called in the end; after an
-    answer that is too long the exchange goes on until somebody cancels it.
+    Exactly one of `arrived` and `on_error`, which a subclass says, is called in the end. An answer
+    that is too long ends the exchange.
     """
 
     __slots__ = ("_headers", "_left", "_most", "_parts", "_status")
@@ -286,17 +303,14 @@ class Gathering:
         self._headers = headers
 
     def on_data(self, data: bytes) -> None:
-        if self._left < 0:
-            return
         self._left -= len(data)
-        self._parts.append(data)
         if self._left < 0:
             self._parts.clear()
-            self.on_error(AnswerBroken(f"the answer is longer than {self._most} bytes"))
+            raise AnswerBroken(f"the answer is longer than {self._most} bytes")
+        self._parts.append(data)
 
     def on_end(self) -> None:
-        if self._left >= 0:
-            self.arrived(self._status, self._headers, b"".join(self._parts))
+        self.arrived(self._status, self._headers, b"".join(self._parts))
 
 
 class _Whole(Gathering):

@@ -4,7 +4,9 @@ Invariants:
 - a connection is idle, or carries one exchange, or is dropped;
 - it is given back for reuse only if it kept to the protocol: the answer ended where it said,
   nothing came after it, and the whole request had been taken;
-- after `on_end`, `on_error` or `Exchange.cancel` a receiver hears nothing more.
+- after `on_error` or `Exchange.cancel` a receiver hears nothing more, and after `on_end` neither,
+  unless that raised;
+- whatever a receiver raises ends its exchange, with one `on_error`, and nobody else's.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import select
 from collections.abc import Callable
 from typing import Protocol
 
-from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of
-from rollout_sched.integrations.http.errors import AnswerBroken, Malformed
+from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of, too_long
+from rollout_sched.integrations.http.errors import RAISED, AnswerBroken, ExchangeError, Malformed
 from rollout_sched.integrations.http.heads import (
     END,
     UNTIL_CLOSE,
@@ -24,11 +26,15 @@ from rollout_sched.integrations.http.heads import (
     has_body,
     read_response,
 )
+from rollout_sched.integrations.http.liveness import watch_peer
 
 log = logging.getLogger(__name__)
 
-#: Longest head of an answer, in bytes.
+#: Longest head of an answer, in bytes, with the empty line that ends it.
 MAX_HEAD = 64 * 1024
+
+#: Most interim answers (1xx) before the answer itself.
+MAX_INTERIM = 16
 
 #: A server that closes an idle connection just as we reuse it answers with a close within a round
 #: trip. One that closes later than this, in seconds, had the request and may have worked on it, so
@@ -42,7 +48,8 @@ JOIN_BELOW = 32 * 1024
 class Receiver(Protocol):
     """Gets an answer as it arrives: one head, data, and then one end or one error.
 
-    An exception out of a callback closes the connection.
+    What a callback raises is told to `on_error`, as AnswerBroken unless it is an ExchangeError
+    itself, and closes the connection. What `on_error` raises is logged.
     """
 
     def on_head(self, status: int, headers: Headers) -> None: ...
@@ -62,16 +69,20 @@ class Exchange:
         "connection",
         "head",
         "head_only",
+        "most",
         "paused",
         "receiver",
         "redialled",
         "sent_at",
     )
 
-    def __init__(self, head: bytes, body: bytes, head_only: bool, receiver: Receiver) -> None:
+    def __init__(
+        self, head: bytes, body: bytes, head_only: bool, receiver: Receiver, most: int
+    ) -> None:
         self.head = head  # the request, kept as long as it may have to be sent again
         self.body = body
         self.head_only = head_only
+        self.most = most  # bytes of body that the answer may have
         self.receiver: Receiver | None = receiver
         self.connection: Connection | None = None
         self.paused = False
@@ -113,12 +124,25 @@ class Exchange:
         self.head = self.body = b""
         return receiver
 
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        _tell(self.finish(), error)
+
+
+def _tell(receiver: Receiver, error: Exception) -> None:
+    """A receiver's last word. Who cannot bear it must not keep others from hearing theirs."""
+    try:
+        receiver.on_error(error)
+    except RAISED:
+        log.exception("an exchange failed (%s), and to say so failed too", error)
+
 
 class Home(Protocol):
     """What a connection asks of the pool it belongs to."""
 
     url: str
     unasked: int
+    dead_s: float
 
     def joined(self, connection: Connection, first: Exchange | None) -> None:
         """A connection has come about; `first` is the exchange it was made for."""
@@ -145,6 +169,7 @@ class Connection:
         "_exchange",
         "_first",
         "_home",
+        "_interim",
         "_keep",
         "_on_data",
         "_paused",
@@ -163,6 +188,7 @@ class Connection:
         self._body: Body | None = None  # None until the head of the answer is there
         self._on_data: Callable[[bytes], None] | None = None  # the receiver's, then
         self._data = b""  # the part of that head that is there
+        self._interim = 0  # answers before the answer
         self._keep = False
         self._paused = False
         self.reused = False
@@ -170,10 +196,12 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        sock = transport.get_extra_info("socket")
+        watch_peer(sock, self._home.dead_s)
         # What waits on a TLS socket may be a record that is none of our business.
         if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
             poll = select.poll()
-            poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+            poll.register(sock.fileno(), select.POLLIN)
             self._readable = poll.poll
         first, self._first = self._first, None
         self._home.joined(self, first)
@@ -197,6 +225,7 @@ class Connection:
     def carry(self, exchange: Exchange) -> None:
         """Send an exchange's request; what comes back goes to its receiver."""
         self._exchange = exchange
+        self._interim = 0
         exchange.connection = self
         if exchange.paused:
             self.pause()
@@ -233,7 +262,9 @@ class Connection:
             else:
                 self._read_body(exchange, self._body, data)
         except Malformed as error:
-            self.fail(f"the answer is not HTTP/1.1: {error}")
+            self.fail(f"the answer is not to be taken: {error}", error)
+        except RAISED as error:
+            self._receiver_raised(error)
 
     def eof_received(self) -> None:
         self._closed(None)
@@ -242,38 +273,63 @@ class Connection:
         self._closed(exc)
         self._home.left(self)
 
-    def fail(self, text: str, cause: Exception | None = None) -> None:
+    def fail(self, text: str, cause: BaseException | None = None) -> None:
         """Close at once; the exchange it carries, if any, ends with an error."""
+        self._fail(self._broken(text, cause))
+
+    def _fail(self, error: Exception) -> None:
         exchange = self._exchange
         self.drop()
         if exchange is not None:
-            error = AnswerBroken(f"{self._home.url}: {text}" + (f" ({cause})" if cause else ""))
-            exchange.finish().on_error(error)
+            exchange.fail(error)
+
+    def _broken(self, text: str, cause: BaseException | None) -> AnswerBroken:
+        error = AnswerBroken(f"{self._home.url}: {text}")
+        error.__cause__ = cause
+        return error
+
+    def _receiver_raised(self, raised: BaseException) -> None:
+        """`on_head` or `on_data` has failed. Called where that is being handled."""
+        if self._exchange is None:
+            log.exception("%s: a receiver failed after its exchange was cancelled", self._home.url)
+        else:
+            self._fail(self._as_error(raised))
+
+    def _as_error(self, raised: BaseException) -> Exception:
+        """What a receiver raised, as it is told of it."""
+        if isinstance(raised, ExchangeError):
+            return raised
+        log.exception("%s: taking an answer failed", self._home.url)
+        return self._broken(f"taking the answer failed: {raised!r}", raised)
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
         searched = 0
         if self._data:
             searched = max(0, len(self._data) - len(END))
             data = self._data + data
-        end = data.find(END, searched)
-        if end < 0 or end > MAX_HEAD:
-            if len(data) > MAX_HEAD:
+        while True:
+            end = data.find(END, searched)
+            if (len(data) + 1 if end < 0 else end + len(END)) > MAX_HEAD:
                 raise Malformed(f"its head is longer than {MAX_HEAD} bytes")
-            self._data = data
-            return
-        self._data = b""
-        exchange.head = exchange.body = b""  # answered, or announced that it will be
-        status, head = read_response(data[:end])
-        data = data[end + len(END) :]
-        if status < 200:
-            if status == 101:
-                raise Malformed("it switches to another protocol")
-            if data:
-                self._read_head(exchange, data)
-            return
+            if end < 0:
+                self._data = data
+                return
+            self._data = b""
+            exchange.head = exchange.body = b""  # answered, or announced that it will be
+            status, head = read_response(data[:end])
+            data = data[end + len(END) :]
+            length = head.length(UNTIL_CLOSE)
+            if status >= 200:
+                break
+            self._pass_over(status, length)
+            searched = 0
         self._keep = head.keep_alive
-        bodiless = exchange.head_only or not has_body(status)
-        length = 0 if bodiless else head.length(UNTIL_CLOSE)
+        if exchange.head_only or not has_body(status):
+            if status == 204 and length != UNTIL_CLOSE and length:
+                raise Malformed("a 204 announces a body")
+            length = 0
+        elif length > exchange.most:
+            raise too_long(exchange.most)
         receiver = exchange.receiver
         assert receiver is not None
         receiver.on_head(status, head.headers)
@@ -285,10 +341,20 @@ class Connection:
             if self._exchange is exchange:
                 self._end(exchange, b"")
         else:
-            self._body = body = body_of(length)
+            self._body = body = body_of(length, exchange.most, fair=False)
             self._on_data = receiver.on_data
             if data:
                 self._read_body(exchange, body, data)
+
+    def _pass_over(self, status: int, length: int) -> None:
+        """Read past an interim answer."""
+        if status == 101:
+            raise Malformed("it switches to another protocol")
+        if length != UNTIL_CLOSE and length:
+            raise Malformed(f"a {status} announces a body")
+        self._interim += 1
+        if self._interim > MAX_INTERIM:
+            raise Malformed(f"more than {MAX_INTERIM} interim answers")
 
     def _read_body(self, exchange: Exchange, body: Body, data: bytes) -> None:
         payload, rest = body.feed(data)
@@ -309,7 +375,16 @@ class Connection:
             self._home.release(self)
         else:
             self._transport.abort()
-        receiver.on_end()
+        try:
+            receiver.on_end()
+        except RAISED as error:
+            self._drop_if_free()
+            _tell(receiver, self._as_error(error))
+
+    def _drop_if_free(self) -> None:
+        """Unless it is another exchange's by now, which has nothing to do with what went wrong."""
+        if self._exchange is None:
+            self.drop()
 
     def _unasked(self) -> None:
         """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
@@ -326,17 +401,21 @@ class Connection:
             self._keep = False
             self._end(exchange, b"")
         elif self._body is not None:
-            self.fail("the connection closed in the middle of the answer", exc)
+            self.fail(_because("the connection closed in the middle of the answer", exc), exc)
         elif self._may_redial(exchange):
             self.drop()
             exchange.connection = None
             exchange.redialled = True
             self._home.dial(exchange)
         else:
-            self.fail("the connection closed before the answer", exc)
+            self.fail(_because("the connection closed before the answer", exc), exc)
 
     def _may_redial(self, exchange: Exchange) -> bool:
         """Whether this connection was closed before it was reused, as far as one can tell."""
         untouched = self.reused and bool(exchange.head) and not self._data
         recent = self._home.now() - exchange.sent_at < RACE_S
         return untouched and recent and not exchange.redialled
+
+
+def _because(text: str, exc: Exception | None) -> str:
+    return f"{text} ({exc})" if exc else text

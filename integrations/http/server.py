@@ -4,7 +4,10 @@ Invariants:
 - requests of one connection are handled one at a time, in order; what is pipelined waits, bounded;
 - a request is handed to the app, or the connection to the fallback, only with its whole head, so
   that slow or endless heads end here;
-- every state in which we wait for the client has a deadline; only the app may take its time.
+- no byte of a body is kept of a request that the app does not admit, and what is kept of all
+  bodies, being read or being worked on, is within one bound;
+- every state in which we wait for the client has a deadline; only the app may take its time;
+- what the app or the fallback raises ends the request it was about, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,33 +17,44 @@ import contextlib
 import math
 import re
 import ssl as tls
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
-from rollout_sched.integrations.http.bodies import Body, body_of
-from rollout_sched.integrations.http.errors import Malformed
+from rollout_sched.integrations.http.bodies import Body, body_of, too_long
+from rollout_sched.integrations.http.errors import RAISED, Malformed, report
+from rollout_sched.integrations.http.handed import LINGER_S, Handed
 from rollout_sched.integrations.http.heads import (
     END,
     Head,
+    Headers,
     read_request,
     status_line,
+    write_fields,
 )
+from rollout_sched.integrations.http.liveness import watch_peer
 from rollout_sched.integrations.http.request import Request
 
 #: What is read ahead of the running request, in bytes, before reading stops.
 READ_AHEAD = 64 * 1024
 
-#: Seconds for which a refused client may go on sending before its connection is cut. Closed at
-#: once, the kernel would answer what it sends with a reset, which can overtake our refusal.
-LINGER_S = 2.0
+#: Requests of one connection that are handled in one go; the next ones let others go first.
+AT_ONCE = 16
 
 _AUTHORITY = re.compile(rb"(?i)https?://[^/?]*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+#: Status, headers and body of an answer that turns a request away.
+Refusal = tuple[int, Headers, bytes]
 
 
 class App(Protocol):
     def wants(self, method: bytes, target: bytes) -> bool:
         """Whether a request is for `handle`; the others go to the fallback."""
+
+    def refusal(
+        self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
+    ) -> Refusal | None:
+        """What a request that `wants` would take is turned away with, before its body is read."""
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or later."""
@@ -51,17 +65,25 @@ class HttpServer:
 
     app              answers what it wants
     fallback         makes the protocol that the other connections are handed to, such as
-                     `aiohttp.web.AppRunner(...).server`; what it answers should close the
-                     connection, for there is no way back. None: they are answered 404
+                     `aiohttp.web.AppRunner(...).server`, each for one request; what it answers
+                     should close the connection, for there is no way back. None: they are answered
+                     404
     max_body         bytes of request body; more is answered 413
+    max_bodies       bytes of all bodies that are being read or worked on; more is answered 503
     max_head         bytes of request head; more is answered 431
     max_unsent       bytes of an answer that wait for a slow client; with more it is cut off
     max_connections  more are answered 503
     head_s           seconds from the first byte of a head to its last
     idle_s           seconds a connection may be idle between requests
     stall_s          seconds without progress while a body is read or an answer waits to be taken
+    body_rate        bytes a second that a body must come with once `stall_s` has passed, else 408
+    dead_s           seconds after which a client that no longer answers even on TCP is taken for
+                     gone (`Pool`); not below `stall_s`, for the system does not tell it from one
+                     that does not read
 
-    `refused` counts connections beyond the limit.
+    `refused` counts what was turned away for want of room: connections, and bodies; `bodies` is
+    what of `max_bodies` is in use. What the fallback is handed keeps the same limits, but is cut
+    off where it breaks them: only the fallback knows what it has answered.
     """
 
     def __init__(
@@ -70,27 +92,34 @@ class HttpServer:
         fallback: Callable[[], asyncio.Protocol] | None = None,
         *,
         max_body: int = 64 * 1024 * 1024,
+        max_bodies: int = 4 * 1024 * 1024 * 1024,
         max_head: int = 32 * 1024,
         max_unsent: int = 64 * 1024 * 1024,
         max_connections: int = 16384,
         head_s: float = 10.0,
         idle_s: float = 75.0,
         stall_s: float = 60.0,
+        body_rate: float = 16 * 1024,
+        dead_s: float = 60.0,
     ) -> None:
         self.app = app
         self.fallback = fallback
-        self.max_body = max_body
+        self.max_body = min(max_body, max_bodies)
+        self.max_bodies = max_bodies
         self.max_head = max_head
         self.max_unsent = max_unsent
         self.max_connections = max_connections
         self.head_s = head_s
         self.idle_s = idle_s
         self.stall_s = stall_s
+        self.dead_s = dead_s
         self.refused = 0
+        self.bodies = 0
         self.closing = False
         self.now = 0.0  # loop time of the last sweep: exact enough for deadlines, and free
         self.connections: set[Connection] = set()
-        self._handed: set[asyncio.BaseTransport] = set()
+        self.handed: set[Handed] = set()
+        self._per_byte_s = 1 / body_rate
         self._listeners: list[asyncio.AbstractServer] = []
         self._sweep_s = min(1.0, min(head_s, idle_s, stall_s) / 4)
         self._sweeper: asyncio.TimerHandle | None = None
@@ -134,7 +163,7 @@ class HttpServer:
 
     def joined(self, connection: Connection) -> bool:
         """Count a connection in, unless that would be too many."""
-        if len(self.connections) + len(self._handed) >= self.max_connections:
+        if len(self.connections) + len(self.handed) >= self.max_connections:
             self.refused += 1
             return False
         self.connections.add(connection)
@@ -145,17 +174,26 @@ class HttpServer:
         if not self.connections and self._empty is not None:
             self._empty.set()
 
-    def handed(self, transport: asyncio.BaseTransport) -> None:
-        """A connection now belongs to the fallback; it counts for the limit as long as it lives."""
-        self._handed.add(transport)
+    def full(self) -> Malformed:
+        """Why a body is turned away that `max_bodies` leaves no room for."""
+        self.refused += 1
+        return Malformed(f"{self.bodies} bytes of bodies are here already", status=503)
+
+    def put_off(self, deadline: float, size: int) -> float:
+        """The deadline of a body of which so many bytes have come."""
+        return min(self.now + self.stall_s, deadline + size * self._per_byte_s)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self.now = loop.time()
-        self._handed = {transport for transport in self._handed if not transport.is_closing()}
-        for connection in [c for c in self.connections if c.deadline < self.now]:
-            connection.expire()
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+        late: list[Connection | Handed] = [c for c in self.connections if c.deadline < self.now]
+        late += [h for h in self.handed if h.deadline < self.now]
+        for connection in late:
+            try:
+                connection.expire()
+            except Exception as error:  # the others have waited as long
+                report("ending a connection that has waited too long", error)
 
 
 class Connection:
@@ -172,11 +210,13 @@ class Connection:
         "_data",
         "_handling",
         "_head",
+        "_held",
         "_lingering",
         "_payload",
         "_pos",
         "_reading",
         "_request",
+        "_searched",
         "_server",
         "_stopped",
         "_throttled",
@@ -191,6 +231,8 @@ class Connection:
         self._transport: asyncio.Transport
         self._data = b""  # received and, from _pos on, not yet looked at
         self._pos = 0
+        self._searched = 0  # bytes from there on in which no head ends
+        self._held = 0  # bytes of the body that is being read or worked on
         self._reading = False  # a request has begun to arrive and is not complete
         self._head: tuple[bytes, bytes, Head] | None = None  # of that request, once it is there
         self._body: Body | None = None
@@ -206,10 +248,11 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        watch_peer(transport.get_extra_info("socket"), self._server.dead_s)
         self.deadline = self._server.now + self._server.idle_s
         if not self._server.joined(self):
             self._lingering = True
-            self._transport.write(_refusal(503))
+            self._transport.write(_refusal(503, [_RETRY], b""))
             self._transport.close()
 
     def eof_received(self) -> None:
@@ -220,9 +263,13 @@ class Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.left(self)
+        self._let_go()
         request, self._request = self._request, None
         if request is not None:
-            request.lose()
+            try:
+                request.lose()
+            except RAISED as error:
+                report("telling that a client has gone", error)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -238,19 +285,21 @@ class Connection:
             self._read()
         except Malformed as error:
             self._refuse(error.status)
+        except RAISED as error:
+            self._give_up(error)
 
     def pause_writing(self) -> None:
         self._throttled = True
         self._unsent = self._transport.get_write_buffer_size()
         self.deadline = self._server.now + self._server.stall_s
         if self._request is not None and self._request.on_pause is not None:
-            self._request.on_pause()
+            self._tell(self._request, self._request.on_pause)
 
     def resume_writing(self) -> None:
         self._throttled = False
         self._wait()
         if self._request is not None and self._request.on_resume is not None:
-            self._request.on_resume()
+            self._tell(self._request, self._request.on_resume)
 
     # What a request asks of the connection it came on (request.Outlet).
 
@@ -264,15 +313,15 @@ class Connection:
 
     def complete(self) -> None:
         self._request = None
+        if self._held:
+            self._server.bodies -= self._held
+            self._held = 0
         if not self.keep_alive:
             self._linger()
             return
         self._wait()
         if not self._handling and self._data:
-            try:
-                self._read()
-            except Malformed as error:
-                self._refuse(error.status)
+            self._go_on()
 
     # What the server asks of its connections.
 
@@ -310,8 +359,12 @@ class Connection:
 
     def _read(self) -> None:
         """Handle what has arrived, up to the first request that is not answered at once."""
+        done = 0
         while self._pos < len(self._data) and self._request is None and self._read_request():
-            pass
+            done += 1
+            if done == AT_ONCE:
+                asyncio.get_running_loop().call_soon(self._go_on)
+                break
         ahead = len(self._data) - self._pos
         if not ahead:
             self._data = b""
@@ -323,23 +376,31 @@ class Connection:
             else:
                 self._transport.resume_reading()
 
+    def _go_on(self) -> None:
+        """Read on where nobody else would catch what that raises."""
+        try:
+            self._read()
+        except Malformed as error:
+            self._refuse(error.status)
+        except RAISED as error:
+            self._give_up(error)
+
     def _read_request(self) -> bool:
         """Handle the request that begins at `_pos`. False if it is not all there."""
         data = self._data
-        while data.startswith(b"\r\n", self._pos):  # allowed between requests (RFC 9112, 2.2)
-            self._pos += 2
         server = self._server
         start = self._pos
-        end = data.find(END, start)
-        if (len(data) if end < 0 else end) - start > server.max_head:
-            raise Malformed(f"the head is longer than {server.max_head} bytes", status=431)
-        if end < 0:
-            if not self._reading:
-                self._reading = True
-                self._wait()
+        if data.startswith(b"\r\n", start):  # one is allowed between requests (RFC 9112, 2.2)
+            start += 2
+        head_end = data.find(END, start + self._searched)
+        if head_end < 0:
+            self._await_head(start)
             return False
-        method, target, head = read_request(data[start:end])
-        end += len(END)
+        end = head_end + len(END)
+        if end - self._pos > server.max_head:
+            raise _long_head(server.max_head)
+        self._searched = 0
+        method, target, head = read_request(data[start:head_end])
         if target[0] != _SLASH:
             at, asked = start + len(method) + 1, target
             target = _AUTHORITY.sub(b"", asked, count=1) or b"/"
@@ -348,43 +409,67 @@ class Connection:
             # Whoever it is handed to reads the path alone, so that both read the same.
             self._data = data = data[:at] + target + data[at + len(asked) :]
             end += len(target) - len(asked)
+        length = head.length(0)
         if not server.app.wants(method, target):
-            self._hand_over()
+            self._hand_over(length, end)
             return False
         if head.minor and b"host" not in head.fields:
             raise Malformed("no Host")
-        length = head.length(0)
+        refusal = server.app.refusal(method, target, head.fields)
+        if refusal is not None:
+            self._turn_away(*refusal)
+            return False
         if length > server.max_body:
-            raise Malformed(f"the body is longer than {server.max_body} bytes", status=413)
+            raise too_long(server.max_body)
+        if server.bodies + length > server.max_bodies:
+            raise server.full()
+        if b"expect" in head.fields:
+            self._expect(head, length)
         self.keep_alive = head.keep_alive and not server.closing
         if 0 <= length <= len(data) - end:
+            self._held = length
+            server.bodies += length
             self._pos = end + length
             self._handle(method, target, head, data[end : end + length])
             return True
         self._head = method, target, head
-        self._body = body = body_of(length)
+        self._body = body = body_of(length, server.max_body, fair=True)
         self._reading = True
         self._wait()
         self._data = b""
         self._pos = 0
-        if b"expect" in head.fields and end == len(data):
-            self._expect(head)
         return self._read_body(body, data[end:])
 
-    def _expect(self, head: Head) -> None:
+    def _await_head(self, start: int) -> None:
+        """There is no end yet of the head that begins at `start`."""
+        size = len(self._data)
+        if size - self._pos >= self._server.max_head:
+            raise _long_head(self._server.max_head)
+        self._searched = max(0, size - start - len(END))
+        if not self._reading:
+            self._reading = True
+            self._wait()
+
+    def _expect(self, head: Head, length: int) -> None:
+        """Ask for the body, whether or not it has begun to come: packets are to change nothing."""
         if head.fields[b"expect"].lower() != b"100-continue":
             raise Malformed("an unknown expectation", status=417)
-        if head.minor:
+        if head.minor and length:
             self._transport.write(_CONTINUE)
 
     def _read_body(self, body: Body, data: bytes) -> bool:
         """Handle the request if its body is complete. False if it is not all there."""
         payload, rest = body.feed(data)
+        server = self._server
+        size = len(payload)
+        if server.bodies + size > server.max_bodies:
+            raise server.full()
+        self._held += size
+        server.bodies += size
         self._payload += payload
-        if len(self._payload) > self._server.max_body:
-            raise Malformed(f"the body is longer than {self._server.max_body} bytes", status=413)
         if rest is None:
-            self._wait()
+            if not self._throttled:
+                self.deadline = server.put_off(self.deadline, size)
             return False
         assert self._head is not None
         method, target, head = self._head
@@ -403,13 +488,20 @@ class Connection:
         self._handling = True
         try:
             self._server.app.handle(request)
-        except Exception as error:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"handling {method!r} {target!r} failed", "exception": error}
-            )
+        except RAISED as error:
+            report(f"handling {method!r} {target!r}", error)
             self._fail(request)
         finally:
             self._handling = False
+
+    def _tell(self, request: Request, what: Callable[[], None]) -> None:
+        """Call what the app has left to be called."""
+        try:
+            what()
+        except RAISED as error:
+            report(f"slowing down {request.method!r} {request.target!r}", error)
+            # Aborted in `resume_writing`, asyncio's transport would say twice that it is lost.
+            asyncio.get_running_loop().call_soon(self._fail, request)
 
     def _fail(self, request: Request) -> None:
         """The app has given up on a request: say so if nothing has been said yet."""
@@ -419,28 +511,45 @@ class Connection:
             else:
                 request.answer(500, (), b"")
 
-    def _hand_over(self) -> None:
-        """Give the connection to the fallback, with all that has not been looked at."""
-        fallback = self._server.fallback
-        if fallback is None:
+    def _hand_over(self, length: int, end: int) -> None:
+        """Give the connection to the fallback, with the request whose head ends at `end`."""
+        server = self._server
+        if server.fallback is None:
             raise Malformed("there is no such place", status=404)
-        data = self._data[self._pos :]
+        if length <= server.max_body and server.bodies + length > server.max_bodies:
+            raise server.full()
+        handed = Handed(server, server.fallback(), self._transport, length)
+        head, rest = self._data[self._pos : end], self._data[end:]
         self._data = b""
         self._pos = 0
-        self._server.handed(self._transport)
-        self._server.left(self)
-        protocol = fallback()
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        if self._throttled:
-            protocol.pause_writing()
-        protocol.data_received(data)
+        server.left(self)
+        server.handed.add(handed)
+        self._transport.set_protocol(cast(asyncio.Protocol, handed))
+        handed.begin(head, rest, self._throttled)
+
+    def _let_go(self) -> None:
+        """No body is here any more."""
+        self._server.bodies -= self._held
+        self._held = 0
+
+    def _give_up(self, error: BaseException) -> None:
+        """What should not raise has raised while we read."""
+        report("reading a request", error)
+        if self._request is not None:
+            self._fail(self._request)
+        else:
+            self._refuse(500)
 
     def _refuse(self, status: int) -> None:
         """Answer a request that cannot be read, after which nothing that comes makes sense."""
+        self._turn_away(status, [_RETRY] if status == 503 else [], b"")
+
+    def _turn_away(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer a request without reading it."""
         self._head = self._body = None
         self._payload = bytearray()
-        self._transport.write(_refusal(status))
+        self._let_go()
+        self._transport.write(_refusal(status, headers, body))
         self._linger()
 
     def _linger(self) -> None:
@@ -462,5 +571,13 @@ class Connection:
 _SLASH = ord("/")
 
 
-def _refusal(status: int) -> bytes:
-    return status_line(status) + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+def _long_head(most: int) -> Malformed:
+    return Malformed(f"the head is longer than {most} bytes", status=431)
+
+
+_RETRY = (b"retry-after", b"1")
+
+
+def _refusal(status: int, headers: Headers, body: bytes) -> bytes:
+    last = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return status_line(status) + write_fields(headers) + last + body

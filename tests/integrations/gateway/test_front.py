@@ -48,7 +48,11 @@ class Stage:
     def call(self, body: Any = BODY, target: str = "/v1/completions", **headers: str) -> Call:
         call = Call(target, body, **headers)
         assert self.front.wants(call.method, call.target)
-        self.front.handle(call)
+        refusal = self.front.refusal(call.method, call.target, call.fields)
+        if refusal is None:
+            self.front.handle(call)
+        else:
+            call.answer(*refusal)
         return call
 
     async def update(self, version: int, *loading: Instance) -> None:

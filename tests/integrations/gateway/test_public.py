@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
+from rollout_sched.integrations.gateway.front import UNADMITTED
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 
@@ -76,6 +79,28 @@ def test_clients_keys(tmp_path) -> None:
                 assert (await house.ask("GET", path, Authorization="Bearer gamma"))[0] == 401
                 assert (await house.ask("GET", path, Authorization="Bearer b\u00e9ta"))[0] == 401
                 assert (await house.ask("GET", path, Authorization="Bearer beta"))[0] == 200
+
+    run(scene())
+
+
+def test_a_generation_without_a_key_is_refused_before_its_body_is_sent(tmp_path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\n")
+    asks = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n"
+
+    async def scene() -> None:
+        async with House(Upstream(), api_key_file=keys) as house:
+            port = int(house.service.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asks.encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 401 ")
+            assert b"content-type: application/json" in head
+            assert msgspec.json.decode(body) == _error(401, UNADMITTED)
+            writer.close()
+            asked = {"model": "tiny", "prompt": "x", "max_tokens": 3}
+            status, said = await house.ask("POST", "/v1/completions", asked)
+            assert (status, said) == (401, _error(401, UNADMITTED))
 
     run(scene())
 

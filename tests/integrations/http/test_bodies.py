@@ -10,16 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.http.bodies import (
+    FAIR_CHUNK,
     MAX_CHUNK_LINE,
     MAX_TRAILERS,
+    SPARE_CHUNKS,
     Chunked,
     Length,
     UntilClose,
     body_of,
 )
 from rollout_sched.integrations.http.errors import Malformed
-from rollout_sched.integrations.http.heads import CHUNKED, UNTIL_CLOSE
+from rollout_sched.integrations.http.heads import CHUNKED, MAX_LINES, UNTIL_CLOSE
 from tests.integrations.http.test_heads import Oracle
+
+MOST = 2**20
 
 
 def feed(body, *packets):
@@ -34,9 +38,9 @@ def feed(body, *packets):
 
 
 def test_the_framing_asked_for():
-    assert isinstance(body_of(3), Length)
-    assert isinstance(body_of(CHUNKED), Chunked)
-    assert isinstance(body_of(UNTIL_CLOSE), UntilClose)
+    assert isinstance(body_of(3, 9, fair=True), Length)
+    assert isinstance(body_of(CHUNKED, 9, fair=True), Chunked)
+    assert isinstance(body_of(UNTIL_CLOSE, 9, fair=True), UntilClose)
 
 
 def test_a_length_is_kept_to():
@@ -47,8 +51,39 @@ def test_a_length_is_kept_to():
     assert feed(Length(0), b"a") == (b"", b"a")
 
 
+def test_what_may_be_long_may_be_as_long_as_it_may():
+    line = b"1;" + b"a" * (MAX_CHUNK_LINE - 4) + b"\r\n"
+    trailers = b"0\r\n" + b"a: b\r\n" * MAX_LINES + b"\r\n"
+    for packets in ([line + b"x\r\n" + trailers], [line[:-1], line[-1:] + b"x\r\n" + trailers]):
+        assert feed(Chunked(1, fair=True), *packets) == (b"x", b"")
+
+
+@pytest.mark.parametrize("length", [CHUNKED, UNTIL_CLOSE, 11])
+def test_more_than_there_may_be_is_refused_where_it_is_announced(length):
+    with pytest.raises(Malformed, match="longer than 10 bytes") as error:
+        body_of(length, 10, fair=True).feed(b"b\r\n" if length == CHUNKED else b"x" * 11)
+    assert error.value.status == 413
+
+
+TINY = b"1\r\nx\r\n"
+
+
+@pytest.mark.parametrize("size", [3, 7, 10_000])
+def test_very_many_tiny_chunks_are_refused_where_that_matters(size):
+    data = TINY * (SPARE_CHUNKS + 1) + b"0\r\n\r\n"
+    packets = [data[i : i + size] for i in range(0, len(data), size)]
+    with pytest.raises(Malformed, match="too small"):
+        feed(Chunked(MOST, fair=True), *packets)
+    assert len(feed(Chunked(MOST, fair=False), *packets)[0]) == SPARE_CHUNKS + 1
+
+
+def test_many_chunks_of_an_honest_size_are_not():
+    chunks = [b"x"] * 1000 + [b"y" * FAIR_CHUNK] * 10_000
+    assert feed(Chunked(MOST, fair=True), frame(chunks)) == (b"".join(chunks), b"")
+
+
 def test_until_close_has_no_end():
-    assert feed(UntilClose(), b"a", b"b") == (b"ab", None)
+    assert feed(UntilClose(MOST), b"a", b"b") == (b"ab", None)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +96,17 @@ def test_until_close_has_no_end():
     ],
 )
 def test_chunks_are_joined(data, payload):
-    assert feed(Chunked(), data) == (payload, b"")
-    assert feed(Chunked(), data + b"next") == (payload, b"next")
-    assert feed(Chunked(), data[:-1]) == (payload, None)
-    assert feed(Chunked(), *[data[i : i + 1] for i in range(len(data))]) == (payload, b"")
+    assert feed(Chunked(MOST, fair=True), data) == (payload, b"")
+    assert feed(Chunked(MOST, fair=True), data + b"next") == (payload, b"next")
+    assert feed(Chunked(MOST, fair=True), data[:-1]) == (payload, None)
+    assert feed(Chunked(MOST, fair=True), *[data[i : i + 1] for i in range(len(data))]) == (
+        payload,
+        b"",
+    )
 
 
 def test_a_packet_of_many_chunks_is_one_piece():
-    assert Chunked().feed(b"1\r\na\r\n1\r\nb\r\n1\r\nc") == (b"abc", None)
+    assert Chunked(MOST, fair=True).feed(b"1\r\na\r\n1\r\nb\r\n1\r\nc") == (b"abc", None)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +122,11 @@ def test_a_packet_of_many_chunks_is_one_piece():
         b"1\r\na\n\n",
         b"F" * 16 + b"\r\n",
         b"1;" + b"a" * MAX_CHUNK_LINE,
+        b"1;" + b"a" * (MAX_CHUNK_LINE - 3) + b"\r\na\r\n0\r\n\r\n",
+        b"0\r\n" + b"a: b\r\n" * (MAX_LINES + 1) + b"\r\n",
+        b"%x\r\n" % (MOST + 1),
+        b"DE0B6B3A7640000\r\n",
+        b"1\r\na\r\n%x\r\n" % MOST,
         b"1;\x00\r\n",
         b"0\r\nbad trailer\r\n\r\n",
         b"0\r\na: b\nc: d\r\n\r\n",
@@ -92,9 +135,9 @@ def test_a_packet_of_many_chunks_is_one_piece():
 )
 def test_bad_chunks_are_refused(data):
     with pytest.raises(Malformed):
-        feed(Chunked(), data)
+        feed(Chunked(MOST, fair=True), data)
     with pytest.raises(Malformed):
-        feed(Chunked(), *[data[i : i + 1] for i in range(len(data))])
+        feed(Chunked(MOST, fair=True), *[data[i : i + 1] for i in range(len(data))])
 
 
 CHUNKS = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -112,7 +155,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 @given(CHUNKS, st.sampled_from([b"0\r\n\r\n", b"0\r\na: b\r\n\r\n"]), st.lists(st.integers(0, 999)))
 def test_packets_do_not_matter(chunks, end, at):
     data = frame(chunks, end) + b"GET"
-    assert feed(Chunked(), *cut(data, at)) == (b"".join(chunks), b"GET")
+    assert feed(Chunked(MOST, fair=True), *cut(data, at)) == (b"".join(chunks), b"GET")
 
 
 @given(CHUNKS, st.integers(0, 999), st.binary(max_size=3), st.lists(st.integers(0, 999)))
@@ -121,7 +164,7 @@ def test_what_we_accept_llhttp_reads_the_same_way(chunks, place, noise, at):
     place %= len(data)
     data = data[:place] + noise + data[place + len(noise) :]
     try:
-        payload, rest = feed(Chunked(), *cut(data, at))
+        payload, rest = feed(Chunked(MOST, fair=True), *cut(data, at))
     except Malformed:
         return
     if rest is None:

@@ -381,6 +381,28 @@ async def test_a_timeout_closes_the_connection():
 
 
 @on_both_loops
+async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
+    async def peer(reader, writer):
+        await reader.read()
+
+    async with scripted(peer) as url:
+        pool = Pool(url, limit=1)
+        for paused in (False, True):
+            heard = Heard()
+            exchange = pool.send("GET", "/", (), b"", heard)
+            if paused:
+                exchange.pause()
+            while not pool._connections:
+                await asyncio.sleep(0)
+            for task in pool._dialling:  # as the time limit does, if the loop comes to it late
+                task.cancel()
+            await heard.over.wait()
+            await until(lambda: not (pool._connections or pool._dialling))
+            assert heard.calls == ["error"]
+        pool.close()
+
+
+@on_both_loops
 async def test_closing_ends_everything_with_an_error():
     running = asyncio.Event()
 
@@ -411,6 +433,20 @@ async def test_an_answer_too_long_to_be_kept():
         pool.close()
 
 
+@on_both_loops
+async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
+    peer = Connections(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000)
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        small = client_module._Whole(asyncio.get_running_loop().create_future(), 3)
+        exchange = pool.send("GET", "/", (), b"", small)
+        with pytest.raises(AnswerBroken, match="longer than 3 bytes"):
+            await small.future
+        assert exchange.done
+        await until(lambda: peer.closed == 1)
+        pool.close()
+
+
 @pytest.mark.parametrize(
     "url", ["ftp://x", "127.0.0.1:80", "http://", "http://a/?q", "http://u:p@a", "http://a/#f"]
 )
@@ -427,6 +463,8 @@ def test_what_would_break_out_of_its_line_is_refused():
             ("GET", "/a b", ()),
             ("GET", "relative", ()),
             ("G T", "/", ()),
+            ("GET", "/caf\u00e9", ()),
+            ("GET", "/\x7f", ()),
             ("GET", "/", [(b"a", b"b\r\nc: d")]),
         ]:
             with pytest.raises(ValueError, match=r"request line|line end"):

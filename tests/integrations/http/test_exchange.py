@@ -8,11 +8,15 @@ import socket
 import struct
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.http import AnswerBroken, Exchange, Pool
-from rollout_sched.integrations.http.exchange import MAX_HEAD, Connection
+from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
+from rollout_sched.integrations.http.client import MAX_BODY
+from rollout_sched.integrations.http.exchange import MAX_HEAD, MAX_INTERIM, Connection
+from rollout_sched.integrations.http.heads import MAX_LINES
 from tests.integrations.http.test_bodies import CHUNKS, cut, frame
 from tests.integrations.http.wires import (
     Heard,
@@ -329,23 +333,260 @@ async def test_a_paused_exchange_makes_the_server_wait():
         pool.close()
 
 
-@on_both_loops
-async def test_a_receiver_that_raises_loses_its_connection_only():
-    class Broken(Heard):
-        def on_data(self, data):
-            raise RuntimeError("from a test")
+class Raising(Heard):
+    """A receiver that raises in one of its callbacks, after hearing it."""
 
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    def __init__(self, where, error):
+        super().__init__()
+        self.where, self.raised = where, error
+
+    def trip(self, where):
+        if where == self.where:
+            raise self.raised
+
+    def on_head(self, status, headers):
+        super().on_head(status, headers)
+        self.trip("head")
+
+    def on_data(self, data):
+        super().on_data(data)
+        self.trip("data")
+
+    def on_end(self):
+        self.calls.append("end")
+        self.trip("end")
+
+    def on_error(self, error):
+        super().on_error(error)
+        self.trip("error")
+
+
+ENDINGS = {
+    "length": ok(b"abc"),
+    "chunked": CHUNKED + b"3\r\nabc\r\n0\r\n\r\n",
+    "close": b"HTTP/1.1 200 OK\r\n\r\nabc",
+}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("in_packets", [False, True])
+@pytest.mark.parametrize("framing", ENDINGS)
+@pytest.mark.parametrize("where", ["head", "data", "end"])
+@pytest.mark.parametrize("raise_", [KeyError, asyncio.CancelledError, AnswerBroken])
+def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
+    loop, in_packets, framing, where, raise_
+):
+    raised = raise_("from a test")
+    closed = asyncio.Event()
+
+    async def peer(reader, writer):
+        await read_message(reader)
+        for packet in cut(ENDINGS[framing], [40, 50, 62] if in_packets else []):
+            writer.write(packet)
+            await asyncio.sleep(0.002)
+        if framing == "close":
+            writer.write_eof()
+        await reader.read()
+        closed.set()
+
+    async def run():
+        trouble = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+        async with asyncio.timeout(20), scripted(peer) as url:
+            pool = Pool(url, limit=1)
+            heard = Raising(where, raised)
+            exchange = pool.send("GET", "/", (), b"", heard)
+            await heard.over.wait()
+            await closed.wait()
+            assert heard.calls.count("error") == 1
+            assert heard.calls[-2:] == [where, "error"]
+            assert heard.error is raised or heard.error.__cause__ is raised
+            assert isinstance(heard.error, AnswerBroken)
+            assert exchange.done
+            await until(lambda: not pool._connections)
+            assert [len(pool._idle), len(pool._dialling), len(pool._waiting)] == [0, 0, 0]
+            again = Heard()
+            pool.send("GET", "/", (), b"", again)
+            await again.over.wait()
+            assert (again.body, again.calls[-1]) == (b"abc", "end")
+            pool.close()
+        assert not trouble
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(run())
+
+
+@on_both_loops
+async def test_a_receiver_that_cannot_bear_its_error_keeps_nobody_from_theirs():
+    trouble = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+
+    async def peer(reader, writer):
+        await read_message(reader)
+        await reader.read()
+
+    async with scripted(peer) as url:
+        nobody = "http://127.0.0.1:1"
+        for to, limit in ((nobody, 0), (url, 2)):
+            pool = Pool(to, limit=limit)
+            heard = [Raising("error", RuntimeError("from a test")) for _ in range(5)]
+            exchanges = [pool.send("GET", "/", (), b"", each) for each in heard]
+            if limit:
+                await until(lambda pool=pool: len(pool._connections) == 2)
+                pool.close()
+            for each in heard:
+                await each.over.wait()
+            assert [each.calls for each in heard] == [["error"]] * 5
+            assert all(exchange.done for exchange in exchanges)
+            await until(lambda pool=pool: not (pool._connections or pool._dialling))
+            pool.close()
+    assert not trouble
+
+
+@on_both_loops
+async def test_an_end_that_raises_leaves_the_next_request_of_its_connection_alone():
+    second = Heard()
+
+    class Chained(Raising):
+        def on_end(self):
+            pool.send("GET", "/2", (), b"", second)
+            super().on_end()
+
+    async def peer(reader, writer):
+        while True:
+            await read_message(reader)
+            writer.write(ok())
+
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        first = Chained("end", RuntimeError("from a test"))
+        pool.send("GET", "/1", (), b"", first)
+        await second.over.wait()
+        assert (first.calls, second.calls) == (
+            ["head", "data", "end", "error"],
+            ["head", "data", "end"],
+        )
+        pool.close()
+
+
+@on_both_loops
+async def test_a_receiver_that_cancels_and_then_raises_hears_nothing_more():
+    class Cancelling(Raising):
+        def on_data(self, data):
+            exchange.cancel()
+            self.over.set()
+            super().on_data(data)
+
     async with scripted(answering(ok(b"abc"))) as url:
         pool = Pool(url)
-        broken, heard = Broken(), Heard()
-        pool.send("GET", "/", (), b"", broken)
-        await broken.over.wait()
-        assert isinstance(broken.error, AnswerBroken)
-        pool.send("GET", "/", (), b"", heard)
+        heard = Cancelling("data", RuntimeError("from a test"))
+        exchange = pool.send("GET", "/", (), b"", heard)
         await heard.over.wait()
-        assert heard.body == b"abc"
+        await until(lambda: not pool._connections)
+        assert heard.calls == ["head", "data"]
         pool.close()
+
+
+def fed(answer: bytes, at: list[int], method: str = "GET", most: int = MAX_BODY):
+    """What a receiver hears of an answer in packets, and then a close."""
+
+    async def run():
+        pool = Pool("http://127.0.0.1:1")
+        connection, heard = Connection(pool), Heard()
+        connection.connection_made(Wire())
+        connection.carry(Exchange(b"", b"", method == "HEAD", heard, most))
+        for packet in cut(answer, at):
+            connection.data_received(packet)
+        over_before = heard.over.is_set()
+        connection.connection_lost(None)
+        pool.close()
+        return heard, over_before, pool.unasked
+
+    return asyncio.run(run())
+
+
+def test_interim_answers_are_read_in_a_row_and_bounded():
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    heard, _, _ = fed(early * MAX_INTERIM + ok(), [])
+    assert (heard.status, heard.body) == (200, b"ok")
+    for at in ([], list(range(0, 99999, 7))):
+        heard, over, _ = fed(early * 5000 + ok(), at)
+        assert over
+        assert heard.calls == ["error"]
+        assert "interim" in str(heard.error)
+
+
+def test_every_exchange_may_have_its_interim_answers():
+    async def peer(reader, writer):
+        while True:
+            await read_message(reader)
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_INTERIM + ok())
+
+    async def run():
+        async with scripted(peer) as url:
+            pool = Pool(url)
+            for _ in range(3):
+                assert (await pool.request("GET", "/", timeout_s=10)).body == b"ok"
+            pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lines", [MAX_LINES, MAX_LINES + 1, 8000])
+@pytest.mark.parametrize("at", [[], [3, 50, 333]])
+def test_the_header_lines_of_an_answer_are_bounded(lines, at):
+    head = b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (lines - 1) + b"content-length: 0\r\n\r\n"
+    heard, _, _ = fed(head, at)
+    assert heard.calls == (["head", "end"] if lines <= MAX_LINES else ["error"])
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "fields", "end"),
+    [
+        ("GET", 204, b"", "end"),
+        ("GET", 204, b"content-length: 0\r\n", "end"),
+        ("GET", 204, b"content-length: 3\r\n", "error"),
+        ("GET", 204, b"transfer-encoding: chunked\r\n", "error"),
+        ("GET", 204, b"content-length: 0\r\ntransfer-encoding: chunked\r\n", "error"),
+        ("HEAD", 204, b"content-length: 3\r\n", "error"),
+        ("GET", 304, b"content-length: 3\r\n", "end"),  # of the representation (RFC 9110, 8.6)
+        ("GET", 304, b"transfer-encoding: chunked\r\n", "end"),  # RFC 9112, 6.1
+        ("GET", 304, b"content-length: x\r\n", "error"),
+        ("GET", 304, b"content-length: 3\r\ntransfer-encoding: chunked\r\n", "error"),
+        ("HEAD", 200, b"content-length: 3\r\ntransfer-encoding: chunked\r\n", "error"),
+        ("HEAD", 200, b"content-length: 999999999999999\r\n", "end"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_about_its_body_is_refused(method, status, fields, end):
+    heard, over, unasked = fed(b"HTTP/1.1 %d X\r\n%b\r\n" % (status, fields), [], method)
+    assert (heard.calls[-1], over, unasked) == (end, True, 0)
+
+
+@pytest.mark.parametrize("field", [b"content-length: 3", b"transfer-encoding: chunked"])
+def test_an_interim_answer_with_a_body_is_refused(field):
+    heard, over, _ = fed(b"HTTP/1.1 103 X\r\n%b\r\n\r\n" % field + ok(), [])
+    assert (heard.calls, over) == (["error"], True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n",
+        CHUNKED + b"3E9\r\n",
+        CHUNKED + b"3e7\r\n" + b"x" * 999 + b"\r\n2\r\n",
+        CHUNKED + b"DE0B6B3A7640000\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
+    ],
+)
+def test_an_answer_that_announces_too_much_is_not_waited_for(answer):
+    heard, over, _ = fed(answer, [], most=1000)
+    assert (heard.calls[-1], over) == ("error", True)
+    assert "longer than 1000" in str(heard.error)
+
+
+def test_no_chunk_is_believed_to_be_a_billion_gigabytes():
+    heard, over, _ = fed(CHUNKED + b"DE0B6B3A7640000\r\n", [])
+    assert (heard.calls, over) == (["head", "error"], True)
 
 
 ANSWERS = st.tuples(st.sampled_from(["length", "chunked"]), CHUNKS)
@@ -362,7 +603,7 @@ def test_packets_do_not_matter(answer, at, early):
         pool = Pool("http://127.0.0.1:1")
         connection, heard = Connection(pool), Heard()
         connection.connection_made(Wire())
-        connection.carry(Exchange(b"", b"", False, heard))
+        connection.carry(Exchange(b"", b"", False, heard, MAX_BODY))
         for packet in cut(data, at):
             if packet:
                 connection.data_received(packet)
@@ -374,13 +615,50 @@ def test_packets_do_not_matter(answer, at, early):
     asyncio.run(run())
 
 
+EXTENSIONS = st.integers(MAX_CHUNK_LINE - 8, MAX_CHUNK_LINE + 8).map(lambda n: b"1;" + b"e" * n)
+HEADS = st.integers(MAX_HEAD - 60, MAX_HEAD - 20).map(
+    lambda n: b"HTTP/1.1 200 OK\r\na: " + b"b" * n + b"\r\ncontent-length: 0\r\n\r\n"
+)
+LINES = st.sampled_from(
+    [
+        CHUNKED,
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n",
+        b"3\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"a: b\r\n",
+        b"\r\n",
+        b"\n",
+        b"3",
+        b";",
+    ]
+)
+
+
+@given(
+    st.lists(LINES | EXTENSIONS | HEADS | st.binary(max_size=3), min_size=1, max_size=6).map(
+        b"".join
+    ),
+    st.lists(st.integers(0, 2 * MAX_HEAD), max_size=30),
+)
+def test_no_split_into_packets_changes_how_an_answer_ends(answer, at):
+    def outcome(at):
+        heard, over, unasked = fed(answer, at)
+        told = (heard.status, heard.headers, [call for call in heard.calls if call != "data"])
+        whole = heard.body if "end" in heard.calls else None
+        return told, whole, str(heard.error), over, unasked
+
+    assert outcome(at) == outcome([])
+
+
 @given(st.binary(max_size=200), st.lists(st.integers(0, 999), max_size=5))
 def test_any_bytes_end_or_wait(data, at):
     async def run():
         pool = Pool("http://127.0.0.1:1")
         connection, heard = Connection(pool), Heard()
         connection.connection_made(Wire())
-        connection.carry(Exchange(b"", b"", False, heard))
+        connection.carry(Exchange(b"", b"", False, heard, MAX_BODY))
         for packet in cut(b"HTTP/1.1 " + data, at):
             connection.data_received(packet)
         connection.connection_lost(None)

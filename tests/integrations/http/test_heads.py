@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import (
     CHUNKED,
+    MAX_LINES,
     has_body,
     is_request_line,
     read_request,
@@ -54,6 +55,8 @@ def test_repeated_fields_are_one_list():
         "GET /a b HTTP/1.1",
         "G\u00e9T / HTTP/1.1",
         "GET /\x00 HTTP/1.1",
+        "GET /\x7f HTTP/1.1",
+        "GET /caf\u00e9 HTTP/1.1",
         "get",
         "",
         "GET / HTTP/1.1\nhost: x",
@@ -138,6 +141,15 @@ def test_http_1_0_knows_no_chunks():
 def test_whether_a_connection_lives_on(version, connection, keep):
     fields = [] if connection is None else [f"connection: {connection}"]
     assert read_response(lines(f"HTTP/{version} 200 OK", *fields))[1].keep_alive is keep
+
+
+@pytest.mark.parametrize("read", [read_request, read_response])
+def test_lines_are_counted_before_they_are_read(read):
+    first = b"GET / HTTP/1.1" if read is read_request else b"HTTP/1.1 200 OK"
+    assert len(read(first + b"\r\na: b" * MAX_LINES)[-1].headers) == MAX_LINES
+    with pytest.raises(Malformed, match="more than 100 header lines") as error:
+        read(first + b"\r\nno header line" * (MAX_LINES + 1))
+    assert error.value.status == 431
 
 
 def test_fields_are_written_one_to_a_line():

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gc
 
 import pytest
+import uvloop
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.http import HttpServer, Pool, Request
+from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
+from rollout_sched.integrations.http.heads import MAX_LINES
 from rollout_sched.integrations.http.server import READ_AHEAD
 from tests.integrations.http.test_bodies import CHUNKS, cut, frame
 from tests.integrations.http.wires import (
@@ -113,11 +118,17 @@ async def test_expect_100_continue():
         assert await status_of(reader) == 413
 
 
-@on_both_loops
-async def test_an_unknown_expectation():
-    async with serving(Echo()) as (_, port), dialled(port) as (reader, writer):
-        writer.write(post("/hot", b"abc", "expect: the-unexpected\r\n")[:-3])
-        assert await status_of(reader) == 417
+@pytest.mark.parametrize("missing", [0, 3])
+def test_an_unknown_expectation(missing):
+    async def run():
+        app = Echo()
+        async with serving(app) as (_, port), dialled(port) as (reader, writer):
+            whole = post("/hot", b"abc", "expect: the-unexpected\r\n")
+            writer.write(whole[: len(whole) - missing])
+            assert await status_of(reader) == 417
+            assert not app.requests
+
+    asyncio.run(run())
 
 
 @on_both_loops
@@ -177,6 +188,20 @@ async def test_absolute_form():
             413,
         ),
         (post("/cold"), 404),
+        (b"GET /hot/caf\xc3\xa9 HTTP/1.1\r\nhost: a\r\n\r\n", 400),
+        (b"GET /hot HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * MAX_LINES + b"\r\n", 431),
+        (
+            b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+            + b"a: b\r\n" * (MAX_LINES + 1)
+            + b"\r\n",
+            431,
+        ),
+        (
+            b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"DE0B6B3A7640000\r\n",
+            413,
+        ),
+        (b"\r\n" * 3 + post("/hot"), 400),
     ],
 )
 def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, status):
@@ -238,7 +263,10 @@ async def test_a_head_that_drips_is_cut_off():
 
 @on_both_loops
 async def test_a_body_that_comes_slowly_but_steadily_is_waited_for():
-    async with serving(Echo(), stall_s=0.2) as (_, port), dialled(port) as (reader, writer):
+    async with (
+        serving(Echo(), stall_s=0.2, body_rate=25) as (_, port),
+        dialled(port) as (reader, writer),
+    ):
         whole = post("/hot", b"x" * 20)
         writer.write(whole[:-20])
         for byte in whole[-20:]:
@@ -415,6 +443,162 @@ def test_an_app_that_fails(begun):
     asyncio.run(run())
 
 
+class Tripping(Echo):
+    """An app that raises in one of its places."""
+
+    def __init__(self, where, raise_):
+        super().__init__(self.begin)
+        self.where, self.raise_ = where, raise_
+        self.gone = asyncio.Event()
+
+    def trip(self, where, request=None):
+        if where == self.where:
+            raise self.raise_("from a test")
+
+    def wants(self, method, target):
+        if target == b"/hot/bad":
+            self.trip("wants")
+        return super().wants(method, target)
+
+    def refusal(self, method, target, fields):
+        if target == b"/hot/bad":
+            self.trip("refusal")
+        return
+
+    def begin(self, request):
+        if request.target != b"/hot/bad":
+            request.answer(200, (), b"good")
+            return
+        request.on_disconnect = self.on_disconnect
+        request.on_pause = functools.partial(self.trip, "on_pause")
+        request.on_resume = functools.partial(self.trip, "on_resume")
+        self.trip("handle")
+        request.begin(200, ())
+        self.trip("handle, begun")
+        request.write(b"x" * 16 * 1024 * 1024)
+
+    def on_disconnect(self):
+        self.gone.set()
+        self.trip("on_disconnect")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("raise_", [RuntimeError, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [
+        ("wants", 500),
+        ("refusal", 500),
+        ("handle", 500),
+        ("handle, begun", 200),
+        ("on_pause", 200),
+        ("on_resume", 200),
+        ("on_disconnect", 200),
+    ],
+)
+def test_what_an_app_raises_ends_that_request_and_nothing_else(loop, where, raise_, status):
+    async def run():
+        trouble = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+        app = Tripping(where, raise_)
+        async with asyncio.timeout(20), serving(app) as (server, port):
+            async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
+                to_other.write(post("/hot"))
+                assert await body_of(other) == b"good"
+                reader._limit = 4096
+                writer.write(post("/hot/bad", b"some bytes"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert int(head.split(b" ", 2)[1]) == status
+                if where == "on_disconnect":
+                    writer.transport.abort()
+                elif status == 200:  # cut off: what is not complete does not look so
+                    with contextlib.suppress(ConnectionError):
+                        assert not (await reader.read()).endswith(b"0\r\n\r\n")
+                if status == 200:
+                    await app.gone.wait()
+                    await until(lambda: len(server.connections) == 1)
+                to_other.write(post("/hot"))
+                assert await body_of(other) == b"good"
+            await until(lambda: not server.connections)
+            assert (server.bodies, len(server.handed)) == (0, 0)
+            assert len(trouble) == 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(run())
+
+
+class Fallback(asyncio.Protocol):
+    """Raises in one of its places, and is told what happens."""
+
+    def __init__(self, where):
+        self.where = where
+        self.lost = asyncio.Event()
+        self.got = b""
+        self.trip("made")
+
+    def trip(self, where):
+        if where == self.where:
+            raise RuntimeError("from a test")
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.trip("connection_made")
+
+    def data_received(self, data):
+        self.got += data
+        self.trip("data_received")
+
+    def connection_lost(self, exc):
+        self.lost.set()
+        self.trip("connection_lost")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("where", ["made", "connection_made", "data_received", "connection_lost"])
+def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, where):
+    async def run():
+        trouble = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+        async with serving(Echo(), lambda: Fallback(where)) as (server, port):
+            async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
+                writer.write(post("/cold", b"abc"))
+                if where == "connection_lost":
+                    await until(lambda: bool(server.handed))
+                    writer.transport.abort()
+                else:
+                    with contextlib.suppress(ConnectionError):
+                        said = await reader.read()
+                        assert said[:12] == (b"HTTP/1.1 500" if where == "made" else b"")
+                to_other.write(post("/hot", b"good"))
+                assert await body_of(other) == b"good"
+            await until(lambda: not (server.connections or server.handed))
+            assert server.bodies == 0
+            assert len(trouble) == 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(run())
+
+
+@on_both_loops
+async def test_a_deadline_that_cannot_be_kept_stops_no_other():
+    class Stuck(Wire):
+        def abort(self):
+            if stuck:
+                raise RuntimeError("from a test")
+
+    stuck = True
+    trouble = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+    server = HttpServer(Echo(), idle_s=0.02)
+    wires = [Stuck() if number % 2 else Wire() for number in range(20)]
+    for wire in wires:
+        server().connection_made(wire)
+    await until(lambda: all(wire.closing for wire in wires[::2]))
+    assert trouble
+    stuck = False
+    await server.close(0.0)
+
+
 @on_both_loops
 async def test_closing_lets_what_runs_finish():
     app = Echo(lambda request: None)
@@ -457,7 +641,7 @@ async def test_tls():
         pool.close()
 
 
-async def cold_app() -> web.AppRunner:
+async def cold_app(**options) -> web.AppRunner:
     """An aiohttp application that closes after every answer, as a fallback should."""
 
     async def echo(request):
@@ -466,7 +650,7 @@ async def cold_app() -> web.AppRunner:
         answer.force_close()
         return answer
 
-    application = web.Application()
+    application = web.Application(**options)
     application.router.add_route("*", "/{rest:.*}", echo)
     runner = web.AppRunner(application)
     await runner.setup()
@@ -513,10 +697,10 @@ async def test_connections_of_the_fallback_count_as_long_as_they_live():
     async with serving(Echo(), runner.server, **limits) as (server, port):
         async with dialled(port) as (_, writer):
             writer.write(post("/cold", b"abc")[:-1])
-            await until(lambda: bool(server._handed))
+            await until(lambda: bool(server.handed))
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
-        await until(lambda: not server._handed)
+        await until(lambda: not server.handed)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
@@ -541,26 +725,33 @@ def render(kind: str, chunks: list[bytes], number: int) -> bytes:
     return b"POST /hot%d HTTP/1.0\r\n" % number + fields + body
 
 
-def hear(data: bytes, at: list[int], later: bool) -> list[tuple[bytes, bytes, list, bytes]]:
-    """The requests that a server makes of packets; answered at once or after each packet."""
+Heard = list[tuple[bytes, bytes, list, bytes]]
+
+
+def hear(data: bytes, at: list[int], later: bool, **limits) -> tuple[Heard, bytes]:
+    """The requests that a server makes of packets, and what it writes; answered at once or after
+    each packet."""
     app = Echo(None if not later else lambda request: None)
+    wire = Wire()
 
     async def run():
-        server = HttpServer(app)
+        server = HttpServer(app, **limits)
         connection = server()
-        connection.connection_made(Wire())
+        connection.connection_made(wire)
         for packet in cut(data, at):
             if packet:
                 connection.data_received(packet)
             for request in app.requests:
                 if not request.begun:
-                    request.answer(200, (), b"")
+                    request.answer(200, (), request.body)
         while app.requests and not app.requests[-1].begun:
-            app.requests[-1].answer(200, (), b"")
+            app.requests[-1].answer(200, (), app.requests[-1].body)
         await server.close(0.0)
+        connection.connection_lost(None)
+        assert not server.bodies
 
     asyncio.run(run())
-    return [(r.method, r.target, r.headers, r.body) for r in app.requests]
+    return [(r.method, r.target, r.headers, r.body) for r in app.requests], bytes(wire.written)
 
 
 @given(REQUESTS, st.lists(st.integers(0, 9999), max_size=30), st.booleans())
@@ -568,9 +759,44 @@ def test_packets_do_not_matter(requests, at, later):
     data = b"".join(render(kind, chunks, i) for i, (kind, chunks) in enumerate(requests))
     whole = hear(data, [], False)
     assert hear(data, at, later) == whole
-    assert [body for _, _, _, body in whole] == [
+    assert [body for _, _, _, body in whole[0]] == [
         b"" if kind == "none" else b"".join(chunks) for kind, chunks in requests
     ]
+
+
+HOST = b"\r\nhost: x\r\n"
+EXTENSIONS = st.integers(MAX_CHUNK_LINE - 8, MAX_CHUNK_LINE + 8).map(lambda n: b"1;" + b"e" * n)
+HEADS = st.integers(470, 530).map(lambda n: b"GET /hot HTTP/1.1" + HOST + b"a: " + b"b" * n)
+MESSAGES = st.sampled_from(
+    [
+        post("/hot", b"abc", "Expect: 100-continue\r\n"),
+        post("/hot", b"", "Expect: 100-continue\r\n"),
+        post("/hot", b"abc", "Expect: more\r\n"),
+        b"POST /hot HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n\r\n",
+        b"POST /hot HTTP/1.1" + HOST + b"transfer-encoding: chunked\r\n\r\n",
+        b"PUT /hot HTTP/1.1" + HOST + b"Expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"GET /hot HTTP/1.1" + HOST + b"a: b\r\n" * (MAX_LINES - 1) + b"\r\n",
+        b"GET /hot HTTP/1.1" + HOST + b"a: b\r\n" * MAX_LINES + b"\r\n",
+        b"3\r\nabc\r\n",
+        b"64\r\n" + b"x" * 100 + b"\r\n",
+        b"0\r\n\r\n",
+        b"\r\n",
+        b"\n",
+        b"1;",
+    ]
+)
+
+
+@given(
+    st.lists(MESSAGES | EXTENSIONS | HEADS | st.binary(max_size=3), min_size=1, max_size=8).map(
+        b"".join
+    ),
+    st.lists(st.integers(0, 9999), max_size=30),
+    st.booleans(),
+)
+def test_no_split_into_packets_changes_what_is_read_or_answered(data, at, later):
+    limits = {"max_body": 120, "max_head": 1024}
+    assert hear(data, at, later, **limits) == hear(data, [], False, **limits)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 999), max_size=5))

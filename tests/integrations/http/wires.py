@@ -125,6 +125,9 @@ class Echo:
     def wants(self, method, target):
         return target.startswith(b"/hot")
 
+    def refusal(self, method, target, fields):
+        return None
+
     def handle(self, request):
         self.requests.append(request)
         self.react(request)
