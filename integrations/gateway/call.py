@@ -11,16 +11,20 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope
+from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope
+from rollout_sched.integrations.gateway.fields import BadRequest
+from rollout_sched.integrations.gateway.splice import NONE, Values, changed
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
-from rollout_sched.live.ports import Outcome, Over
+from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
 Headers = Sequence[tuple[bytes, bytes]]
 Write = Callable[[bytes], None]
 
 #: The field that an answer carries beside what the instance said.
 FIELD = "rollout_sched"
+
+_IDS = msgspec.json.Decoder(list[int])
 
 
 class Reply(Protocol):
@@ -45,8 +49,10 @@ class Call:
     """A request for one response, as it came.
 
     `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
-    `limit`: new tokens the client allows, None for as many as fit. `keep_ids`: the client wants
-    the token ids too. `resumable`: ask for them whatever the client wants, to be able to go on.
+    `body`: the client's, shared by all responses of a call; `values` and `sampling`: what this
+    one's says otherwise. `limit`: new tokens the client allows, None for as many as fit.
+    `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
+    wants, to be able to go on.
     """
 
     __slots__ = (
@@ -55,11 +61,15 @@ class Call:
         "header_lines",
         "keep_ids",
         "limit",
+        "limit_field",
         "path",
         "prompt",
         "request_id",
         "resumable",
         "salt",
+        "sampling",
+        "says_ours",
+        "values",
     )
 
     def __init__(
@@ -70,6 +80,9 @@ class Call:
         body: bytes,
         envelope: Envelope,
         *,
+        prompt: memoryview | None = None,
+        values: Values = NONE,
+        sampling: Values = NONE,
         request_id: bytes = b"",
         resumable: bool,
     ) -> None:
@@ -77,9 +90,13 @@ class Call:
         self.path = path
         self.header_lines = header_lines
         self.body = body
-        self.prompt = envelope.prompt
+        self.prompt = envelope.prompt if prompt is None else prompt
+        self.values = values
+        self.sampling = sampling
         self.limit = envelope.limit
+        self.limit_field = envelope.limit_field
         self.salt = envelope.salt
+        self.says_ours = envelope.says_ours
         self.keep_ids = envelope.keep_ids
         self.request_id = request_id
         self.resumable = resumable
@@ -87,47 +104,69 @@ class Call:
     def pass_on(
         self, client: Forwarding, order_id: str, path: bytes, body: bytes, receiver: Receiver
     ) -> Passing:
-        """Make an attempt's call."""
-        name = self.request_id or order_id.encode()
+        """Make an attempt's call, under a name that no other call has.
+
+        Else whoever chose the same name as another client could have its responses aborted.
+        """
+        name = order_id.encode()
+        if self.request_id:
+            name = b"%b-%b" % (self.request_id, name)
         lines = b"%bx-request-id: %b\r\n" % (self.header_lines, name)
         engine = engine_id(path, name)
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that has no tokens to go on from."""
+        """(path, body) of an attempt that has no tokens to go on from. Raises RequestRejected."""
         fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
         if self.resumable and not self.keep_ids:
             fields["return_token_ids"] = True
-        if self.salt is None and dispatch.max_new_tokens >= max_tokens:
+        segment = dispatch.max_new_tokens < max_tokens
+        if not (segment or self.says_ours or self.values or self.sampling):
             return self.path, envelopes.with_fields(self.body, fields)
-        whole: dict[str, Any] = msgspec.json.decode(self.body)
-        if dispatch.max_new_tokens < max_tokens:
-            if self.endpoint == "generate":
-                sampling = whole.get("sampling_params") or {}
-                whole["sampling_params"] = {**sampling, "max_tokens": dispatch.max_new_tokens}
-            else:
-                whole.pop("max_completion_tokens", None)
-                whole["max_tokens"] = dispatch.max_new_tokens
-        return self.path, msgspec.json.encode(whole | fields)
+        values = dict(self.values)
+        for name, value in fields.items():
+            values[name] = msgspec.json.encode(value)
+        sampling = dict(self.sampling)
+        if segment:
+            sampling[self.limit_field] = b"%d" % dispatch.max_new_tokens
+        return self.path, self._changed(values, sampling)
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
     ) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that goes on."""
+        """(path, body) of an attempt that goes on. Raises RequestRejected."""
         limit = dispatch.max_new_tokens
-        fields = resume(self.endpoint, self.body, prompt_ids, parts, limit, self._salt(dispatch))
-        return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
+        # Its prompt is said anew, so it need not be read.
+        body = self._changed({INPUT[self.endpoint]: b"null"}, self.sampling)
+        try:
+            fields = resume(self.endpoint, body, prompt_ids, parts, limit, self._salt(dispatch))
+            return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
+        except Exception as error:  # whatever it is, no instance has a part in it
+            raise _cannot_be_sent(error) from error
 
     def prompt_ids(self, parts: list[Part]) -> list[int] | None:
-        """The prompt as tokens: as it came, or as the instance said."""
-        if envelopes.are_token_ids(self.prompt):
-            ids: list[int] = msgspec.json.decode(self.prompt)
-            return ids
-        return parts[0].prompt_ids
+        """The prompt as tokens: as it came, or as the instance said. Raises RequestRejected."""
+        if not envelopes.are_token_ids(self.prompt):
+            return parts[0].prompt_ids
+        try:
+            return _IDS.decode(self.prompt)
+        except msgspec.DecodeError as error:
+            raise _cannot_be_sent(error) from error
+
+    def _changed(self, values: Values, sampling: Values) -> bytes:
+        try:
+            return changed(self.body, values, sampling, nested=self.endpoint == "generate")
+        except BadRequest as error:
+            raise _cannot_be_sent(error) from error
 
     def _salt(self, dispatch: Dispatch) -> str:
         """Versions never share KV unless the policy says so; nor do the client's own salts."""
         return f"v{dispatch.salt}" if self.salt is None else f"{self.salt}/v{dispatch.salt}"
+
+
+def _cannot_be_sent(error: Exception) -> RequestRejected:
+    text = f"the request cannot be passed on: {error}"
+    return RequestRejected(text, 400, error_body(400, text))
 
 
 def added(sample: Sample) -> bytes:

@@ -12,37 +12,65 @@ import msgspec
 
 from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write
 from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
+from rollout_sched.integrations.gateway.fields import NOTHING, BadRequest
+from rollout_sched.integrations.gateway.splice import NONE, Values, changeable
 from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.ports import Outcome, Over
 
 DONE = b"data: [DONE]"
 
 
-def split(body: bytes, endpoint: Endpoint, envelope: Envelope) -> list[bytes] | None:
-    """A body for each response, in the order of their index; None if only one is asked for."""
-    prompts = several_prompts(envelope.prompt) if endpoint == "completions" else None
+class One:
+    """One of the responses of a call: its prompt, and what its own body says otherwise."""
+
+    __slots__ = ("prompt", "sampling", "values")
+
+    def __init__(self, prompt: memoryview, values: Values = NONE, sampling: Values = NONE) -> None:
+        self.prompt = prompt
+        self.values = values
+        self.sampling = sampling
+
+
+def split(body: bytes, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One] | None:
+    """The responses of a call, in the order of their index; None if only one is asked for.
+
+    They are counted before anything is made of them: BadRequest if there are more than `most`.
+    """
     samples = envelope.samples
+    prompts = None
+    if endpoint == "completions":
+        prompts = several_prompts(envelope.prompt, most)
+    count = samples * len(prompts or (None,))
+    if count > most:
+        raise BadRequest(
+            f"the call asks for {count} responses (`n` is {samples}), and one call may ask for "
+            f"{most}; send it as several calls"
+        )
     if prompts is None and samples == 1:
         return None
-    fields: dict[str, Any] = msgspec.json.decode(body)
-    bodies = []
-    for prompt in prompts or [None]:
-        for sample in range(samples):
-            bodies.append(msgspec.json.encode(_one(fields, endpoint, prompt, sample)))
-    return bodies
+    samplings = _samplings(body, endpoint, samples)
+    if prompts is None:
+        return [One(envelope.prompt, NONE, sampling) for sampling in samplings]
+    return [
+        One(prompt, {"prompt": prompt}, sampling) for prompt in prompts for sampling in samplings
+    ]
 
 
-def _one(fields: dict[str, Any], endpoint: Endpoint, prompt: Any, sample: int) -> dict[str, Any]:
-    one = dict(fields)
-    sampling = one
-    if endpoint == "generate":
-        sampling = one["sampling_params"] = dict(fields.get("sampling_params") or {})
-    sampling.pop("n", None)
-    if sampling.get("seed") is not None:
-        sampling["seed"] += sample  # as vLLM does, or all samples were the same
-    if prompt is not None:
-        one["prompt"] = prompt
-    return one
+def _samplings(body: bytes, endpoint: Endpoint, samples: int) -> list[Values]:
+    """The sampling parameters in which the samples of a prompt differ from what the client says."""
+    found = changeable(body)
+    if endpoint == "generate" and found.sampling_params is not NOTHING:
+        found = changeable(found.sampling_params)
+    seed = None
+    if samples > 1 and found.seed is not NOTHING:
+        try:
+            seed = msgspec.json.decode(found.seed, type=int | None)
+        except msgspec.DecodeError:
+            raise BadRequest("`seed` must be an integer where `n` is more than 1") from None
+    if seed is None:
+        return [{"n": b"1"}] * samples
+    # As vLLM does, or all samples were the same.
+    return [{"n": b"1", "seed": b"%d" % (seed + index)} for index in range(samples)]
 
 
 class WholeReply(Reply, Protocol):
