@@ -120,10 +120,10 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 def read(body: bytes, endpoint: Endpoint) -> Envelope:
     """The envelope of a body. Raises BadRequest naming the field."""
-    if not body.isascii():
-        _check_utf8(body)
     fields = _without_ids(body) if len(body) > _LARGE else None
     if fields is None:
+        if not body.isascii():
+            _check_utf8(body)
         fields = decoded(_DECODER, body)
     envelope = Envelope(fields, endpoint)
     if not envelope.prompt:
@@ -171,7 +171,10 @@ def _without_ids(body: bytes) -> Fields | None:
     end = body.find(b"]", start) + 1
     if not end or body.find(b"[", start + 1, end) >= 0 or body.find(b'"', start, end) >= 0:
         return None
-    fields: Fields = decoded(_DECODER, body[:start] + _PLACEHOLDER + body[end:])
+    around = body[:start] + _PLACEHOLDER + body[end:]
+    if not around.isascii():
+        _check_utf8(body)
+    fields: Fields = decoded(_DECODER, around)
     for name in ("prompt", "token_ids"):
         if bytes(getattr(fields, name)) == _PLACEHOLDER:
             setattr(fields, name, msgspec.Raw(memoryview(body)[start:end]))
