@@ -33,6 +33,9 @@ Say = Callable[[str], None]
 
 COLLECT_S = 60.0
 
+#: For what whoever waits is told when the grace period is over, before connections are cut.
+LAST_WORDS_S = 1.0
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `serve` is told; every file is read, and every error raised, before the port is open.
@@ -165,9 +168,12 @@ class Service:
 
     async def close(self) -> None:
         """Accept no more, let what runs finish for the grace period, then stop."""
+        loop = asyncio.get_running_loop()
+        last_words = loop.call_later(self.options.grace_s, self.front.shut_down)
         await self.gateway.handout.close()
         if self._server is not None:
-            await self._server.close(self.options.grace_s)
+            await self._server.close(self.options.grace_s + LAST_WORDS_S)
+        last_words.cancel()
         await self._runner.cleanup()
         await self.live.close()
         for client in self._clients:
