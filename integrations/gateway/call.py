@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
 from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope
 from rollout_sched.integrations.gateway.fields import BadRequest
-from rollout_sched.integrations.gateway.splice import NONE, Values, changed
+from rollout_sched.integrations.gateway.splice import NONE, Body, Values
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.live.ports import Outcome, Over, RequestRejected
@@ -77,7 +77,7 @@ class Call:
         endpoint: Endpoint,
         path: bytes,
         header_lines: bytes,
-        body: bytes,
+        body: Body,
         envelope: Envelope,
         *,
         prompt: memoryview | None = None,
@@ -122,7 +122,7 @@ class Call:
             fields["return_token_ids"] = True
         segment = dispatch.max_new_tokens < max_tokens
         if not (segment or self.says_ours or self.values or self.sampling):
-            return self.path, envelopes.with_fields(self.body, fields)
+            return self.path, envelopes.with_fields(self.body.raw, fields)
         values = dict(self.values)
         for name, value in fields.items():
             values[name] = msgspec.json.encode(value)
@@ -155,7 +155,7 @@ class Call:
 
     def _changed(self, values: Values, sampling: Values) -> bytes:
         try:
-            return changed(self.body, values, sampling, nested=self.endpoint == "generate")
+            return self.body.changed(values, sampling)
         except BadRequest as error:
             raise _cannot_be_sent(error) from error
 

@@ -11,9 +11,14 @@ from typing import Any, Protocol
 import msgspec
 
 from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write
-from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
+from rollout_sched.integrations.gateway.envelope import (
+    Endpoint,
+    Envelope,
+    prompt_tokens,
+    several_prompts,
+)
 from rollout_sched.integrations.gateway.fields import NOTHING, BadRequest
-from rollout_sched.integrations.gateway.splice import NONE, Values, changeable
+from rollout_sched.integrations.gateway.splice import NONE, Body, Values
 from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.ports import Outcome, Over
 
@@ -23,16 +28,19 @@ DONE = b"data: [DONE]"
 class One:
     """One of the responses of a call: its prompt, and what its own body says otherwise."""
 
-    __slots__ = ("prompt", "sampling", "values")
+    __slots__ = ("prompt", "sampling", "tokens", "values")
 
-    def __init__(self, prompt: memoryview, values: Values = NONE, sampling: Values = NONE) -> None:
+    def __init__(
+        self, prompt: memoryview, tokens: int, values: Values = NONE, sampling: Values = NONE
+    ) -> None:
         self.prompt = prompt
+        self.tokens = tokens
         self.values = values
         self.sampling = sampling
 
 
-def split(body: bytes, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One] | None:
-    """The responses of a call, in the order of their index; None if only one is asked for.
+def split(body: Body, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
+    """The responses of a call, in the order of their index; those of a prompt have it in common.
 
     They are counted before anything is made of them: BadRequest if there are more than `most`.
     """
@@ -40,31 +48,30 @@ def split(body: bytes, endpoint: Endpoint, envelope: Envelope, most: int) -> lis
     prompts = None
     if endpoint == "completions":
         prompts = several_prompts(envelope.prompt, most)
-    count = samples * len(prompts or (None,))
+    if prompts is None and samples == 1:
+        return [One(envelope.prompt, prompt_tokens(envelope.prompt))]
+    count = samples * (1 if prompts is None else len(prompts))
     if count > most:
         raise BadRequest(
             f"the call asks for {count} responses (`n` is {samples}), and one call may ask for "
             f"{most}; send it as several calls"
         )
-    if prompts is None and samples == 1:
-        return None
-    samplings = _samplings(body, endpoint, samples)
-    if prompts is None:
-        return [One(envelope.prompt, NONE, sampling) for sampling in samplings]
-    return [
-        One(prompt, {"prompt": prompt}, sampling) for prompt in prompts for sampling in samplings
-    ]
+    samplings = _samplings(body, samples)
+    ones = []
+    for prompt in prompts or [envelope.prompt]:
+        tokens = prompt_tokens(prompt)
+        values = NONE if prompts is None else {"prompt": prompt}
+        ones += [One(prompt, tokens, values, sampling) for sampling in samplings]
+    return ones
 
 
-def _samplings(body: bytes, endpoint: Endpoint, samples: int) -> list[Values]:
+def _samplings(body: Body, samples: int) -> list[Values]:
     """The sampling parameters in which the samples of a prompt differ from what the client says."""
-    found = changeable(body)
-    if endpoint == "generate" and found.sampling_params is not NOTHING:
-        found = changeable(found.sampling_params)
+    said = body.sampling().seed
     seed = None
-    if samples > 1 and found.seed is not NOTHING:
+    if samples > 1 and said is not NOTHING:
         try:
-            seed = msgspec.json.decode(found.seed, type=int | None)
+            seed = msgspec.json.decode(said, type=int | None)
         except msgspec.DecodeError:
             raise BadRequest("`seed` must be an integer where `n` is more than 1") from None
     if seed is None:

@@ -21,7 +21,7 @@ from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Env
 from rollout_sched.integrations.gateway.fanout import Fanout, One, split
 from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.forwarded import Forwarded
-from rollout_sched.integrations.gateway.splice import NONE
+from rollout_sched.integrations.gateway.splice import Body
 from rollout_sched.integrations.gateway.streamed import Streamed
 from rollout_sched.integrations.gateway.turns import Turns
 from rollout_sched.integrations.gateway.wire import Passing
@@ -164,9 +164,8 @@ class Front:
 
     def headers_of(self, status: int) -> Headers:
         """Of an error."""
-        return (
-            [JSON, (b"retry-after", b"%d" % self.limits.retry_after_s)] if status == 503 else [JSON]
-        )
+        retry = (b"retry-after", b"%d" % self.limits.retry_after_s)
+        return [JSON, retry] if status == 503 else [JSON]
 
     def admits(self, authorization: bytes | None) -> bool:
         """Whether a client with this header may call."""
@@ -182,24 +181,23 @@ class Front:
         """
         if self._closed:
             raise NotNow(CLOSED)
-        body, limits = request.body, self.limits
+        limits = self.limits
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         _check_head(request)
-        envelope = envelopes.read(body, endpoint)
+        envelope = envelopes.read(request.body, endpoint)
+        body = Body(request.body, nested=endpoint == "generate")
         ones = split(body, endpoint, envelope, min(limits.samples, limits.requests))
-        count, held = 1, len(body)
-        if ones is not None:
-            count = len(ones)
-            listed = 0 if ones[0].values is NONE else len(envelope.prompt)  # each takes its own
-            held = count * (len(body) - listed) + envelope.samples * listed
-        self._check_room(count, held)
-        asked = Asked(request, endpoint, envelope)
-        reply = HttpReply(self, request, count, held)
+        held, prompt = len(request.body), len(envelope.prompt)
+        if len(ones) > 1:
+            held = sum([held - prompt + len(one.prompt) for one in ones])
+        self._check_room(len(ones), held)
+        asked = Asked(request, endpoint, body, envelope)
+        reply = HttpReply(self, request, len(ones), held)
         try:
-            if ones is None:
-                reply.submitted(self._submit(asked, One(envelope.prompt), reply))
+            if len(ones) == 1 and not ones[0].values:
+                reply.submitted(self._submit(asked, ones[0], reply))
                 return
-            fanout = Fanout(reply, count, envelope.samples)
+            fanout = Fanout(reply, len(ones), envelope.samples)
             for index, one in enumerate(ones):
                 reply.submitted(self._submit(asked, one, fanout.child(index)))
                 if reply.over:
@@ -244,12 +242,11 @@ class Front:
             request_id=asked.request_id,
             resumable=self._resumable or envelope.stream,
         )
-        tokens = envelopes.prompt_tokens(call.prompt)
-        limit = call.limit
+        tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
         kind: Any = Streamed if envelope.stream else Forwarded
-        group = asked.group or envelopes.group_of(call.prompt)
+        group = asked.group or envelopes.group_of(one.prompt)
         return self.driver.submit(kind(call, to, limit), tokens, limit, group, asked.session)
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
@@ -275,10 +272,12 @@ class Asked:
         "session",
     )
 
-    def __init__(self, request: HttpRequest, endpoint: Endpoint, envelope: Envelope) -> None:
+    def __init__(
+        self, request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
+    ) -> None:
         self.endpoint = endpoint
         self.path = request.target
-        self.body = request.body
+        self.body = body
         self.envelope = envelope
         # What was read from lines can be written as lines.
         lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]

@@ -22,6 +22,7 @@ Values = Mapping[str, bytes | memoryview]
 #: No field at all.
 NONE: Values = {}
 
+_NO_FIELDS = msgspec.Raw(b"{}")
 _DECODER = msgspec.json.Decoder(Changeable)
 _OPENING = re.compile(rb"\s*\{(\s*\})?")
 
@@ -36,26 +37,49 @@ def decoded(decoder: Any, text: Any) -> Any:
         raise BadRequest(f"the body cannot be read: {error}") from None
 
 
-def changeable(body: bytes | msgspec.Raw) -> Changeable:
-    """The values that may be changed, as they stand in a JSON object."""
-    found: Changeable = decoded(_DECODER, body)
+def changeable(text: bytes | msgspec.Raw) -> Changeable:
+    """The values that may be changed, as they stand in a JSON object. Raises BadRequest."""
+    found: Changeable = decoded(_DECODER, text)
     return found
 
 
-def changed(body: bytes, values: Values, sampling: Values, *, nested: bool) -> bytes:
-    """The body with these values, and with these sampling parameters.
+class Body:
+    """A client's body, read once for all the bodies that are made of it.
 
-    `nested`: sampling parameters have an object of their own. Raises BadRequest.
+    `nested`: its sampling parameters have an object of their own.
     """
-    found = changeable(body)
-    if not nested:
-        values = {**values, **sampling}
-    elif sampling:
-        own = found.sampling_params
-        if own is NOTHING or bytes(own) == b"null":
-            own = msgspec.Raw(b"{}")
-        values = {**values, "sampling_params": _spliced(own, changeable(own), sampling)}
-    return _spliced(body, found, values)
+
+    __slots__ = ("_found", "nested", "raw")
+
+    def __init__(self, raw: bytes, *, nested: bool) -> None:
+        self.raw = raw
+        self.nested = nested
+        self._found: Changeable | None = None
+
+    def found(self) -> Changeable:
+        """What may be changed in it. Raises BadRequest."""
+        found = self._found
+        if found is None:
+            found = self._found = changeable(self.raw)
+        return found
+
+    def sampling(self) -> Changeable:
+        """What may be changed in its sampling parameters. Raises BadRequest."""
+        return changeable(self._own_sampling()) if self.nested else self.found()
+
+    def changed(self, values: Values, sampling: Values) -> bytes:
+        """The body with these values, and with these sampling parameters. Raises BadRequest."""
+        found = self.found()
+        if not self.nested:
+            values = {**values, **sampling}
+        elif sampling:
+            own = self._own_sampling()
+            values = {**values, "sampling_params": _spliced(own, changeable(own), sampling)}
+        return _spliced(self.raw, found, values)
+
+    def _own_sampling(self) -> msgspec.Raw:
+        own = self.found().sampling_params
+        return _NO_FIELDS if own is NOTHING or bytes(own) == b"null" else own
 
 
 def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> bytes:

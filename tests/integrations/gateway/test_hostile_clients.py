@@ -75,7 +75,7 @@ class TestCountedBeforeItIsMade:
                     ({**BODY, "n": 3}, lambda raw: 3 * len(raw)),
                     (
                         {**BODY, "prompt": ["a" * 100, "b" * 50], "n": 3},
-                        lambda raw: 6 * (len(raw) - 158) + 3 * 158,
+                        lambda raw: 6 * (len(raw) - 158) + 3 * (102 + 52),
                     ),
                 ):
                     call = stage.call(body)
