@@ -11,9 +11,9 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope
+from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope, One
 from rollout_sched.integrations.gateway.fields import BadRequest
-from rollout_sched.integrations.gateway.splice import NONE, Body, Values
+from rollout_sched.integrations.gateway.splice import Body, Values
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.live.ports import Outcome, Over, RequestRejected
@@ -45,60 +45,45 @@ class Reply(Protocol):
     def end(self) -> None: ...
 
 
-class Call:
-    """A request for one response, as it came.
+class Asked:
+    """What the responses of one call have in common.
 
     `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
-    `body`: the client's, shared by all responses of a call; `values` and `sampling`: what this
-    one's says otherwise. `limit`: new tokens the client allows, None for as many as fit.
-    `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
-    wants, to be able to go on.
     """
 
-    __slots__ = (
-        "body",
-        "endpoint",
-        "header_lines",
-        "keep_ids",
-        "limit",
-        "limit_field",
-        "path",
-        "prompt",
-        "request_id",
-        "resumable",
-        "salt",
-        "sampling",
-        "says_ours",
-        "values",
-    )
+    __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
 
     def __init__(
         self,
         endpoint: Endpoint,
         path: bytes,
         header_lines: bytes,
+        request_id: bytes,
         body: Body,
         envelope: Envelope,
-        *,
-        prompt: memoryview | None = None,
-        values: Values = NONE,
-        sampling: Values = NONE,
-        request_id: bytes = b"",
-        resumable: bool,
     ) -> None:
         self.endpoint = endpoint
         self.path = path
         self.header_lines = header_lines
-        self.body = body
-        self.prompt = envelope.prompt if prompt is None else prompt
-        self.values = values
-        self.sampling = sampling
-        self.limit = envelope.limit
-        self.limit_field = envelope.limit_field
-        self.salt = envelope.salt
-        self.says_ours = envelope.says_ours
-        self.keep_ids = envelope.keep_ids
         self.request_id = request_id
+        self.body = body
+        self.envelope = envelope
+
+
+class Call:
+    """A request for one response, as it came.
+
+    `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
+    wants, to be able to go on.
+    """
+
+    __slots__ = ("asked", "endpoint", "keep_ids", "one", "resumable")
+
+    def __init__(self, asked: Asked, one: One, *, resumable: bool) -> None:
+        self.asked = asked
+        self.one = one
+        self.endpoint = asked.endpoint
+        self.keep_ids = asked.envelope.keep_ids
         self.resumable = resumable
 
     def pass_on(
@@ -108,10 +93,10 @@ class Call:
 
         Else whoever chose the same name as another client could have its responses aborted.
         """
-        name = order_id.encode()
-        if self.request_id:
-            name = b"%b-%b" % (self.request_id, name)
-        lines = b"%bx-request-id: %b\r\n" % (self.header_lines, name)
+        asked, name = self.asked, order_id.encode()
+        if asked.request_id:
+            name = b"%b-%b" % (asked.request_id, name)
+        lines = b"%bx-request-id: %b\r\n" % (asked.header_lines, name)
         engine = engine_id(path, name)
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
@@ -121,15 +106,16 @@ class Call:
         if self.resumable and not self.keep_ids:
             fields["return_token_ids"] = True
         segment = dispatch.max_new_tokens < max_tokens
-        if not (segment or self.says_ours or self.values or self.sampling):
-            return self.path, envelopes.with_fields(self.body.raw, fields)
-        values = dict(self.values)
+        asked, one = self.asked, self.one
+        if not (segment or asked.envelope.says_ours or one.values or one.sampling):
+            return asked.path, envelopes.with_fields(asked.body.raw, fields)
+        values = dict(one.values)
         for name, value in fields.items():
             values[name] = msgspec.json.encode(value)
-        sampling = dict(self.sampling)
+        sampling = dict(one.sampling)
         if segment:
-            sampling[self.limit_field] = b"%d" % dispatch.max_new_tokens
-        return self.path, self._changed(values, sampling)
+            sampling[asked.envelope.limit_field] = b"%d" % dispatch.max_new_tokens
+        return asked.path, self._changed(values, sampling)
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
@@ -137,7 +123,7 @@ class Call:
         """(path, body) of an attempt that goes on. Raises RequestRejected."""
         limit = dispatch.max_new_tokens
         # Its prompt is said anew, so it need not be read.
-        body = self._changed({INPUT[self.endpoint]: b"null"}, self.sampling)
+        body = self._changed({INPUT[self.endpoint]: b"null"}, self.one.sampling)
         try:
             fields = resume(self.endpoint, body, prompt_ids, parts, limit, self._salt(dispatch))
             return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
@@ -146,22 +132,23 @@ class Call:
 
     def prompt_ids(self, parts: list[Part]) -> list[int] | None:
         """The prompt as tokens: as it came, or as the instance said. Raises RequestRejected."""
-        if not envelopes.are_token_ids(self.prompt):
+        if not envelopes.are_token_ids(self.one.prompt):
             return parts[0].prompt_ids
         try:
-            return _IDS.decode(self.prompt)
+            return _IDS.decode(self.one.prompt)
         except msgspec.DecodeError as error:
             raise _cannot_be_sent(error) from error
 
     def _changed(self, values: Values, sampling: Values) -> bytes:
         try:
-            return self.body.changed(values, sampling)
+            return self.asked.body.changed(values, sampling)
         except BadRequest as error:
             raise _cannot_be_sent(error) from error
 
     def _salt(self, dispatch: Dispatch) -> str:
         """Versions never share KV unless the policy says so; nor do the client's own salts."""
-        return f"v{dispatch.salt}" if self.salt is None else f"{self.salt}/v{dispatch.salt}"
+        own = self.asked.envelope.salt
+        return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
 
 
 def _cannot_be_sent(error: Exception) -> RequestRejected:

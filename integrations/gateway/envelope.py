@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.fields import BadRequest, Fields, SamplingFields
-from rollout_sched.integrations.gateway.splice import decoded
+from rollout_sched.integrations.gateway.splice import NONE, Values, decoded
 
 Endpoint = Literal["completions", "chat", "generate"]
 
@@ -93,6 +93,20 @@ class Envelope:
         )
         self.group = fields.group_id or ""
         self.session = fields.session_id or ""
+
+
+class One:
+    """One of the responses of a call: its prompt, and what its own body says otherwise."""
+
+    __slots__ = ("prompt", "sampling", "tokens", "values")
+
+    def __init__(
+        self, prompt: memoryview, tokens: int, values: Values = NONE, sampling: Values = NONE
+    ) -> None:
+        self.prompt = prompt
+        self.tokens = tokens
+        self.values = values
+        self.sampling = sampling
 
 
 _DECODER = msgspec.json.Decoder(Fields)
@@ -213,9 +227,11 @@ def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
 
 def prompt_tokens(raw: memoryview) -> int:
     """Tokens of a prompt: counted if it came as ids, estimated from its bytes if as text."""
-    if are_token_ids(raw):
-        return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(","))) + 1
-    return max(1, len(raw) // BYTES_PER_TOKEN)
+    if not are_token_ids(raw):
+        return max(1, len(raw) // BYTES_PER_TOKEN)
+    if len(raw) < _LARGE:
+        return bytes(raw).count(b",") + 1
+    return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(","))) + 1
 
 
 def group_of(raw: memoryview) -> str:

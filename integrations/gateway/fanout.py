@@ -14,6 +14,7 @@ from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply,
 from rollout_sched.integrations.gateway.envelope import (
     Endpoint,
     Envelope,
+    One,
     prompt_tokens,
     several_prompts,
 )
@@ -23,20 +24,6 @@ from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.ports import Outcome, Over
 
 DONE = b"data: [DONE]"
-
-
-class One:
-    """One of the responses of a call: its prompt, and what its own body says otherwise."""
-
-    __slots__ = ("prompt", "sampling", "tokens", "values")
-
-    def __init__(
-        self, prompt: memoryview, tokens: int, values: Values = NONE, sampling: Values = NONE
-    ) -> None:
-        self.prompt = prompt
-        self.tokens = tokens
-        self.values = values
-        self.sampling = sampling
 
 
 def split(body: Body, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:

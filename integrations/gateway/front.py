@@ -16,9 +16,17 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.call import JSON, Call, Headers, Reply, Write, error_body
-from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope
-from rollout_sched.integrations.gateway.fanout import Fanout, One, split
+from rollout_sched.integrations.gateway.call import (
+    JSON,
+    Asked,
+    Call,
+    Headers,
+    Reply,
+    Write,
+    error_body,
+)
+from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope, One
+from rollout_sched.integrations.gateway.fanout import Fanout, split
 from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.forwarded import Forwarded
 from rollout_sched.integrations.gateway.splice import Body
@@ -191,7 +199,7 @@ class Front:
         if len(ones) > 1:
             held = sum([held - prompt + len(one.prompt) for one in ones])
         self._check_room(len(ones), held)
-        asked = Asked(request, endpoint, body, envelope)
+        asked = _asked(request, endpoint, body, envelope)
         reply = HttpReply(self, request, len(ones), held)
         try:
             if len(ones) == 1 and not ones[0].values:
@@ -230,24 +238,13 @@ class Front:
 
     def _submit(self, asked: Asked, one: One, to: Reply) -> str:
         envelope = asked.envelope
-        call = Call(
-            asked.endpoint,
-            asked.path,
-            asked.header_lines,
-            asked.body,
-            envelope,
-            prompt=one.prompt,
-            values=one.values,
-            sampling=one.sampling,
-            request_id=asked.request_id,
-            resumable=self._resumable or envelope.stream,
-        )
+        call = Call(asked, one, resumable=self._resumable or envelope.stream)
         tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
         kind: Any = Streamed if envelope.stream else Forwarded
-        group = asked.group or envelopes.group_of(one.prompt)
-        return self.driver.submit(kind(call, to, limit), tokens, limit, group, asked.session)
+        group = envelope.group or envelopes.group_of(one.prompt)
+        return self.driver.submit(kind(call, to, limit), tokens, limit, group, envelope.session)
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
         """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""
@@ -258,45 +255,27 @@ class Front:
         return tokens, max(1, most - tokens)
 
 
-class Asked:
-    """What the responses of one call share. Raises BadRequest for a name that cannot be kept."""
-
-    __slots__ = (
-        "body",
-        "endpoint",
-        "envelope",
-        "group",
-        "header_lines",
-        "path",
-        "request_id",
-        "session",
-    )
-
-    def __init__(
-        self, request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
-    ) -> None:
-        self.endpoint = endpoint
-        self.path = request.target
-        self.body = body
-        self.envelope = envelope
-        # What was read from lines can be written as lines.
-        lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
-        self.header_lines = b"".join(lines)
-        fields = request.fields
-        self.group = _name(fields, b"x-group-id") or envelope.group
-        self.session = _name(fields, b"x-session-id") or envelope.session
-        named = _name(fields, b"x-request-id")
-        self.request_id = (
-            _NOT_IN_IDS.sub(b"_", named[:_ID_SHOWN].encode("latin-1")) if named else b""
-        )
+def _asked(request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope) -> Asked:
+    """What the responses of a call share. The header's names go before the body's."""
+    fields = request.fields
+    group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
+    if group:
+        envelope.group = _name("X-Group-ID", group)
+    if session:
+        envelope.session = _name("X-Session-ID", session)
+    request_id = fields.get(b"x-request-id") or b""
+    if request_id:
+        _name("X-Request-Id", request_id)
+        request_id = _NOT_IN_IDS.sub(b"_", request_id[:_ID_SHOWN])
+    # What was read from lines can be written as lines.
+    lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
+    return Asked(endpoint, request.target, b"".join(lines), request_id, body, envelope)
 
 
-def _name(fields: Mapping[bytes, bytes], header: bytes) -> str:
-    value = fields.get(header)
-    if not value:
-        return ""
+def _name(header: str, value: bytes) -> str:
+    """Raises BadRequest if it is not one to keep."""
     name = value.decode("latin-1")
-    envelopes.check_name(header.decode(), name)
+    envelopes.check_name(header, name)
     return name
 
 

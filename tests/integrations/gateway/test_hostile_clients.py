@@ -307,7 +307,7 @@ class TestNames:
             async with Stage(Instance(slots=9)) as stage:
                 name = header.lower()
                 assert stage.call(**{name: "x" * 256}).status == 0
-                assert f"`{name}` is longer than 256" in refusal(stage.call(**{name: "x" * 257}))
+                assert f"`{header}` is longer than 256" in refusal(stage.call(**{name: "x" * 257}))
                 assert "cannot be printed" in refusal(stage.call(**{name: "a\tb"}))
 
         run(scene())
