@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import RequestSubmitted
+from rollout_sched.core.events import RequestFinished, RequestSubmitted
 from rollout_sched.integrations.gateway.front import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
@@ -393,6 +393,28 @@ class TestEveryCallEndsOnce:
                 assert call.status in (200, 500)
                 assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
                 assert not stage.front.open
+                assert stage.front.turns.streams == 0
+
+        run(scene())
+
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_an_end_that_cannot_be_told(self, n: int) -> None:
+        """It raised into another call's turn, and the stream stayed open for good."""
+
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+
+                def observe(now: float, event: Any, actions: Any) -> None:
+                    if isinstance(event, RequestFinished):
+                        raise RuntimeError("an observer's own")
+
+                stage.driver.observers.append(observe)
+                call = stage.call({**BODY, "stream": True, "n": n})
+                await end_all(instance, True)
+                last = (await call.events())[-1]
+                assert last == b"[DONE]" or last["error"]["code"] == 500
+                assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
                 assert stage.front.turns.streams == 0
 
         run(scene())
