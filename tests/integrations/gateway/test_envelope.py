@@ -16,6 +16,11 @@ from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.envelope import Envelope
 from rollout_sched.integrations.gateway.fields import BadRequest, Fields
 
+ASKED = (
+    *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
+    *("group", "session"),
+)
+
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
 scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
 
@@ -41,7 +46,7 @@ def test_around_the_ids_is_as_through_them(
     endpoint: Any = "completions" if name == "prompt" else "generate"
     envelope = envelopes.read(body, endpoint)
     whole = Envelope(msgspec.json.decode(body, type=Fields), endpoint)
-    for name in Envelope.__slots__:
+    for name in ASKED:
         assert getattr(envelope, name) == getattr(whole, name)
     raw = envelope.prompt
     assert json.loads(bytes(raw)) == tokens
