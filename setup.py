@@ -18,7 +18,7 @@ HOT = {
     "integrations/http": "bodies client exchange heads request server",
     "integrations/vllm": "passing throttle",
     "integrations/gateway": "call counters dialects envelope fanout forwarded front splice "
-    "streamed turns wire",
+    "split streamed turns wire",
 }
 
 

@@ -11,9 +11,10 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope, One
+from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope
 from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.splice import Body, Values
+from rollout_sched.integrations.gateway.split import One
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.live.ports import Outcome, Over, RequestRejected

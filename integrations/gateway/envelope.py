@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.fields import BadRequest, Fields, SamplingFields
-from rollout_sched.integrations.gateway.splice import NONE, Values, decoded
+from rollout_sched.integrations.gateway.splice import decoded
 
 Endpoint = Literal["completions", "chat", "generate"]
 
@@ -93,20 +93,6 @@ class Envelope:
         )
         self.group = fields.group_id or ""
         self.session = fields.session_id or ""
-
-
-class One:
-    """One of the responses of a call: its prompt, and what its own body says otherwise."""
-
-    __slots__ = ("prompt", "sampling", "tokens", "values")
-
-    def __init__(
-        self, prompt: memoryview, tokens: int, values: Values = NONE, sampling: Values = NONE
-    ) -> None:
-        self.prompt = prompt
-        self.tokens = tokens
-        self.values = values
-        self.sampling = sampling
 
 
 _DECODER = msgspec.json.Decoder(Fields)

@@ -25,11 +25,12 @@ from rollout_sched.integrations.gateway.call import (
     Write,
     error_body,
 )
-from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope, One
-from rollout_sched.integrations.gateway.fanout import Fanout, split
+from rollout_sched.integrations.gateway.envelope import ENDPOINTS, Endpoint, Envelope
+from rollout_sched.integrations.gateway.fanout import Fanout
 from rollout_sched.integrations.gateway.fields import BadRequest
 from rollout_sched.integrations.gateway.forwarded import Forwarded
 from rollout_sched.integrations.gateway.splice import Body
+from rollout_sched.integrations.gateway.split import One, split
 from rollout_sched.integrations.gateway.streamed import Streamed
 from rollout_sched.integrations.gateway.turns import Turns
 from rollout_sched.integrations.gateway.wire import Passing
