@@ -74,15 +74,18 @@ class Asked:
 class Call:
     """A request for one response, as it came.
 
+    `body`: the client's, of which this is one response; `prompt`: its own, as it stands there.
     `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
     wants, to be able to go on.
     """
 
-    __slots__ = ("asked", "endpoint", "keep_ids", "one", "resumable")
+    __slots__ = ("asked", "body", "endpoint", "keep_ids", "one", "prompt", "resumable")
 
     def __init__(self, asked: Asked, one: One, *, resumable: bool) -> None:
         self.asked = asked
         self.one = one
+        self.body = asked.body.raw
+        self.prompt = one.prompt
         self.endpoint = asked.endpoint
         self.keep_ids = asked.envelope.keep_ids
         self.resumable = resumable
@@ -109,7 +112,7 @@ class Call:
         segment = dispatch.max_new_tokens < max_tokens
         asked, one = self.asked, self.one
         if not (segment or asked.envelope.says_ours or one.values or one.sampling):
-            return asked.path, envelopes.with_fields(asked.body.raw, fields)
+            return asked.path, envelopes.with_fields(self.body, fields)
         values = dict(one.values)
         for name, value in fields.items():
             values[name] = msgspec.json.encode(value)
@@ -133,10 +136,10 @@ class Call:
 
     def prompt_ids(self, parts: list[Part]) -> list[int] | None:
         """The prompt as tokens: as it came, or as the instance said. Raises RequestRejected."""
-        if not envelopes.are_token_ids(self.one.prompt):
+        if not envelopes.are_token_ids(self.prompt):
             return parts[0].prompt_ids
         try:
-            return _IDS.decode(self.one.prompt)
+            return _IDS.decode(self.prompt)
         except msgspec.DecodeError as error:
             raise _cannot_be_sent(error) from error
 

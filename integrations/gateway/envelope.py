@@ -182,7 +182,7 @@ def _without_ids(body: bytes) -> Fields | None:
     return None
 
 
-def are_token_ids(raw: memoryview) -> bool:
+def are_token_ids(raw: bytes | memoryview) -> bool:
     """True for a flat list of token ids, False for text, messages or a list of prompts."""
     return _FLAT_IDS.match(raw) is not None
 
@@ -211,7 +211,7 @@ def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
     return prompts
 
 
-def prompt_tokens(raw: memoryview) -> int:
+def prompt_tokens(raw: bytes | memoryview) -> int:
     """Tokens of a prompt: counted if it came as ids, estimated from its bytes if as text."""
     if not are_token_ids(raw):
         return max(1, len(raw) // BYTES_PER_TOKEN)
