@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -39,6 +41,10 @@ class Fields(msgspec.Struct):
     cache_salt: str | UnsetType | None = UNSET
     group_id: str | None = None
     session_id: str | None = None
+
+
+#: As vLLM takes it.
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Changeable(msgspec.Struct):

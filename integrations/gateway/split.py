@@ -13,8 +13,10 @@ from rollout_sched.integrations.gateway.envelope import (
     prompt_tokens,
     several_prompts,
 )
-from rollout_sched.integrations.gateway.fields import NOTHING, BadRequest
+from rollout_sched.integrations.gateway.fields import NOTHING, BadRequest, Seed
 from rollout_sched.integrations.gateway.splice import NONE, Body, Values
+
+_SEED = msgspec.json.Decoder(Seed | None)
 
 
 class One:
@@ -63,9 +65,10 @@ def _samplings(body: Body, samples: int) -> list[Values]:
     seed = None
     if samples > 1 and said is not NOTHING:
         try:
-            seed = msgspec.json.decode(said, type=int | None)
+            seed = _SEED.decode(said)
         except msgspec.DecodeError:
-            raise BadRequest("`seed` must be an integer where `n` is more than 1") from None
+            text = "`seed` must be an integer of 64 bits or null where `n` is more than 1"
+            raise BadRequest(text) from None
     if seed is None:
         return [{"n": b"1"}] * samples
     # As vLLM does, or all samples were the same.

@@ -109,7 +109,7 @@ class TestPoison:
         "spice",
         [
             b'"temperature":1e999',
-            b'"seed":123456789012345678901234567890',
+            b'"top_k":123456789012345678901234567890',
             b'"logit_bias":{"5":-1e999}',
         ],
     )
@@ -124,8 +124,7 @@ class TestPoison:
                 call = stage.call(body)
                 await until(lambda: instance.bodies)
                 assert call.status == 0
-                expected = spice.replace(b"67890", b"67891") if b"seed" in spice else spice
-                assert spice in instance.bodies[0] or expected in instance.bodies[0]
+                assert spice in instance.bodies[0]
 
         run(scene())
 
@@ -185,7 +184,7 @@ class TestPoison:
 
         run(scene())
 
-    @pytest.mark.parametrize("seed", [b'"x"', b"1.5", b"[]", b"true", b"1e999"])
+    @pytest.mark.parametrize("seed", [b'"x"', b"1.5", b"[]", b"true", b"1e999", b"9" * 4300])
     def test_a_seed_that_cannot_be_counted_up(self, seed: bytes) -> None:
         async def scene() -> None:
             async with Stage(Instance()) as stage:
