@@ -17,8 +17,8 @@ HOT = {
     "live": "attempts driver",
     "integrations/http": "bodies client exchange heads request server",
     "integrations/vllm": "passing throttle",
-    "integrations/gateway": "call counters dialects envelope fanout forwarded front streamed turns "
-    "wire",
+    "integrations/gateway": "call counters dialects envelope fanout forwarded front splice "
+    "split streamed turns wire",
 }
 
 

@@ -11,16 +11,21 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope
+from rollout_sched.integrations.gateway.envelope import INPUT, Endpoint, Envelope
+from rollout_sched.integrations.gateway.fields import BadRequest
+from rollout_sched.integrations.gateway.splice import Body, Values
+from rollout_sched.integrations.gateway.split import One
 from rollout_sched.integrations.gateway.wire import Forwarding, Passing, engine_id
 from rollout_sched.integrations.http.exchange import Receiver
-from rollout_sched.live.ports import Outcome, Over
+from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
 Headers = Sequence[tuple[bytes, bytes]]
 Write = Callable[[bytes], None]
 
 #: The field that an answer carries beside what the instance said.
 FIELD = "rollout_sched"
+
+_IDS = msgspec.json.Decoder(list[int])
 
 
 class Reply(Protocol):
@@ -41,93 +46,118 @@ class Reply(Protocol):
     def end(self) -> None: ...
 
 
-class Call:
-    """A request for one response, as it came.
+class Asked:
+    """What the responses of one call have in common.
 
     `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
-    `limit`: new tokens the client allows, None for as many as fit. `keep_ids`: the client wants
-    the token ids too. `resumable`: ask for them whatever the client wants, to be able to go on.
     """
 
-    __slots__ = (
-        "body",
-        "endpoint",
-        "header_lines",
-        "keep_ids",
-        "limit",
-        "path",
-        "prompt",
-        "request_id",
-        "resumable",
-        "salt",
-    )
+    __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
 
     def __init__(
         self,
         endpoint: Endpoint,
         path: bytes,
         header_lines: bytes,
-        body: bytes,
+        request_id: bytes,
+        body: Body,
         envelope: Envelope,
-        *,
-        request_id: bytes = b"",
-        resumable: bool,
     ) -> None:
         self.endpoint = endpoint
         self.path = path
         self.header_lines = header_lines
-        self.body = body
-        self.prompt = envelope.prompt
-        self.limit = envelope.limit
-        self.salt = envelope.salt
-        self.keep_ids = envelope.keep_ids
         self.request_id = request_id
+        self.body = body
+        self.envelope = envelope
+
+
+class Call:
+    """A request for one response, as it came.
+
+    `body`: the client's, of which this is one response; `prompt`: its own, as it stands there.
+    `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
+    wants, to be able to go on.
+    """
+
+    __slots__ = ("asked", "body", "endpoint", "keep_ids", "one", "prompt", "resumable")
+
+    def __init__(self, asked: Asked, one: One, *, resumable: bool) -> None:
+        self.asked = asked
+        self.one = one
+        self.body = asked.body.raw
+        self.prompt = one.prompt
+        self.endpoint = asked.endpoint
+        self.keep_ids = asked.envelope.keep_ids
         self.resumable = resumable
 
     def pass_on(
         self, client: Forwarding, order_id: str, path: bytes, body: bytes, receiver: Receiver
     ) -> Passing:
-        """Make an attempt's call."""
-        name = self.request_id or order_id.encode()
-        lines = b"%bx-request-id: %b\r\n" % (self.header_lines, name)
+        """Make an attempt's call, under a name that no other call has.
+
+        Else whoever chose the same name as another client could have its responses aborted.
+        """
+        asked, name = self.asked, order_id.encode()
+        if asked.request_id:
+            name = b"%b-%b" % (asked.request_id, name)
+        lines = b"%bx-request-id: %b\r\n" % (asked.header_lines, name)
         engine = engine_id(path, name)
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that has no tokens to go on from."""
+        """(path, body) of an attempt that has no tokens to go on from. Raises RequestRejected."""
         fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
         if self.resumable and not self.keep_ids:
             fields["return_token_ids"] = True
-        if self.salt is None and dispatch.max_new_tokens >= max_tokens:
-            return self.path, envelopes.with_fields(self.body, fields)
-        whole: dict[str, Any] = msgspec.json.decode(self.body)
-        if dispatch.max_new_tokens < max_tokens:
-            if self.endpoint == "generate":
-                sampling = whole.get("sampling_params") or {}
-                whole["sampling_params"] = {**sampling, "max_tokens": dispatch.max_new_tokens}
-            else:
-                whole.pop("max_completion_tokens", None)
-                whole["max_tokens"] = dispatch.max_new_tokens
-        return self.path, msgspec.json.encode(whole | fields)
+        segment = dispatch.max_new_tokens < max_tokens
+        asked, one = self.asked, self.one
+        if not (segment or asked.envelope.says_ours or one.values or one.sampling):
+            return asked.path, envelopes.with_fields(self.body, fields)
+        values = dict(one.values)
+        for name, value in fields.items():
+            values[name] = msgspec.json.encode(value)
+        sampling = dict(one.sampling)
+        if segment:
+            sampling[asked.envelope.limit_field] = b"%d" % dispatch.max_new_tokens
+        return asked.path, self._changed(values, sampling)
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
     ) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that goes on."""
+        """(path, body) of an attempt that goes on. Raises RequestRejected."""
         limit = dispatch.max_new_tokens
-        fields = resume(self.endpoint, self.body, prompt_ids, parts, limit, self._salt(dispatch))
-        return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
+        # Its prompt is said anew, so it need not be read.
+        body = self._changed({INPUT[self.endpoint]: b"null"}, self.one.sampling)
+        try:
+            fields = resume(self.endpoint, body, prompt_ids, parts, limit, self._salt(dispatch))
+            return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
+        except Exception as error:  # whatever it is, no instance has a part in it
+            raise _cannot_be_sent(error) from error
 
     def prompt_ids(self, parts: list[Part]) -> list[int] | None:
-        """The prompt as tokens: as it came, or as the instance said."""
-        if envelopes.are_token_ids(self.prompt):
-            ids: list[int] = msgspec.json.decode(self.prompt)
-            return ids
-        return parts[0].prompt_ids
+        """The prompt as tokens: as it came, or as the instance said. Raises RequestRejected."""
+        if not envelopes.are_token_ids(self.prompt):
+            return parts[0].prompt_ids
+        try:
+            return _IDS.decode(self.prompt)
+        except msgspec.DecodeError as error:
+            raise _cannot_be_sent(error) from error
+
+    def _changed(self, values: Values, sampling: Values) -> bytes:
+        try:
+            return self.asked.body.changed(values, sampling)
+        except BadRequest as error:
+            raise _cannot_be_sent(error) from error
 
     def _salt(self, dispatch: Dispatch) -> str:
         """Versions never share KV unless the policy says so; nor do the client's own salts."""
-        return f"v{dispatch.salt}" if self.salt is None else f"{self.salt}/v{dispatch.salt}"
+        own = self.asked.envelope.salt
+        return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
+
+
+def _cannot_be_sent(error: Exception) -> RequestRejected:
+    text = f"the request cannot be passed on: {error}"
+    return RequestRejected(text, 400, error_body(400, text))
 
 
 def added(sample: Sample) -> bytes:

@@ -1,7 +1,4 @@
-"""One call that asks for several responses: each is a request of its own, joined at the end.
-
-So the samples of one prompt may run on different instances, and the scheduler sees what it places.
-"""
+"""The responses of one call, each a request of its own (`split`), joined at the end."""
 
 from __future__ import annotations
 
@@ -11,38 +8,10 @@ from typing import Any, Protocol
 import msgspec
 
 from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write
-from rollout_sched.integrations.gateway.envelope import Endpoint, Envelope, several_prompts
 from rollout_sched.integrations.gateway.wire import Passing
 from rollout_sched.live.ports import Outcome, Over
 
 DONE = b"data: [DONE]"
-
-
-def split(body: bytes, endpoint: Endpoint, envelope: Envelope) -> list[bytes] | None:
-    """A body for each response, in the order of their index; None if only one is asked for."""
-    prompts = several_prompts(envelope.prompt) if endpoint == "completions" else None
-    samples = envelope.samples
-    if prompts is None and samples == 1:
-        return None
-    fields: dict[str, Any] = msgspec.json.decode(body)
-    bodies = []
-    for prompt in prompts or [None]:
-        for sample in range(samples):
-            bodies.append(msgspec.json.encode(_one(fields, endpoint, prompt, sample)))
-    return bodies
-
-
-def _one(fields: dict[str, Any], endpoint: Endpoint, prompt: Any, sample: int) -> dict[str, Any]:
-    one = dict(fields)
-    sampling = one
-    if endpoint == "generate":
-        sampling = one["sampling_params"] = dict(fields.get("sampling_params") or {})
-    sampling.pop("n", None)
-    if sampling.get("seed") is not None:
-        sampling["seed"] += sample  # as vLLM does, or all samples were the same
-    if prompt is not None:
-        one["prompt"] = prompt
-    return one
 
 
 class WholeReply(Reply, Protocol):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-_NOTHING = msgspec.Raw(b"")
+import msgspec
+from msgspec import UNSET, UnsetType
+
+#: Where a body has no such field.
+NOTHING = msgspec.Raw(b"")
 
 
 class BadRequest(Exception):
     """The client's request cannot be used; the text says what to change."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class SamplingFields(msgspec.Struct):
@@ -21,15 +29,34 @@ class SamplingFields(msgspec.Struct):
 class Fields(msgspec.Struct):
     """Of all three endpoints; none of them has all."""
 
-    prompt: msgspec.Raw = _NOTHING
-    messages: msgspec.Raw = _NOTHING
-    token_ids: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = NOTHING
+    messages: msgspec.Raw = NOTHING
+    token_ids: msgspec.Raw = NOTHING
     sampling_params: SamplingFields | None = None
-    max_tokens: int | None = None
+    max_tokens: int | UnsetType | None = UNSET
     max_completion_tokens: int | None = None
     n: int | None = None
     stream: bool | None = None
-    return_token_ids: bool | None = None
-    cache_salt: str | None = None
+    return_token_ids: bool | UnsetType | None = UNSET
+    cache_salt: str | UnsetType | None = UNSET
     group_id: str | None = None
     session_id: str | None = None
+
+
+#: As vLLM takes it.
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Changeable(msgspec.Struct):
+    """The fields of a body, and of its sampling_params, that may be changed before it is sent."""
+
+    prompt: msgspec.Raw = NOTHING
+    messages: msgspec.Raw = NOTHING
+    token_ids: msgspec.Raw = NOTHING
+    sampling_params: msgspec.Raw = NOTHING
+    max_tokens: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    seed: msgspec.Raw = NOTHING
+    return_token_ids: msgspec.Raw = NOTHING
+    cache_salt: msgspec.Raw = NOTHING

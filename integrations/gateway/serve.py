@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 COLLECT_S = 60.0
 
-#: Seconds to say to those who still wait that the gateway stops.
+#: Seconds to say to those who still wait that the gateway stops, before connections are cut.
 LAST_WORDS_S = 1.0
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -254,6 +254,7 @@ class Service:
 
     def _say_that_it_stops(self) -> None:
         """To whoever still waits when the grace period is over."""
+        self.front.shut_down()
         self.app[STOPPING].set()
 
     async def _listen_for_admins(self, server: HttpServer, path: Path) -> None:

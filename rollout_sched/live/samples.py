@@ -14,22 +14,28 @@ import msgspec
 from rollout_sched.core import model
 from rollout_sched.live.payloads import TokenPayload
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+#: A group's id, which is kept, journaled and shown.
+Uid = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+
+#: How many samples a group may have: far more than any trainer compares, far less than hurts.
+Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One group to generate: `samples` responses to one prompt, each of at most `max_tokens`.
 
-    uid       the group's id, used once
+    uid       the group's id, used once; at most 256 characters, without control characters
     sampling  vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for log-probs
     each      what differs from that by sample, such as the seed; over-sampling begins anew
     extra     comes back with every sample
     """
 
-    uid: str
+    uid: Uid
     prompt_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
-    samples: Positive
-    max_tokens: Positive
+    samples: Samples
+    max_tokens: Tokens
     sampling: dict[str, Any] = {}
     each: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}

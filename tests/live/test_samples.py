@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -67,3 +69,22 @@ def test_groups_of_a_batch() -> None:
 def test_a_wrong_prompt_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, Prompt)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("uid", "u" * 257),
+        ("uid", "a\nb"),
+        ("uid", "a\n"),
+        ("samples", 100_000_000),
+        ("max_tokens", 10**30),
+    ],
+)
+def test_a_prompt_from_elsewhere_is_bounded(field: str, value: object) -> None:
+    """A hundred million samples were made before anybody asked whether they can be."""
+    fields = {"uid": "a" * 256, "prompt_ids": [1], "samples": 2, "max_tokens": 9}
+    assert msgspec.json.decode(msgspec.json.encode(fields), type=Prompt).samples == 2
+    text = json.dumps({**fields, field: value}).encode()
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.json.decode(text, type=Prompt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -13,6 +15,11 @@ from hypothesis import strategies as st
 from rollout_sched.integrations.gateway import envelope as envelopes
 from rollout_sched.integrations.gateway.envelope import Envelope
 from rollout_sched.integrations.gateway.fields import BadRequest, Fields
+
+ASKED = (
+    *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
+    *("group", "session"),
+)
 
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
 scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
@@ -39,10 +46,10 @@ def test_around_the_ids_is_as_through_them(
     endpoint: Any = "completions" if name == "prompt" else "generate"
     envelope = envelopes.read(body, endpoint)
     whole = Envelope(msgspec.json.decode(body, type=Fields), endpoint)
-    for name in ("prompt", "limit", "samples", "stream", "keep_ids", "salt", "group", "session"):
+    for name in ASKED:
         assert getattr(envelope, name) == getattr(whole, name)
     raw = envelope.prompt
-    assert json.loads(raw) == tokens
+    assert json.loads(bytes(raw)) == tokens
     assert envelopes.prompt_tokens(raw) == len(tokens)
 
 
@@ -51,14 +58,20 @@ def test_around_the_ids_is_as_through_them(
     [
         ("completions", {"prompt": "a"}, 16),
         ("completions", {"prompt": "a", "max_tokens": 5}, 5),
+        ("completions", {"prompt": "a", "max_tokens": None}, None),
+        ("completions", {"prompt": "a", "max_completion_tokens": 5}, 16),
         ("chat", {"messages": []}, None),
         ("chat", {"messages": [], "max_tokens": 5}, 5),
+        ("chat", {"messages": [], "max_tokens": None}, None),
+        ("chat", {"messages": [], "max_tokens": 5, "max_completion_tokens": None}, 5),
         ("chat", {"messages": [], "max_tokens": 5, "max_completion_tokens": 4}, 4),
         ("generate", {"token_ids": [1]}, None),
         ("generate", {"token_ids": [1], "sampling_params": {"max_tokens": 7}}, 7),
+        ("generate", {"token_ids": [1], "sampling_params": {"max_tokens": None}}, None),
     ],
 )
 def test_limits(endpoint: Any, fields: dict[str, Any], limit: int | None) -> None:
+    """Absent and null are as vLLM 0.32 takes them: only completions have a default."""
     assert envelopes.read(json.dumps(fields).encode(), endpoint).limit == limit
 
 
@@ -69,17 +82,81 @@ def test_a_cut_body_is_refused() -> None:
             envelopes.read(body[:end], "completions")
 
 
-def test_several_prompts() -> None:
-    assert envelopes.several_prompts(b'"one"') is None
-    assert envelopes.several_prompts(b"[1,2]") is None
-    assert envelopes.several_prompts(b"[[1,2],[3]]") == [[1, 2], [3]]
-    assert envelopes.several_prompts(b'["a","b"]') == ["a", "b"]
+texts = st.lists(st.text(max_size=20), min_size=1, max_size=9)
+lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=9)
+
+
+class TestSeveralPrompts:
+    @given(texts | lists_of_ids, st.booleans())
+    def test_they_are_told_apart_without_being_read(self, prompts: list[Any], ascii: bool) -> None:
+        raw = memoryview(json.dumps(prompts, ensure_ascii=ascii).encode())
+        found = envelopes.several_prompts(raw, 9)
+        assert found is not None
+        assert [json.loads(bytes(prompt)) for prompt in found] == prompts
+
+    @pytest.mark.parametrize("one", [b'"one"', b'"[1]"', b"[1,2]", b"null"])
+    def test_one_is_none(self, one: bytes) -> None:
+        assert envelopes.several_prompts(memoryview(one), 9) is None
+
+    @pytest.mark.parametrize(
+        "bad", [b"[[[1]]]", b'["a",1]', b"[null]", b'[{"prompt":"a"}]', b"[-7]", b"[[1],{}]"]
+    )
+    def test_a_list_of_anything_else_is_refused(self, bad: bytes) -> None:
+        with pytest.raises(BadRequest, match="list of either"):
+            envelopes.several_prompts(memoryview(bad), 9)
+
+    @pytest.mark.parametrize("prompt", [b'""', b"[]", b'"a\\"b"'])
+    def test_more_than_may_be_are_refused_as_soon_as_they_are_seen(self, prompt: bytes) -> None:
+        """Sixteen million of them were decoded first."""
+        raw = memoryview(b"[" + b",".join([prompt] * 2_000_000) + b"]")
+        start = time.perf_counter()
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadRequest, match="more than 9 prompts"):
+                envelopes.several_prompts(raw, 9)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 100_000
+        assert time.perf_counter() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"prompt":"a","user":' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
+        (b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
+        (b'{"prompt":"a","group_id":"\xff"}', "not UTF-8 near byte 26"),
+        (b'{"prompt":"a\xff"}', "not UTF-8 near byte 12"),
+        (b'{"prompt":"a","x":"' + b"y" * 2**20 + b'\xc3"}', "not UTF-8 near byte 10485"),
+        (b'{"prompt":"a","n":true}', r"\$.n"),
+        (b'{"prompt":"a","n":1.0}', r"\$.n"),
+        (b'{"prompt":"a","n":1e999}', r"\$.n"),
+        (b'{"prompt":"a","n":-1}', "`n`"),
+        (b'{"prompt":"a","max_tokens":1e999}', r"\$.max_tokens"),
+        (b'{"prompt":"a","max_tokens":1' + b"0" * 30 + b"}", "`max_tokens` must be at most"),
+        (b'{"prompt":"a","max_tokens":1' + b"0" * 5000 + b"}", "max_tokens"),
+        (b'{"prompt":"a","group_id":"' + b"g" * 257 + b'"}', "`group_id` is longer than 256"),
+        (b'{"prompt":"a","session_id":"' + b"s" * 257 + b'"}', "`session_id` is longer than 256"),
+        ('{"prompt":"a","session_id":"%s"}' % ("\u20ac" * 86), "`session_id` is longer than 256"),
+        (b'{"prompt":"a","session_id":"a\\nb"}', "`session_id` holds a character"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(body: bytes | str, says: str) -> None:
+    raw = body if isinstance(body, bytes) else body.encode()
+    with pytest.raises(BadRequest, match=says):
+        envelopes.read(raw, "completions")
+
+
+def test_names_of_every_script_are_taken() -> None:
+    body = json.dumps({"prompt": "a", "session_id": "сессия 1"}, ensure_ascii=False).encode()
+    assert envelopes.read(body, "completions").session == "сессия 1"
 
 
 def test_siblings_share_a_group_and_strangers_do_not() -> None:
-    prompts = [json.dumps([k] * n).encode() for k in (1, 2) for n in (3, 4, 3000, 3001)]
+    prompts = [memoryview(json.dumps([k] * n).encode()) for k in (1, 2) for n in (3, 4, 3000, 3001)]
     assert len({envelopes.group_of(prompt) for prompt in prompts}) == len(prompts)
-    assert envelopes.group_of(prompts[0]) == envelopes.group_of(bytes(prompts[0]))
+    assert envelopes.group_of(prompts[0]) == envelopes.group_of(memoryview(bytes(prompts[0])))
 
 
 def test_fields_go_in_front() -> None:

@@ -108,17 +108,33 @@ class TestPassingThrough:
         run(scene())
 
     def test_names(self) -> None:
+        """Two clients with one name had their responses aborted by each other."""
+
         async def scene() -> None:
             instance = Instance()
             async with Stage(instance) as stage:
+                stage.call({**BODY, "request_id": "their own"}, x_request_id="mine")
                 stage.call(x_request_id="mine")
-                stage.call({"token_ids": PROMPT}, "/inference/v1/generate", x_request_id="other")
+                stage.call({"token_ids": PROMPT}, "/inference/v1/generate", x_request_id="a b/%s")
                 stage.call({"messages": []}, "/v1/chat/completions")
-                assert (await instance.asked(0)).headers[b"x-request-id"] == b"mine"
-                await instance.asked(2)
-                first, second, third = instance.names.values()
-                assert (first, second) == ("cmpl-mine-0", "generate-tokens-other")
-                assert third == f"chatcmpl-{list(instance.names)[2]}"
+                stage.call(x_request_id="x" * 256)
+                asked = [await instance.asked(number) for number in range(5)]
+                orders = list(instance.names)
+                names = [one.headers[b"x-request-id"].decode() for one in asked]
+                assert names == [
+                    f"mine-{orders[0]}",
+                    f"mine-{orders[1]}",
+                    f"a_b__s-{orders[2]}",
+                    orders[3],
+                    "x" * 64 + f"-{orders[4]}",
+                ]
+                assert list(instance.names.values()) == [
+                    f"cmpl-{names[0]}-0",
+                    f"cmpl-{names[1]}-0",
+                    f"generate-tokens-{names[2]}",
+                    f"chatcmpl-{names[3]}",
+                    f"cmpl-{names[4]}-0",
+                ]
 
         run(scene())
 
@@ -294,10 +310,24 @@ class TestErrors:
 
         run(scene())
 
-    def test_too_many_bytes(self) -> None:
+    def test_which_limit_was_hit(self) -> None:
+        """The refusal said "0 requests are here already"."""
+
         async def scene() -> None:
-            async with Stage(front={"limits": Limits(body_bytes=10)}) as stage:
-                assert stage.call().status == 503
+            async with Stage(front={"limits": Limits(requests=3, body_bytes=300)}) as stage:
+                assert stage.call().status == 0
+                many = stage.call({**BODY, "n": 3})
+                assert "1 responses are waited for here, of at most 3" in await refused(many)
+                long = stage.call({**BODY, "user": "x" * 220})
+                held = stage.front.open_bytes
+                assert f"bodies of {held} bytes are here, of at most 300" in await refused(long)
+                assert stage.front.refused == 2
+                assert stage.front.open_bytes == held
+
+        async def refused(call: Call) -> str:
+            error = (await call.json())["error"]
+            assert (call.status, call.answer_headers[b"retry-after"]) == (503, b"1")
+            return str(error["message"])
 
         run(scene())
 
@@ -700,7 +730,7 @@ class TestSeveral:
             async with Stage(first, second) as stage:
                 call = stage.call({**BODY, "n": 2, "seed": 5})
                 one, two = await first.asked(), await second.asked()
-                assert "n" not in one.body
+                assert one.body["n"] == two.body["n"] == 1
                 assert {one.body["seed"], two.body["seed"]} == {5, 6}
                 assert len(stage.scheduler.siblings) == 1
                 await second.answer(0, completion([5]))

@@ -111,7 +111,9 @@ def test_what_runs_may_finish_and_nothing_new_comes() -> None:
     run(scene())
 
 
-def test_who_takes_too_long_is_cut_off() -> None:
+def test_who_takes_too_long_is_told_so() -> None:
+    """The connection was closed without a word."""
+
     async def scene() -> None:
         instance = Upstream()
         instance.stream = asyncio.Queue()
@@ -120,8 +122,30 @@ def test_who_takes_too_long_is_cut_off() -> None:
             asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
             await until(lambda: instance.asked)
             await house.service.close()
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await asking
+            response = await asking
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert "shutting down" in (await response.json())["error"]["message"]
+
+    run(scene())
+
+
+def test_a_stream_that_takes_too_long_ends_in_an_error() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        instance.stream = asyncio.Queue()
+        async with House(instance, grace_s=0.05) as house:
+            body = {"model": "tiny", "prompt": [1], "max_tokens": 9, "stream": True}
+            asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+            await until(lambda: instance.asked)
+            event = json.dumps({"choices": [{"index": 0, "text": "a", "token_ids": [5]}]})
+            instance.stream.put_nowait(b"data: %b\n\n" % event.encode())
+            response = await asking
+            assert response.status == 200
+            await house.service.close()
+            events = (await response.text()).split("\n\n")
+            assert json.loads(events[0].removeprefix("data: ")) == json.loads(event)
+            assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 503
+            assert events[2:] == [""]
 
     run(scene())
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rollout_sched.integrations.gateway.turns import MOST_WAITING, Turns
 from tests.integrations.gateway.house import run
 from tests.integrations.gateway.scripted import Call, Instance, chunk
 from tests.integrations.gateway.test_front import BODY, Stage
 
 STREAM = {**BODY, "stream": True}
+
+
+def never(error: Exception) -> None:
+    raise AssertionError("nothing has failed") from error
 
 
 def taken_by_turn(count: int, streams: int, turns: int) -> list[int]:
@@ -20,7 +26,7 @@ def taken_by_turn(count: int, streams: int, turns: int) -> list[int]:
         queue = Turns()
         queue.streams = streams
         for piece in range(count):
-            queue.take(done.append, piece)
+            queue.take(done.append, piece, never)
         seen = [len(done)]
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -47,10 +53,10 @@ class TestTurns:
             queue, done = Turns(), list[str]()
             queue.streams = 1
             for name in "abc":
-                queue.take(done.append, name)
+                queue.take(done.append, name, never)
             queue.streams = 0
             await asyncio.sleep(0)
-            queue.take(done.append, "d")
+            queue.take(done.append, "d", never)
             assert done == ["a", "b"]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -58,20 +64,32 @@ class TestTurns:
 
         run(scene())
 
-    def test_a_failure_is_the_pieces_own(self) -> None:
+    @pytest.mark.parametrize("streams", [0, 1])
+    @pytest.mark.parametrize("after", [0, MOST_WAITING + 2])
+    def test_a_failure_is_the_pieces_own(self, streams: int, after: int) -> None:
+        """At once, in a later turn, and out of turn, where it hit who came then."""
+
         def fail(_: object) -> None:
             raise ValueError("of its own")
 
+        def fail_too(error: Exception) -> None:
+            failures.append(error)
+            raise ValueError("and nobody can be told")
+
+        failures: list[Exception] = []
+
         async def scene() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-            queue, done = Turns(), list[str]()
-            queue.streams = 1
-            queue.take(done.append, "a")
-            queue.take(fail, None)
-            queue.take(done.append, "b")
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert done == ["a", "b"]
+            queue, done = Turns(), list[int]()
+            queue.streams = streams
+            queue.take(done.append, 0, never)
+            queue.take(fail, None, failures.append)
+            queue.take(fail, None, fail_too)
+            for piece in range(1, after):
+                queue.take(done.append, piece, never)
+            while len(done) < max(1, after) or len(failures) < 2:
+                await asyncio.sleep(0)
+            assert done == list(range(max(1, after)))
+            assert [str(error) for error in failures] == ["of its own"] * 2
 
         run(scene())
 
