@@ -29,7 +29,7 @@ EVENTS: list[ev.Event] = [
     ev.TurnFinished("a/0", 1, 5, ((2, 5),)),
     ev.ToolReturned("a/0", 1, 4),
     ev.RequestInterrupted("a/1", 2, 7, ((2, 3), (3, 4))),
-    ev.RequestFailed("a/1", 3, "reset by peer", retryable=False),
+    ev.RequestFailed("a/1", 3, "reset by peer", blame="request"),
     ev.RequestFinished("a/0", 4, 1, (), "length"),
     ev.WeightsPublished(3),
     ev.InstancePaused("i0"),

@@ -19,7 +19,7 @@ Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM 
 
 _T = TypeVar("_T")
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
 
 
 class Dialect(Protocol):
@@ -88,7 +88,7 @@ class Generate:
         }
         if order.salt:
             request["cache_salt"] = order.salt
-        return _encode(request)
+        return _encoded(request)
 
     def read(self, data: bytes) -> Piece:
         choice = _only(_decoded(self._decode, data).choices)
@@ -176,7 +176,7 @@ class Completions:
             request["stream_interval"] = order.stream_every
         if order.salt:
             request["cache_salt"] = order.salt
-        return _encode(request)
+        return _encoded(request)
 
     def read(self, data: bytes) -> Piece:
         choice = _only(_decoded(self._decode, data).choices)
@@ -186,6 +186,13 @@ class Completions:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         return Piece(choice.token_ids, logprobs, choice.finish_reason)
+
+
+def _encoded(request: dict[str, Any]) -> bytes:
+    try:
+        return _encoder.encode(request)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RequestRejected(f"it cannot be written as JSON: {error}") from error
 
 
 def _sampling(order: Order) -> dict[str, Any]:

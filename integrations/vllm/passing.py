@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from rollout_sched.integrations.http.errors import ExchangeError
+from rollout_sched.integrations.http.errors import ExchangeError, NotConnected
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import (
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    RequestRejected,
+)
 
 
 class Exchange(Protocol):
@@ -58,17 +63,34 @@ class Passing:
         register[order_id] = self
 
     def send(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
-        """Make the call, now or when the throttle lets it through."""
+        """Make the call, now or when the throttle lets it through.
+
+        Raises RequestRejected if it cannot be sent, InstanceUnreached after the pool was closed.
+        """
         if throttle.take():
-            self._exchange = send()
+            self._send(send)
         else:
             self._waiting = asyncio.create_task(self._send_later(throttle, send))
 
     async def _send_later(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
         await throttle.acquire()
-        self._exchange = send()
+        try:
+            self._send(send)
+        except Exception as error:  # nobody else would hear of it
+            self._receiver.on_error(error)
+
+    def _send(self, send: Callable[[], Exchange]) -> None:
+        try:
+            exchange = self._exchange = send()
+        except BaseException as error:
+            self._register.pop(self._order_id, None)
+            if isinstance(error, ValueError):  # it would break out of its line
+                raise RequestRejected(str(error)) from error
+            if isinstance(error, RuntimeError):
+                raise InstanceUnreached(str(error)) from error
+            raise
         if self._paused:
-            self._exchange.pause()
+            exchange.pause()
 
     def cancel(self) -> None:
         """End the call from this side; the receiver hears nothing more."""
@@ -100,6 +122,13 @@ class Passing:
 
     def on_error(self, error: Exception) -> None:
         self._register.pop(self._order_id, None)
-        if isinstance(error, ExchangeError):
-            error = InstanceError(str(error))
-        self._receiver.on_error(error)
+        self._receiver.on_error(as_instance_error(error))
+
+
+def as_instance_error(error: Exception, what: str = "") -> Exception:
+    """What an exchange's error says about the instance, `what` before it; any other as it is."""
+    if isinstance(error, NotConnected):
+        return InstanceUnreached(f"{what}{error}")
+    if isinstance(error, ExchangeError):
+        return ConnectionBroken(f"{what}{error}")
+    return error

@@ -13,6 +13,7 @@ from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.http.errors import ExchangeError
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.control import Answer
+from rollout_sched.integrations.vllm.passing import as_instance_error
 from rollout_sched.live.ports import InstanceError
 
 
@@ -39,7 +40,7 @@ async def post(
     except TimeoutError as error:
         raise InstanceError(f"{target} did not answer within {limit_s:g} s") from error
     except ExchangeError as error:
-        raise InstanceError(f"{target} failed: {error}") from error
+        raise as_instance_error(error, f"{target} failed: ") from error
     finally:
         exchange.cancel()
 

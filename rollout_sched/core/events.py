@@ -14,6 +14,9 @@ import msgspec
 
 Spans = tuple[tuple[int, int], ...]
 
+#: Whose fault a failed attempt is.
+Blame = Literal["request", "instance", "unclear"]
+
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
     pass
@@ -139,15 +142,17 @@ class RequestInterrupted(_Event, frozen=True):
 
 
 class RequestFailed(_Event, frozen=True):
-    """The attempt gave no answer. Not `retryable`: the request itself is at fault.
+    """The attempt gave no answer.
 
-    Not `usable`: what its stream has brought cannot be true, and is not gone on from.
+    blame   whose fault it is: the "request"'s, which no instance would answer; the "instance"'s,
+            which was never reached; or "unclear" (see `core.blame`)
+    usable  False if what its stream has brought cannot be true, and is not gone on from
     """
 
     request: str
     attempt: int
     reason: str = ""
-    retryable: bool = True
+    blame: Blame = "unclear"
     usable: bool = True
 
 

@@ -130,7 +130,7 @@ class Fleet:
     def touch(self, instance: Instance) -> None:
         """Something that openness or load depends on has changed."""
         instance.stamp += 1
-        may_serve = instance.status is SERVING and not instance.held_until and not instance.leaving
+        may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
         if may_serve and self._admits(instance):
             if instance.place < 0:
                 instance.place = len(self.open)

@@ -73,9 +73,10 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
     assert held == buffer.held, f"{held} held groups, counted {buffer.held}"
     for key, group in scheduler.direct_groups.items():
-        assert group.direct, f"{group!r} is among the direct groups"
         assert key == (group.id, group.prompt_tokens, group.max_tokens), f"{group!r} at {key}"
         assert group.requests, f"{group!r} is empty but kept"
+    everyone = [*scheduler.direct_groups.values(), *(r.group for r in scheduler.requests.values())]
+    for group in {id(group): group for group in everyone if group.direct}.values():
         assert group not in buffer, f"{group!r} is direct but held for a batch"
         assert all(scheduler.requests.get(r.id) is r for r in group.requests), f"{group!r}"
         listed += len(group.requests)

@@ -46,7 +46,9 @@ class Instance(msgspec.Struct, eq=False):
     """One inference server we can send requests to.
 
     `tokens` is the sum over its attempts of the context sent and of the tokens still expected: the
-    load that `least_tokens` balances. `serial` is the order of joining and breaks ties.
+    load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
+    are the requests that failed here since its last answer and may be at fault themselves; `faults`
+    counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
     """
 
     id: str
@@ -58,9 +60,11 @@ class Instance(msgspec.Struct, eq=False):
     attempts: dict[int, Attempt] = msgspec.field(default_factory=dict)
     tokens: int = 0
     last_dispatch: int = 0
-    held_until: float = 0.0
+    rests_until: float = 0.0
+    rests: int = 0
+    faults: int = 0
+    suspects: set[str] = msgspec.field(default_factory=set)
     leaving: bool = False
-    failures: int = 0
     place: int = -1
     stamp: int = 0
 
@@ -109,7 +113,8 @@ class Request(msgspec.Struct, eq=False):
     `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
-    instance before. `rank` is its place in the waiting queue, None outside of it.
+    instance before. `rank` is its place in the waiting queue, None outside of it. `failures` counts
+    the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
     """
 
     id: str
@@ -129,6 +134,8 @@ class Request(msgspec.Struct, eq=False):
     session: str = ""
     salt: int | None = None
     failures: int = 0
+    failed_on: tuple[str, ...] = ()
+    rests_until: float = 0.0
     finish: str = ""
     rank: tuple[object, int] | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
-from rollout_sched.core import invariants
+from rollout_sched.core import blame, invariants
 from rollout_sched.core.actions import (
     Action,
     Answer,
@@ -24,6 +24,7 @@ from rollout_sched.core.actions import (
     Release,
     Wake,
 )
+from rollout_sched.core.backoff import Backoff
 from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.events import (
     BatchRequested,
@@ -70,6 +71,7 @@ from rollout_sched.core.model import (
     Attempt,
     Group,
     Instance,
+    InstanceStatus,
     Request,
     Sample,
     Segment,
@@ -97,6 +99,10 @@ STIRRING = frozenset(
     )
 )
 
+#: Siblings that are remembered together. Each answer teaches all of them, so a client that never
+#: changes its group would make every request dearer than the one before.
+MOST_SIBLINGS = 64
+
 Answered = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
 
 
@@ -105,8 +111,8 @@ class Scheduler:
 
     `prompts_per_step`: groups in a batch. `version`: the trainer's version at the start.
     `max_failures`: a request that failed so often in a row takes its group down with it.
-    `backoff_s`: how long an instance rests after a failed attempt, doubled for each failure in a
-    row up to 64 times.
+    `backoff_s`: how long a request rests before it is tried once more, or an instance that is at
+    fault before it gets more work; doubled for each time in a row up to 64 times.
 
     `anomalies` counts what the world said that cannot be true or came too late, by kind. What came
     too late changes nothing; token counts and versions that cannot be true are replaced by the
@@ -126,7 +132,7 @@ class Scheduler:
             raise CallerError(f"prompts_per_step must be at least 1, not {prompts_per_step}")
         self.roles = roles
         self.max_failures = max_failures
-        self.backoff_s = backoff_s
+        self.backoff = Backoff(backoff_s)
         self._weigh_tokens = roles.weigh_tokens
         self.fleet = Fleet(roles.routing.load, roles.admission.admits)
         self.waiting = WaitingQueue()
@@ -248,7 +254,7 @@ class Scheduler:
     def _renew_budgets(self) -> None:
         """Nothing runs and nothing waits: let those that used up their segment go on."""
         for request in list(self.replay_buffer):
-            if request.group.active:
+            if request.group.active and not request.rests_until:
                 self._return(request)
 
     def _dispatch(self) -> None:
@@ -263,7 +269,15 @@ class Scheduler:
             if instance.place < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
             waiting.pop_first()
+            if instance.id in request.failed_on:
+                instance = self._elsewhere(request, instance)
             self._send(request, instance)
+
+    def _elsewhere(self, request: Request, chosen: Instance) -> Instance:
+        """Where it has not failed yet, if such an instance is open."""
+        load = self.roles.routing.load
+        others = [i for i in self.fleet.open if i.id not in request.failed_on]
+        return min(others, key=lambda i: (load(i), i.serial), default=chosen)
 
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self.roles.interruption
@@ -329,7 +343,7 @@ class Scheduler:
         # Siblings have the same prompt and limit; who differs is no help for prediction.
         key = (event.group, event.prompt_tokens, event.max_tokens)
         group = self.direct_groups.get(key)
-        if group is None:
+        if group is None or group.samples >= MOST_SIBLINGS:
             group = Group(event.group, self._next_serial(), 0, *key[1:], direct=True, active=True)
             self.direct_groups[key] = group
         request = self._create(group, group.samples, event.request)
@@ -426,14 +440,13 @@ class Scheduler:
             self.anomalies["update_not_asked_for"] += 1
 
     def _woke(self, event: Woke, now: float) -> None:
-        for instance in self.fleet.instances.values():
-            if 0 < instance.held_until <= now:
-                instance.held_until = 0.0
-                self.fleet.touch(instance)
-        resting = [i.held_until for i in self.fleet.instances.values() if i.held_until]
-        if resting:
-            # A clock may ring a hair too early; whoever still rests must not be forgotten.
-            self._out.append(Wake(min(resting)))
+        for who in self.backoff.rested(now):
+            if isinstance(who, Instance):
+                if who.status is not InstanceStatus.LOST:
+                    self.fleet.touch(who)
+            elif who.state is PARKED and who.group.active:
+                self._return(who)
+        self._woken_by(self.backoff.next_wake())
 
     # -- what becomes of an attempt --------------------------------------------------------
 
@@ -449,7 +462,7 @@ class Scheduler:
         self._expect(attempt.request)
 
     def _request_finished(self, event: RequestFinished, now: float) -> None:
-        attempt = self._close(event)
+        attempt = self._close(event, now)
         if attempt is None:
             return
         request = attempt.request
@@ -460,7 +473,7 @@ class Scheduler:
             self._finish(request, event.reason)
 
     def _turn_finished(self, event: TurnFinished, now: float) -> None:
-        attempt = self._close(event)
+        attempt = self._close(event, now)
         if attempt is None:
             return
         request = attempt.request
@@ -481,7 +494,7 @@ class Scheduler:
         self._go_on(request)
 
     def _request_interrupted(self, event: RequestInterrupted, now: float) -> None:
-        attempt = self._close(event)
+        attempt = self._close(event, now)
         if attempt is not None:
             self._go_on(attempt.request)
 
@@ -489,11 +502,11 @@ class Scheduler:
         attempt = self._attempt(event)
         if attempt is None:
             return
-        instance = attempt.instance
-        if event.retryable:
+        request, instance = attempt.request, attempt.instance
+        if event.blame == "instance" and not instance.rests_until:
+            # What fails while it rests was sent before: the same incident, however many there are.
             self._rest(instance, now)
         self._free(attempt)
-        request = attempt.request
         if attempt.disowned:
             self._waste(attempt, attempt.disowned)
             return
@@ -501,11 +514,14 @@ class Scheduler:
             self._waste(attempt, "untrue")
             attempt.tokens = 0
         self._keep(attempt, ())
-        request.failures += 1
-        if event.retryable and request.failures < self.max_failures:
-            self._go_on(request)
-        else:
+        if event.blame == "unclear":
+            blame.suspect(request, instance)
+        if event.blame == "request" or request.failures >= self.max_failures:
             self._give_up(request)
+            return
+        if event.blame == "unclear" and not self._may_try_elsewhere(request):
+            self._rest_request(request, now)
+        self._go_on(request)
 
     # -- attempts: closing and keeping what they made --------------------------------------
 
@@ -516,12 +532,14 @@ class Scheduler:
             return None
         return attempt
 
-    def _close(self, event: RequestFinished | TurnFinished | RequestInterrupted) -> Attempt | None:
+    def _close(
+        self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
+    ) -> Attempt | None:
         """Free the slot and keep the tokens; None if nobody wants this answer any more."""
         attempt = self._attempt(event)
         if attempt is None:
             return None
-        attempt.instance.failures = 0
+        blame.acquit(attempt.instance)
         self._free(attempt)
         tokens = event.tokens
         if not 0 <= tokens <= attempt.max_new_tokens:
@@ -531,7 +549,9 @@ class Scheduler:
         if attempt.disowned:
             self._waste(attempt, attempt.disowned)
             return None
-        attempt.request.failures = 0
+        if attempt.request.failed_on:
+            for instance in blame.succeed(attempt.request, self.fleet.instances):
+                self._rest(instance, now)
         self._keep(attempt, event.spans)
         return attempt
 
@@ -602,7 +622,7 @@ class Scheduler:
         """To the waiting queue if its group is on, to the replay buffer if it was set back."""
         if request.response_tokens >= request.group.max_tokens or not self._room_for(request):
             self._finish(request, "length")
-        elif request.group.active:
+        elif request.group.active and not request.rests_until:
             self._return(request)
         else:
             self._park(request)
@@ -623,6 +643,7 @@ class Scheduler:
 
     def _return(self, request: Request) -> None:
         self.replay_buffer.discard(request)
+        request.rests_until = 0.0
         move(request, RETURN)
         request.expected_tokens = self.roles.prediction.expect(request)
         self.waiting.add(request, self.roles.ordering.key(request))
@@ -636,6 +657,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         move(request, FINISH)
         request.finish = reason
+        if request.failed_on:
+            blame.forget(request, self.fleet.instances)
         group = request.group
         group.finished.append(request)
         insort(group.lengths, request.response_tokens)
@@ -649,6 +672,8 @@ class Scheduler:
     def _end(self, request: Request, reason: str) -> None:
         """The request is over without being delivered."""
         self._disown(request, reason)
+        if request.failed_on:
+            blame.forget(request, self.fleet.instances)
         if request.state is WAITING:
             self.waiting.remove(request)
         elif request.state is PARKED:
@@ -780,8 +805,10 @@ class Scheduler:
         group.requests.remove(request)
         if group.requests:
             self._learn(group)
-        else:
-            del self.direct_groups[(group.id, group.prompt_tokens, group.max_tokens)]
+            return
+        key = (group.id, group.prompt_tokens, group.max_tokens)
+        if self.direct_groups.get(key) is group:
+            del self.direct_groups[key]
 
     def _give_up(self, request: Request) -> None:
         """It cannot be made."""
@@ -852,19 +879,27 @@ class Scheduler:
             if attempt.request.state in (RUNNING, INTERRUPTING):
                 self._go_on(attempt.request)
 
-    def _rest(self, instance: Instance, now: float) -> None:
-        """Give an instance that failed time to recover before it gets more work.
+    # -- resting ---------------------------------------------------------------------------
 
-        What fails while it rests was sent before: the same incident, however many there are.
-        """
-        if instance.held_until > now:
-            return
-        at = now + self.backoff_s * 2 ** min(instance.failures, 6)
-        instance.failures += 1
-        if at > instance.held_until:
-            instance.held_until = at
-            self.fleet.touch(instance)
-            self._out.append(Wake(at))
+    def _may_try_elsewhere(self, request: Request) -> bool:
+        """Once, and only where it has not failed: who fails more often waits."""
+        return request.failures == 1 and len(self.fleet.instances) > len(request.failed_on)
+
+    def _rest_request(self, request: Request, now: float) -> None:
+        """It may be at fault, so it waits before it is tried once more."""
+        self._woken_by(self.backoff.rest(request, request.failures - 1, now))
+
+    def _rest(self, instance: Instance, now: float) -> None:
+        """Give an instance that is at fault time to recover before it gets more work."""
+        wake = self.backoff.rest(instance, instance.rests, now)
+        instance.rests += 1
+        instance.faults = 0
+        self.fleet.touch(instance)
+        self._woken_by(wake)
+
+    def _woken_by(self, wake: Wake | None) -> None:
+        if wake is not None:
+            self._out.append(wake)
 
     def _check_fits(self, kind: str, name: str, tokens: int, kv_tokens: int | None) -> None:
         if kv_tokens is not None and tokens > kv_tokens:

@@ -31,6 +31,7 @@ from rollout_sched.core.actions import (
 )
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
+    Blame,
     Event,
     GroupSubmitted,
     InstanceJoined,
@@ -45,15 +46,18 @@ from rollout_sched.core.events import (
     WeightsPublished,
     Woke,
 )
+from rollout_sched.core.model import Sample
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attempts import Running
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Applier,
+    ConnectionBroken,
     Description,
     InstanceClient,
     InstanceError,
+    InstanceUnreached,
     Outcome,
     Payload,
     RequestRejected,
@@ -75,7 +79,10 @@ class Driver:
     """One scheduler in front of a live fleet. Make it inside a running event loop.
 
     `now` counts from its making, in seconds of the loop's clock. Every observer sees every
-    (now, event, actions): the journal and the metrics are such.
+    (now, event, actions): the journal and the metrics are such. One that raises is logged and
+    hears no more, for a record with holes is worse than one that ends.
+
+    `on_broken` is called once if the scheduler cannot go on.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Driver:
         self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
         self.on_deliver = on_deliver
         self.on_group_failed = on_group_failed
+        self.on_broken: Callable[[], None] | None = None
         self.attendants: dict[str, Attendant] = {}
         self.broken: Exception | None = None
         self.first_version = scheduler.progress.version
@@ -145,8 +153,7 @@ class Driver:
         self._handling = True
         try:
             self._handle(event)
-            while self._inbox:
-                self._handle(self._inbox.popleft())
+            self._empty_inbox()
         finally:
             self._handling = False
         # Whoever is answered may ask again at once, which must not happen within an event.
@@ -156,6 +163,14 @@ class Driver:
                 answer(*arguments)
             except Exception:
                 log.exception("an answer could not be handed over")
+
+    def _empty_inbox(self) -> None:
+        while self._inbox:
+            event = self._inbox.popleft()
+            try:
+                self._handle(event)
+            except CallerError as error:  # it is not the fault of whoever told the first event
+                log.error("%s was refused: %s", event, error)
 
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
@@ -168,19 +183,35 @@ class Driver:
         except Exception as error:
             self._break(error)
             return
-        for observer in self.observers:
-            observer(now, event, actions)
-        for watcher in self._watchers.get(type(event), ()):
-            watcher(event)
-        for action in actions:
-            self._do[type(action)](action)
+        self._show(now, event, actions)
+        try:
+            for action in actions:
+                self._do[type(action)](action)
+        except Exception as error:
+            self._break(error)
         anomalies = self.scheduler.anomalies
         if anomalies and anomalies.total() != self._anomalies:
             self._anomalies = anomalies.total()
             log.warning("%s does not fit what is known: %s", event, dict(anomalies))
 
+    def _show(self, now: float, event: Event, actions: list[Action]) -> None:
+        """To all who look on. Who fails at that changes nothing for anybody else."""
+        for observer in self.observers:
+            try:
+                observer(now, event, actions)
+            except Exception:
+                log.exception("%r failed and is told nothing more", observer)
+                self.observers = [other for other in self.observers if other is not observer]
+        for watcher in self._watchers.get(type(event), ()):
+            try:
+                watcher(event)
+            except Exception:
+                log.exception("%r failed at %s", watcher, event)
+
     def _break(self, error: Exception) -> None:
         """The scheduler's own state can no longer be trusted: everybody who waits is told."""
+        if self.broken is not None:
+            return
         log.critical("the scheduler cannot go on", exc_info=error)
         self.broken = error
         for payload in self._payloads.values():
@@ -189,6 +220,8 @@ class Driver:
         if self.on_group_failed is not None:
             for group in self._factories:
                 self._answers.append((self.on_group_failed, (group, error)))
+        if self.on_broken is not None:
+            self._answers.append((self.on_broken, ()))
 
     def _check_sound(self) -> None:
         if self.broken is not None:
@@ -309,7 +342,10 @@ class Driver:
         for running in self.holds(name):
             self._take(running)
             running.cancel()
-            self._keep_streamed(running)
+            try:
+                self._keep_streamed(running)
+            except Exception as error:  # the payload's own
+                self._tell_failed(running, error, usable=False)
         if name in self.scheduler.fleet.instances:
             log.warning("instance %s lost: %s", name, reason)
             self.tell(InstanceLost(name, reason))
@@ -343,7 +379,7 @@ class Driver:
                 payload = self._make(action.request)
             except Exception as error:  # the caller's own
                 self._errors[action.request] = error
-                self.tell(RequestFailed(action.request, action.attempt, str(error), False))
+                self.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
                 return
         attendant = self.attendants[action.instance]
         order_id = f"{self._run_id}-{action.attempt}"
@@ -373,8 +409,11 @@ class Driver:
             running.attempting = running.payload.begin(
                 running.client, running.dispatch, running.order_id, partial(self._over, running)
             )
-        except Exception as error:
+        except (InstanceError, RequestRejected, OSError) as error:
             self._failed(running, error)
+        except Exception as error:
+            log.exception("attempt %d of request %s", running.dispatch.attempt, running.order_id)
+            self._failed(running, RequestRejected(f"it cannot be sent: {error!r}", 500))
 
     def _over(self, running: Running, result: Outcome | Exception) -> None:
         if isinstance(result, Exception):
@@ -392,7 +431,11 @@ class Driver:
         if not self._take(running):
             return
         kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
-        running.payload.keep(dispatch.attempt, kept, outcome.piece)
+        try:
+            running.payload.keep(dispatch.attempt, kept, outcome.piece)
+        except Exception as error:  # the payload's own
+            self._tell_failed(running, error, usable=False)
+            return
         request, attempt = dispatch.request, dispatch.attempt
         if outcome.finish == "abort":
             self.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
@@ -404,21 +447,28 @@ class Driver:
     def _failed(self, running: Running, error: Exception) -> None:
         if not self._take(running):
             return
+        usable = not isinstance(error, AnswerUntrue)
+        if usable:
+            try:
+                self._keep_streamed(running)
+            except Exception as own:  # the payload's own
+                error, usable = own, False
+        self._tell_failed(running, error, usable=usable)
+
+    def _tell_failed(self, running: Running, error: Exception, *, usable: bool) -> None:
+        """An attempt that the driver holds no longer has failed."""
         dispatch = running.dispatch
         if not isinstance(error, InstanceError | RequestRejected | OSError):
             text = "attempt %d of request %s"
             log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
-        usable = not isinstance(error, AnswerUntrue)
-        if usable:
-            self._keep_streamed(running)
-        else:
-            running.payload.drop(dispatch.attempt)
+        if not usable:
+            _drop(running.payload, dispatch.attempt)
         self._errors[dispatch.request] = error
-        retryable = not isinstance(error, RequestRejected)
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
-        self.tell(RequestFailed(dispatch.request, dispatch.attempt, str(error), retryable, usable))
+        told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
+        self.tell(told)
         attendant = self.attendants.get(dispatch.instance)
-        if retryable and attendant is not None:
+        if isinstance(error, ConnectionBroken | OSError) and attendant is not None:
             attendant.look_now()
 
     def _take(self, running: Running) -> bool:
@@ -449,9 +499,12 @@ class Driver:
             self.tell(TokensArrived(dispatch.request, dispatch.attempt, tokens))
 
     def _report_streams(self) -> None:
-        for running in list(self._running.values()):
-            self._report_stream(running)
         self._loop.call_later(self.settings.stream_s, self._report_streams)
+        for running in list(self._running.values()):
+            try:
+                self._report_stream(running)
+            except Exception as error:  # the payload's own: its attempt is of no use
+                self._failed(running, error)
 
     def _interrupt(self, action: Interrupt) -> None:
         running = self._running.get(action.attempt)
@@ -465,8 +518,8 @@ class Driver:
         while not running.ended().done():
             try:
                 await running.client.abort(running.order_id)
-            except (InstanceError, OSError) as error:
-                log.warning("abort of %s on %s: %s", running.order_id, running.client.name, error)
+            except Exception as error:  # whatever it is, the attempt must come to its end
+                log.warning("abort of %s on %s: %r", running.order_id, running.client.name, error)
             await asyncio.wait({running.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, 4.0)
             if self._loop.time() > deadline and not running.ended().done():
@@ -493,17 +546,24 @@ class Driver:
             self._factories.pop(sample.group, None)
             self._errors.pop(sample.request, None)
         if self.on_deliver is not None:
-            self._answers.append((self.on_deliver, (action, payloads)))
+            self._answers.append((self._hand_over_batch, (action, payloads)))
+
+    def _hand_over_batch(self, action: Deliver, payloads: list[Payload]) -> None:
+        assert self.on_deliver is not None
+        try:
+            self.on_deliver(action, payloads)
+        except Exception as error:  # the samples are gone: the trainer must not wait for them
+            self._break(error)
 
     def _answer(self, action: Answer) -> None:
         request = action.sample.request
         self._errors.pop(request, None)
-        self._answers.append((self._payloads.pop(request).answer, (action.sample,)))
+        self._answers.append((_answer, (self._payloads.pop(request), action.sample)))
 
     def _discard(self, action: Discard) -> None:
         payload = self._payloads.get(action.request)
         if payload is not None:
-            payload.drop(action.attempt)
+            _drop(payload, action.attempt)
         if not action.ends:
             return
         self._payloads.pop(action.request, None)
@@ -531,3 +591,26 @@ class Driver:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _blame(error: Exception) -> Blame:
+    """Whose fault an attempt's error is. Only what was never sent is surely the instance's."""
+    if isinstance(error, RequestRejected):
+        return "request"
+    return "instance" if isinstance(error, InstanceUnreached) else "unclear"
+
+
+def _answer(payload: Payload, sample: Sample) -> None:
+    """Whoever waits hears something, even where the answer cannot be put together."""
+    try:
+        payload.answer(sample)
+    except Exception as error:
+        log.exception("request %s was finished but could not be answered", sample.request)
+        payload.fail("failed", error)
+
+
+def _drop(payload: Payload, attempt: int) -> None:
+    try:
+        payload.drop(attempt)
+    except Exception:  # it holds more than it should until it ends; nobody else is concerned
+        log.exception("a payload could not let go of attempt %d", attempt)

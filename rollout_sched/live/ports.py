@@ -25,14 +25,23 @@ class InstanceGone(InstanceError):
     """Nothing listens there any more."""
 
 
+class ConnectionBroken(InstanceError):
+    """The connection broke under a request: the instance may have seen it, and may be gone."""
+
+
+class InstanceUnreached(ConnectionBroken):
+    """No connection came about: the instance has not seen the request."""
+
+
 class AnswerUntrue(InstanceError):
     """What an instance said cannot be true: nothing that it streamed is gone on from."""
 
 
 class RequestRejected(RolloutError, RuntimeError):
-    """The request itself is at fault (HTTP 4xx): no other instance would take it either.
+    """The request itself is at fault: no other instance would take it either.
 
-    `status` and `body` are what the instance answered.
+    `status` and `body` are for its client: what an instance answered (HTTP 4xx), or 500 with
+    nothing where the request could not even be sent.
     """
 
     def __init__(self, text: str, status: int = 400, body: bytes = b"") -> None:
@@ -180,8 +189,10 @@ class Payload(Protocol):
     """
 
     def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        """Begin to carry out a dispatch. What it raises, or tells `over`, ends the attempt, not the
-        request; `over` hears nothing before this has returned."""
+        """Begin to carry out a dispatch; `over` hears nothing before this has returned.
+
+        An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
+        raises ends the request: what cannot be sent here cannot be sent elsewhere."""
 
     def streamed(self, attempt: int) -> int:
         """How many tokens the stream of an attempt has brought so far."""

@@ -78,7 +78,7 @@ def test_a_lost_instance_keeps_what_was_streamed() -> None:
 def test_one_that_cannot_be_made_fails_alone() -> None:
     told = Told()
     told(ask("d1"), ask("d2"))
-    (gone,) = told(RequestFailed("d1", 1, "400", retryable=False))
+    (gone,) = told(RequestFailed("d1", 1, "400", blame="request"))
     assert gone == Discard("d1", 0, "failed", ends=True)
     assert list(told.scheduler.requests) == ["d2"]
 

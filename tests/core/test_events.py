@@ -25,7 +25,7 @@ EVENTS: list[ev.Event] = [
     ev.TurnFinished("a/0", 1, 5, ((2, 5),)),
     ev.ToolReturned("a/0", 1, 4),
     ev.RequestInterrupted("a/1", 2, 7, ((2, 3), (3, 4))),
-    ev.RequestFailed("a/1", 3, "reset by peer", retryable=False),
+    ev.RequestFailed("a/1", 3, "reset by peer", blame="request"),
     ev.WeightsPublished(3),
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
@@ -69,7 +69,7 @@ def test_a_fact_cannot_be_changed(event: ev.Event) -> None:
         ),
         (
             b'{"type": "RequestFailed", "request": "a/0", "attempt": 1}',
-            ev.RequestFailed("a/0", 1, "", retryable=True),
+            ev.RequestFailed("a/0", 1, "", blame="unclear"),
         ),
         (
             b'{"type": "InstanceJoined", "instance": "i0", "slots": 8, "kv_tokens": 9}',

@@ -84,7 +84,7 @@ class TestLeast:
 
     def test_one_that_rests_is_passed_over(self) -> None:
         fleet = make_fleet(1)
-        fleet.instances["i0"].held_until = 3.0
+        fleet.instances["i0"].rests_until = 3.0
         fleet.touch(fleet.instances["i0"])
         assert least(fleet) is None
 
@@ -232,7 +232,7 @@ class BruteForce(RuleBasedStateMachine):
     @rule(data=st.data(), status=st.sampled_from(InstanceStatus), rest=st.sampled_from([0.0, 9.0]))
     def change(self, data: st.DataObject, status: InstanceStatus, rest: float) -> None:
         instance = self.pick(data)
-        instance.status, instance.held_until = status, rest
+        instance.status, instance.rests_until = status, rest
         self.fleet.touch(instance)
 
     @precondition(lambda self: self.fleet.instances)
@@ -254,7 +254,7 @@ class BruteForce(RuleBasedStateMachine):
         may = [
             i
             for i in everyone
-            if i.status is InstanceStatus.SERVING and not i.held_until and has_slots(i)
+            if i.status is InstanceStatus.SERVING and not i.rests_until and has_slots(i)
         ]
         assert sorted(fleet.open, key=lambda i: i.serial) == may
         assert [i.place for i in fleet.open] == list(range(len(may)))

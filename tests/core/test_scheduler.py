@@ -197,7 +197,8 @@ class TestSurplus:
         told.submit("a", "b", samples=2)
         told(BatchRequested(), RequestFinished("a/0", 1, 5))  # a/2 took the slot
         assert told.running == ["a/1", "a/2"]
-        told(RequestFailed("a/1", 2, "500"))  # and now a/1 waits, while the instance rests
+        # And now a/1 waits, while the instance rests.
+        told(RequestFailed("a/1", 2, "refused", blame="instance"))
         assert told(RequestFinished("a/2", 3, 5)) == [
             Discard("a/1", 0, "surplus", ends=True),
         ]
@@ -218,6 +219,8 @@ class TestSurplus:
 
 
 class TestFailure:
+    """What a failed attempt does to its request, its group and its instance; see test_blame.py."""
+
     def told(self) -> Told:
         told = Told(instances=2)
         told.submit("a")
@@ -227,9 +230,7 @@ class TestFailure:
     def test_it_goes_on_elsewhere_with_what_was_streamed(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
-        told.seconds = 100.0
         assert told(RequestFailed("a/0", 1, "reset by peer")) == [
-            Wake(at=101.0),
             sent(
                 "a/0",
                 2,
@@ -247,18 +248,25 @@ class TestFailure:
     def test_what_cannot_be_true_is_not_gone_on_from(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
-        told.seconds = 100.0
         assert told(RequestFailed("a/0", 1, "it said more after its end", usable=False)) == [
-            Wake(at=101.0),
             Discard("a/0", 7, "untrue", attempt=1),
             sent("a/0", 2, "i1"),
         ]
+
+    def test_one_that_was_never_reached_rests(self) -> None:
+        told = self.told()
+        told.seconds = 100.0
+        assert told(RequestFailed("a/0", 1, "connection refused", blame="instance")) == [
+            Wake(at=101.0),
+            sent("a/0", 2, "i1"),
+        ]
+        assert told.request("a/0").failures == 0, "it never got there"
 
     def test_alone_it_waits_until_the_instance_has_rested(self) -> None:
         told = Told()
         told.submit("a")
         told(BatchRequested())
-        assert told(RequestFailed("a/0", 1)) == [Wake(at=1.0)]
+        assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(at=1.0)]
         told.seconds = 0.5
         assert told(Woke()) == [Wake(at=1.0)], "woken too early: it must not be forgotten"
         told.seconds = 1.0
@@ -267,23 +275,22 @@ class TestFailure:
     def test_what_fails_together_is_one_incident(self) -> None:
         told = Told(batching="fully_async", freshness="unbounded", slots=8)
         told.submit("a", samples=8)
-        assert told(RequestFailed("a/0", 1)) == [Wake(at=1.0)]
+        assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(at=1.0)]
         told.seconds = 0.5
         for attempt in range(2, 9):
-            assert told(RequestFailed(f"a/{attempt - 1}", attempt)) == []
+            assert told(RequestFailed(f"a/{attempt - 1}", attempt, blame="instance")) == []
         told.seconds = 1.0
         dispatches = told(Woke())
         assert len(dispatches) == 8
-        assert told(RequestFailed("a/0", 9)) == [Wake(at=3.0)]
+        assert told(RequestFailed("a/0", 9, blame="instance")) == [Wake(at=3.0)]
 
     def test_failures_in_a_row_double_the_rest_up_to_64_times(self) -> None:
         told = Told()
-        told.scheduler.max_failures = 99
         told.submit("a")
         told(BatchRequested())
         rests = []
         for attempt in range(1, 10):
-            (wake,) = told(RequestFailed("a/0", attempt))
+            (wake,) = told(RequestFailed("a/0", attempt, blame="instance"))
             assert isinstance(wake, Wake)
             rests.append(wake.at - told.seconds)
             told.seconds = wake.at
@@ -294,19 +301,19 @@ class TestFailure:
         told = Told()
         told.submit("a", samples=2)
         told(BatchRequested())
-        assert told(RequestFailed("a/0", 1)) == [Wake(1.0)]
+        assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(1.0)]
         told(RequestFinished("a/1", 2, 5))
         told.seconds = 1.0
         told(Woke())
-        assert told(RequestFailed("a/0", 3)) == [Wake(2.0)]
+        assert told(RequestFailed("a/0", 3, blame="instance")) == [Wake(2.0)]
 
-    def test_one_that_is_not_retryable_takes_its_group_down(self) -> None:
+    def test_one_that_is_itself_at_fault_takes_its_group_down(self) -> None:
         told = Told(slots=2)
         told.submit("a", samples=3)
         told(BatchRequested())
         told(RequestFinished("a/0", 1, 5))  # a/1 and a/2 run
         told(TokensArrived("a/1", 2, 4))
-        assert told(RequestFailed("a/1", 2, "too long", retryable=False)) == [
+        assert told(RequestFailed("a/1", 2, "too long", blame="request")) == [
             Discard("a/0", 5, "failed", ends=True),
             Discard("a/1", 4, "failed", ends=True),
             Interrupt("a/2", 3, "i0"),
@@ -320,18 +327,15 @@ class TestFailure:
         told = Told(slots=1)
         told.submit("a", "b")
         told(BatchRequested())
-        actions = told(RequestFailed("a/0", 1, "too long", retryable=False))
+        actions = told(RequestFailed("a/0", 1, "too long", blame="request"))
         assert actions == [Discard("a/0", 0, "failed", ends=True), sent("b/0", 2)]
 
     def test_too_many_failures_take_the_group_down(self) -> None:
         told = Told()
-        told.scheduler.max_failures = 0
+        told.scheduler.max_failures = 1
         told.submit("a")
         told(BatchRequested())
-        assert told(RequestFailed("a/0", 1)) == [
-            Wake(1.0),
-            Discard("a/0", 0, "failed", ends=True),
-        ]
+        assert told(RequestFailed("a/0", 1)) == [Discard("a/0", 0, "failed", ends=True)]
 
 
 class TestLostInstance:
@@ -415,7 +419,7 @@ class TestLostInstance:
     def test_one_that_rejoins_has_had_its_rest(self) -> None:
         told = Told()
         told.submit("a")
-        told(BatchRequested(), RequestFailed("a/0", 1))
+        told(BatchRequested(), RequestFailed("a/0", 1, blame="instance"))
         assert told(InstanceJoined("i0", 8, BIG)) == [sent("a/0", 2)]
 
 
@@ -712,7 +716,7 @@ class TestPartialRollout:
     def test_a_group_set_back_can_still_fail(self) -> None:
         told = self.told(freshness="unbounded")
         told(RequestFinished("a/0", 1, 5))
-        assert told(RequestFailed("b/0", 2, "too long", retryable=False)) == [
+        assert told(RequestFailed("b/0", 2, "too long", blame="request")) == [
             Discard("b/0", 0, "failed", ends=True)
         ]
         assert dispatched(told(BatchRequested())) == ["c/0", "d/0"]
@@ -1181,7 +1185,7 @@ class TestLastBatch:
         told = Told(2)
         told.submit("a", "b")
         told(SubmissionsClosed(), BatchRequested(), RequestFinished("a/0", 1, 5))
-        actions = told(RequestFailed("b/0", 2, retryable=False))
+        actions = told(RequestFailed("b/0", 2, blame="request"))
         assert delivered(actions) == ["a/0"]
 
     def test_when_all_is_delivered_there_is_none(self) -> None:

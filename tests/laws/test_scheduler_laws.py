@@ -344,13 +344,17 @@ class World(RuleBasedStateMachine):
         self.tell(ev.InstanceLost(name))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), retryable=st.sampled_from([True, True, True, False]))
-    def fail(self, data, retryable):
+    @rule(
+        data=st.data(),
+        blame=st.sampled_from(["unclear", "unclear", "unclear", "instance", "request"]),
+        usable=st.booleans(),
+    )
+    def fail(self, data, blame, usable):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running.pop(attempt)
         self.held[dispatch.instance].remove(attempt)
         self.told_to_stop.discard(attempt)
-        event = ev.RequestFailed(dispatch.request, attempt, "500", retryable)
+        event = ev.RequestFailed(dispatch.request, attempt, "500", blame, usable)
         self.over.append(event)
         self.tell(event)
 

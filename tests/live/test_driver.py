@@ -22,7 +22,14 @@ from rollout_sched.core.events import (
 from rollout_sched.core.model import Sample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.ports import AnswerUntrue, Gauges, InstanceError, Output, RequestRejected
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    ConnectionBroken,
+    Gauges,
+    InstanceError,
+    Output,
+    RequestRejected,
+)
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
@@ -209,7 +216,7 @@ def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll() -> None:
             client = stage.ask()
             await instance.order()
             instance.mute = True
-            await instance.fail(0, InstanceError("connection reset"))
+            await instance.fail(0, ConnectionBroken("connection reset"))
             await until(lambda: not stage.scheduler.fleet.attempts)
             await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
             await asyncio.sleep(0.02)

@@ -119,7 +119,7 @@ async def house(
         )
         service = Service(options, lambda line: None, settings=settings)
         # An instance that failed rests until a poll has looked at it; a second is long here.
-        service.live.driver.scheduler.backoff_s = 2 * settings.poll_s
+        service.live.driver.scheduler.backoff.first_s = 2 * settings.poll_s
         try:
             await service.open()
             yield House(service, servers, clients)

@@ -138,3 +138,10 @@ def test_logprobs_of_other_tokens_are_refused():
 def test_completions_without_token_ids_says_which_vllm_has_them():
     with pytest.raises(InstanceError, match=r"0\.10\.2"):
         Completions().read(b'{"choices": [{"text": "hello", "finish_reason": "stop"}]}')
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+@pytest.mark.parametrize("value", [object(), {(1,): 2}, "\udcff"])
+def test_sampling_that_is_no_json_is_the_requests_fault(dialect, value):
+    with pytest.raises(RequestRejected, match="cannot be written as JSON"):
+        dialect.body(an_order(sampling={"top_p": value}), "tiny")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.integrations.http.errors import AnswerBroken
+import pytest
+
+from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
 from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import (
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    RequestRejected,
+)
 
 
 class Receiver:
@@ -53,6 +60,7 @@ class Stage:
         self.receiver = Receiver()
         self.exchange = Exchange()
         self.sent = 0
+        self.error: Exception | None = None
         self.throttle = Throttle(rate, "rate")
         self.passing = Passing("o", "cmpl-o-0", self.receiver, self.register)
 
@@ -61,6 +69,8 @@ class Stage:
 
     def _send(self) -> Exchange:
         self.sent += 1
+        if self.error is not None:
+            raise self.error
         return self.exchange
 
 
@@ -75,14 +85,53 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
     assert not stage.register
 
 
-def test_what_breaks_is_the_instances_fault() -> None:
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (AnswerBroken("reset"), ConnectionBroken),
+        (NotConnected("refused"), InstanceUnreached),
+        (KeyError("a bug"), KeyError),
+    ],
+)
+def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]) -> None:
     stage = Stage()
     stage.send()
-    stage.passing.on_error(AnswerBroken("reset"))
+    stage.passing.on_error(what)
     (error,) = stage.receiver.heard
-    assert isinstance(error, InstanceError)
-    assert str(error) == "reset"
+    assert type(error) is says
+    assert str(error) == str(what)
     assert not stage.register
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (ValueError("a line end"), RequestRejected),
+        (RuntimeError("the pool is closed"), InstanceUnreached),
+        (KeyError("a bug"), KeyError),
+    ],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_call_that_cannot_be_sent_ends(
+    raised: Exception, says: type[Exception], waits: bool
+) -> None:
+    async def scene() -> None:
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        stage.error = raised
+        if waits:
+            assert stage.throttle.take()
+            stage.send()
+            await asyncio.sleep(0.2)
+            (error,) = stage.receiver.heard
+            assert type(error) is says
+        else:
+            with pytest.raises(says):
+                stage.send()
+            assert not stage.receiver.heard
+        assert not stage.register
+
+    asyncio.run(scene())
 
 
 def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:

@@ -1,0 +1,165 @@
+"""Blame: a request that fails everywhere costs nobody else anything, a faulty instance rests."""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Answer, Discard, Dispatch, Wake
+from rollout_sched.core.events import (
+    InstanceLost,
+    RequestFailed,
+    RequestFinished,
+    RequestSubmitted,
+    RequestWithdrawn,
+    Woke,
+)
+from tests.core.told import LIMIT, PROMPT, Told
+
+
+def ask(name: str, group: str = "") -> RequestSubmitted:
+    return RequestSubmitted(name, group or name, PROMPT, LIMIT)
+
+
+def dispatched(actions: list[object]) -> list[tuple[str, int, str]]:
+    return [(a.request, a.attempt, a.instance) for a in actions if isinstance(a, Dispatch)]
+
+
+def until_given_up(told: Told, name: str) -> tuple[int, list[str]]:
+    """Fail every attempt of a request; how many there were, and where."""
+    where: list[str] = []
+    while name in told.scheduler.requests:
+        attempt = told.request(name).attempt
+        if attempt is None:
+            told.seconds += 0.5
+            told(Woke())
+            continue
+        where.append(attempt.instance.id)
+        told(RequestFailed(name, attempt.id, "status 500"))
+    return len(where), where
+
+
+def test_it_is_tried_elsewhere_at_once() -> None:
+    told = Told(instances=3)
+    told(ask("d"))
+    assert dispatched(told(RequestFailed("d", 1, "500"))) == [("d", 2, "i1")]
+
+
+def test_elsewhere_is_where_it_has_not_failed_whatever_the_load() -> None:
+    told = Told(instances=2, routing="least_requests")
+    told(ask("a"), ask("b"), ask("c"), ask("d"), RequestFinished("a", 1, 1))
+    assert told.instance("i0").in_flight < told.instance("i1").in_flight
+    assert dispatched(told(RequestFailed("c", 3, "500"))) == [("c", 5, "i1")]
+
+
+def test_who_fails_twice_waits_before_it_is_tried_once_more() -> None:
+    told = Told(instances=3)
+    told(ask("d"), RequestFailed("d", 1, "500"))
+    assert told(RequestFailed("d", 2, "500")) == [Wake(2.0)]
+    told.seconds = 2.0
+    assert dispatched(told(Woke())) == [("d", 3, "i2")]
+    assert told(RequestFailed("d", 3, "500")) == [Wake(6.0)]
+
+
+def test_on_a_single_instance_it_waits_from_the_first_failure_on() -> None:
+    told = Told()
+    told(ask("d"))
+    assert told(RequestFailed("d", 1, "500")) == [Wake(1.0)]
+    told.seconds = 1.0
+    assert dispatched(told(Woke())) == [("d", 2, "i0")]
+
+
+def test_poison_never_puts_an_instance_to_rest() -> None:
+    told = Told(instances=4)
+    for number in range(20):
+        told(ask(f"poison{number}"))
+        tries, where = until_given_up(told, f"poison{number}")
+        assert tries == told.scheduler.max_failures
+        assert len(set(where)) == 4, "it was tried everywhere before anywhere twice"
+        assert not any(told.instance(f"i{i}").rests_until for i in range(4))
+        assert not any(told.instance(f"i{i}").suspects for i in range(4))
+
+
+def test_poison_that_comes_all_at_once_delays_nobody() -> None:
+    told = Told(instances=2, slots=64, routing="least_requests")
+    for number in range(40):
+        told(ask(f"poison{number}"))
+    for number in range(40):
+        attempt = told.request(f"poison{number}").attempt
+        assert attempt is not None
+        told(RequestFailed(f"poison{number}", attempt.id, "500"))
+    assert len(dispatched(told(ask("innocent")))) == 1
+
+
+def test_a_request_that_waits_stands_in_nobodys_way() -> None:
+    told = Told(slots=1)
+    told(ask("poison"), RequestFailed("poison", 1, "500"))
+    assert dispatched(told(ask("innocent"))) == [("innocent", 2, "i0")]
+
+
+def test_an_instance_that_alone_fails_comes_to_rest() -> None:
+    told = Told(instances=2, slots=64, routing="least_requests")
+    wakes = []
+    for number in range(3):
+        (first,) = dispatched(told(ask(f"d{number}")))
+        assert first[2] == "i0", "it fails at once, so it is the emptiest"
+        told(RequestFailed(f"d{number}", first[1], "500"))
+    for number in range(3):
+        attempt = told.request(f"d{number}").attempt
+        assert attempt is not None
+        wakes += [
+            action
+            for action in told(RequestFinished(f"d{number}", attempt.id, 5))
+            if isinstance(action, Wake)
+        ]
+    assert wakes == [Wake(1.0)]
+    assert told.instance("i0").rests_until == 1.0
+    assert told.instance("i1").rests_until == 0.0
+    assert dispatched(told(ask("next")))[0][2] == "i1"
+    told.seconds = 1.0
+    told(Woke())
+    assert told.instance("i0").rests_until == 0.0
+
+
+def test_an_instance_that_fails_now_and_then_goes_on() -> None:
+    told = Told(instances=2, slots=4, routing="round_robin")
+    rested = 0.0
+    for number in range(200):
+        (first,) = dispatched(told(ask(f"d{number}")))
+        if first[2] == "i0" and number % 20 == 0:
+            (first,) = dispatched(told(RequestFailed(f"d{number}", first[1], "broken answer")))
+        assert any(
+            isinstance(action, Answer) for action in told(RequestFinished(*first[:2], tokens=3))
+        )
+        rested = max(rested, told.instance("i0").rests_until)
+    assert rested == 0.0
+
+
+def test_who_is_withdrawn_blames_nobody() -> None:
+    told = Told(instances=2)
+    told(ask("d"), RequestFailed("d", 1, "500"))
+    assert told.instance("i0").suspects == {"d"}
+    assert told(RequestWithdrawn("d"))[-1] == Discard("d", 0, "withdrawn", ends=True)
+    assert not told.instance("i0").suspects
+
+
+def test_who_rests_may_be_withdrawn() -> None:
+    told = Told()
+    told(ask("d"), RequestFailed("d", 1, "500"))
+    assert told(RequestWithdrawn("d")) == [Discard("d", 0, "withdrawn", ends=True)]
+    told.seconds = 1.0
+    assert told(Woke()) == []
+
+
+def test_an_instance_that_is_gone_cannot_be_blamed() -> None:
+    told = Told(instances=2)
+    told(ask("d"), RequestFailed("d", 1, "500"), InstanceLost("i0"))
+    assert [type(action) for action in told(RequestFinished("d", 2, 5))] == [Answer]
+
+
+def test_siblings_that_never_end_make_no_request_dearer() -> None:
+    told = Told(slots=10_000, prediction="group_history")
+    for number in range(500):
+        told(ask(f"d{number}", "one group for all"))
+    sizes = {len(request.group.requests) for request in told.scheduler.requests.values()}
+    assert max(sizes) <= 64
+    for number in range(500):
+        told(RequestFinished(f"d{number}", number + 1, 5))
+    assert not told.scheduler.direct_groups

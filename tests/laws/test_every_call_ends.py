@@ -1,0 +1,262 @@
+"""Whatever raises, wherever: who waits hears an end, once, and nobody else is concerned.
+
+Each test lets one callback of one request raise, beside an innocent request on the same instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.events import BatchRequested, Event, InstanceJoined, RequestSubmitted
+from rollout_sched.core.model import Sample
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.ports import InstanceError, RequestRejected
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted, until
+
+PROMPT = [1, 2, 3]
+SETTINGS = Settings(poll_s=1000.0, abort_timeout_s=0.2, stream_s=0.01)
+
+
+class Boom(Exception):
+    """What no code expects."""
+
+
+class Client(TokenPayload):
+    """Counts its ends; the callback named `bad` raises."""
+
+    def __init__(self, bad: str = "") -> None:
+        super().__init__(PROMPT, {}, stream_every=2)
+        self.bad = bad
+        self.request = ""
+        self.ends: list[Any] = []
+
+    def _may_raise(self, callback: str) -> None:
+        if callback == self.bad:
+            raise Boom(callback)
+
+    def begin(self, *args: Any) -> Any:
+        self._may_raise("begin")
+        return super().begin(*args)
+
+    def streamed(self, attempt: int) -> int:
+        self._may_raise("streamed")
+        return super().streamed(attempt)
+
+    def partial(self, attempt: int, tokens: int) -> Any:
+        self._may_raise("partial")
+        return super().partial(attempt, tokens)
+
+    def keep(self, attempt: int, tokens: int, piece: Any) -> None:
+        self._may_raise("keep")
+        super().keep(attempt, tokens, piece)
+
+    def drop(self, attempt: int) -> None:
+        self._may_raise("drop")
+        super().drop(attempt)
+
+    def answer(self, sample: Sample) -> None:
+        self._may_raise("answer")
+        self.ends.append(sample)
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        self.ends.append((reason, error))
+        self._may_raise("fail")
+
+
+class Stage:
+    """Two instances of which the first may break off what it streams."""
+
+    def __init__(self, **other: Any) -> None:
+        self.instances = [Scripted("i0"), Scripted("i1")]
+        self.scheduler = make_scheduler(batching="sync")
+        self.scheduler.backoff.first_s = 0.01
+        self.driver = Driver(self.scheduler, settings=SETTINGS, **other)
+
+    async def __aenter__(self) -> Stage:
+        for instance in self.instances:
+            await self.driver.add_instance(instance)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.driver.close()
+        self.scheduler.check_invariants()
+        assert not self.driver._payloads
+        assert not self.driver._running
+        assert not self.scheduler.fleet.attempts
+
+    def ask(self, client: Client) -> Client:
+        client.request = self.driver.submit(client, len(PROMPT), 100)
+        return client
+
+    async def serve(self, breaks: bool) -> None:
+        """Answer every order; with `breaks`, the first after half of it was streamed fails."""
+        done: set[str] = set()
+        while True:
+            for instance in self.instances:
+                for number, order_id in enumerate(list(instance.orders)):
+                    answer = instance._answers[order_id]
+                    if order_id in done or answer.done():
+                        continue
+                    done.add(order_id)
+                    await instance.stream(number, [5, 6])
+                    await asyncio.sleep(0.02)
+                    if breaks and instance is self.instances[0]:
+                        answer.set_exception(InstanceError("it broke off"))
+                    elif not answer.done():
+                        await instance.answer(number, [5, 6, 7])
+            await asyncio.sleep(0.001)
+
+
+def run(scene: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize(
+    "bad", ["begin", "streamed", "partial", "keep", "drop", "answer", "fail", ""]
+)
+def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            serving = asyncio.create_task(stage.serve(breaks))
+            guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
+            await until(lambda: guilty.ends and innocent.ends)
+            serving.cancel()
+            await asyncio.sleep(0.05)
+            assert stage.driver.broken is None
+            assert isinstance(innocent.ends[0], Sample)
+            assert len(guilty.ends) == len(innocent.ends) == 1
+            if bad in ("begin", "answer"):
+                assert guilty.ends[0][0] == "failed"
+            assert not any(i.rests_until for i in stage.scheduler.fleet.instances.values())
+
+    run(scene)
+
+
+def test_what_cannot_be_sent_is_not_tried_again() -> None:
+    async def scene() -> None:
+        seen: list[Event] = []
+        observe = [lambda now, event, actions: seen.append(event)]
+        async with Stage(observers=observe) as stage:
+            guilty = stage.ask(Client("begin"))
+            assert [reason for reason, _ in guilty.ends] == ["failed"]
+            (error,) = [error for _, error in guilty.ends]
+            assert isinstance(error, RequestRejected)
+            assert error.status == 500
+            kinds = [type(event).__name__ for event in seen]
+            assert kinds.count("RequestFailed") == 1
+
+    run(scene)
+
+
+@pytest.mark.parametrize("bad", ["begin", "streamed", "partial", "keep"])
+def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
+            await asyncio.sleep(0.01)
+            stage.driver.lose("i0", "it died")
+            serving = asyncio.create_task(stage.serve(False))
+            await until(lambda: guilty.ends and innocent.ends)
+            serving.cancel()
+            assert isinstance(innocent.ends[0], Sample)
+
+    run(scene)
+
+
+def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        seen: list[Event] = []
+
+        def bad(now: float, event: Event, actions: list[Action]) -> None:
+            raise Boom("observer")
+
+        def good(now: float, event: Event, actions: list[Action]) -> None:
+            seen.append(event)
+
+        async with Stage(observers=[bad, good]) as stage:
+            serving = asyncio.create_task(stage.serve(False))
+            client = stage.ask(Client())
+            await until(lambda: client.ends)
+            serving.cancel()
+            assert isinstance(client.ends[0], Sample)
+            assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
+
+    run(scene)
+    assert sum("is told nothing more" in record.message for record in caplog.records) == 1
+
+
+def test_a_watcher_that_raises_changes_nothing() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            serving = asyncio.create_task(stage.serve(False))
+            stage.driver.watch(_boom, RequestSubmitted)
+            client = stage.ask(Client())
+            await until(lambda: client.ends)
+            serving.cancel()
+            assert isinstance(client.ends[0], Sample)
+
+    run(scene)
+
+
+def test_a_batch_that_cannot_be_handed_over_is_not_lost_in_silence() -> None:
+    async def scene() -> None:
+        broken: list[bool] = []
+        failed: list[str] = []
+        async with Stage(
+            on_deliver=lambda deliver, payloads: _boom(deliver),
+            on_group_failed=lambda group, error: failed.append(group),
+        ) as stage:
+            stage.driver.on_broken = lambda: broken.append(True)
+            serving = asyncio.create_task(stage.serve(False))
+            for group in ("a", "b"):
+                stage.driver.submit_group(group, 1, 3, 50, lambda index: Client())
+            stage.driver.tell(BatchRequested())
+            await until(lambda: broken)
+            serving.cancel()
+            assert isinstance(stage.driver.broken, Boom)
+            assert failed == ["b"]
+            with pytest.raises(Boom):
+                stage.ask(Client())
+
+    run(scene)
+
+
+def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
+    async def scene() -> None:
+        failed: list[tuple[str, Exception | None]] = []
+        async with Stage(on_group_failed=lambda *told: failed.append(told)) as stage:
+            stage.driver.submit_group("a", 1, 3, 50, _boom)
+            stage.driver.tell(BatchRequested())
+            await until(lambda: failed)
+            assert failed[0][0] == "a"
+            assert isinstance(failed[0][1], Boom)
+
+    run(scene)
+
+
+def test_an_abort_that_raises_anything_is_given_up_in_time() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            client = stage.ask(Client())
+            instance = stage.instances[0]
+            await instance.order()
+            instance.obey = _boom
+            stage.driver.withdraw(client.request)
+            await until(lambda: instance.cancelled)
+
+    run(scene)
+
+
+def _boom(_: Any) -> Any:
+    raise Boom
