@@ -184,7 +184,7 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
     try:
         answers.read_object(body)
         return status, msgspec.json.format(body, indent=-1)
-    except (InstanceError, msgspec.DecodeError):
+    except Exception:  # whatever it is, it is nothing for a client
         return status, error_body(status, text.encode(errors="replace").decode())
 
 
