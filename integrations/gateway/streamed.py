@@ -11,6 +11,7 @@ error: what no instance has said is made here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -141,6 +142,11 @@ class Streamed:
     def begin(
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
     ) -> Attempting:
+        for earlier in self._streams.values():
+            if earlier.final:
+                # It had ended when its instance was lost, and nobody had been told yet.
+                outcome = Outcome(0, _finish_of(earlier), (), None)
+                return asyncio.get_running_loop().call_soon(over, outcome)
         path, body = self._question(dispatch)
         given = dispatch.response_tokens
         stream = self._streams[dispatch.attempt] = Stream(
@@ -219,8 +225,7 @@ class Streamed:
         if not stream.finish:
             raise InstanceError("the stream ended without a finish_reason")
         self._read_up(stream)
-        finish: Any = stream.finish if stream.finish in ("abort", "length") else "stop"
-        return Outcome(stream.tokens, finish, stream.spans, None)
+        return Outcome(stream.tokens, _finish_of(stream), stream.spans, None)
 
     def _pass_unread(self, stream: Stream, data: bytes) -> None:
         """Pass on events none of which ends the stream; they are counted later, many together."""
@@ -413,10 +418,11 @@ class Streamed:
     def _ending(self, sample: Sample) -> list[bytes]:
         """The last events; what no instance has said is made here."""
         said = self._envelope or dialects.envelope(self.call.endpoint, "event")
-        last = list(self._streams.values())[-1] if self._streams else None
-        final = b"" if last is None else last.final
-        usage = b"" if last is None or not final else last.usage
-        complete = bool(final) and last is not None and last.done
+        final = usage = b""
+        complete = False
+        for stream in self._streams.values():
+            if stream.final:
+                final, usage, complete = stream.final, stream.usage, stream.done
         if not final:
             final = msgspec.json.encode(
                 dialects.last_event(self.call.endpoint, said, sample.finish)
@@ -545,6 +551,11 @@ class Receiver:
         over, self._over = self._over, None
         self._status = 0
         return over
+
+
+def _finish_of(stream: Stream) -> Any:
+    """In the scheduler's words."""
+    return stream.finish if stream.finish in ("abort", "length") else "stop"
 
 
 def _go_on(data: bytes, opening: bytes) -> bool:

@@ -112,6 +112,23 @@ class TestTheEnd:
 
         run(scene())
 
+    def test_an_instance_that_is_lost_after_the_end(self) -> None:
+        """The text had ended; another instance would have written on."""
+
+        async def scene() -> None:
+            one, two = Instance("i0"), Instance("i1")
+            async with Stage(one, two) as stage:
+                call = stage.call({**BODY, "stream": True})
+                await one.event(0, chunk([4]), chunk([5], "stop"))
+                stage.driver.lose("i0", "it is gone")
+                events = await call.events()
+                assert_ended(call, events, "stop")
+                assert ids_of(events) == [4, 5]
+                assert not two.pool.asked
+                stage.settled()
+
+        run(scene())
+
     @pytest.mark.parametrize("rest", ["", "data: [DO", "data: [DONE]"])
     def test_a_close_just_before_done(self, rest: str) -> None:
         async def scene() -> None:
