@@ -12,8 +12,8 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "backoff blame fleet lifecycle progress replay_buffer sample_buffer scheduler "
-    "sessions updater waiting",
+    "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
+    "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempts driver",
     "integrations/http": "bodies client exchange heads request server",
     "integrations/vllm": "passing throttle",

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Group, Request
+from rollout_sched.core.roles import Request, Siblings
 
 
 class Unknown(msgspec.Struct, frozen=True):
     """No prediction: only what is known to be there counts."""
 
-    def lesson(self, group: Group) -> None:
+    def estimate(self, siblings: Siblings) -> None:
         return None
 
     def expect(self, request: Request) -> int:
@@ -26,11 +26,11 @@ class Oracle(msgspec.Struct, frozen=True):
 
     lengths: Callable[[str, int], int]
 
-    def lesson(self, group: Group) -> None:
+    def estimate(self, siblings: Siblings) -> None:
         return None
 
     def expect(self, request: Request) -> int:
-        return self.lengths(request.group.id, request.index)
+        return self.lengths(request.siblings.id, request.index)
 
 
 class GroupHistory(msgspec.Struct, frozen=True):
@@ -45,24 +45,24 @@ class GroupHistory(msgspec.Struct, frozen=True):
     quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     method: Literal["quantile", "censored"] = "quantile"
 
-    def lesson(self, group: Group) -> int | None:
-        lengths = group.lengths
+    def estimate(self, siblings: Siblings) -> int | None:
+        lengths = siblings.lengths
         if not lengths:
             return None
         if self.method == "censored":
-            return self._censored(group)
+            return self._censored(siblings)
         return lengths[ceil(self.quantile * len(lengths) - 1e-9) - 1]
 
     def expect(self, request: Request) -> int:
-        group = request.group
-        length = group.max_tokens if group.lesson is None else group.lesson
+        siblings = request.siblings
+        length = siblings.max_tokens if siblings.estimate is None else siblings.estimate
         return max(length, request.known_tokens)
 
-    def _censored(self, group: Group) -> int:
-        running = sorted(r.known_tokens for r in group.requests if not r.finish)
-        at_risk = len(group.lengths) + len(running)
+    def _censored(self, siblings: Siblings) -> int:
+        running = sorted(r.known_tokens for r in siblings.requests if not r.finish)
+        at_risk = len(siblings.lengths) + len(running)
         surviving, gone = 1.0, 0
-        for length in group.lengths:
+        for length in siblings.lengths:
             while gone < len(running) and running[gone] < length:
                 gone += 1
                 at_risk -= 1
@@ -70,4 +70,4 @@ class GroupHistory(msgspec.Struct, frozen=True):
             at_risk -= 1
             if 1 - surviving >= self.quantile - 1e-12:
                 return length
-        return group.max_tokens
+        return siblings.max_tokens

@@ -101,7 +101,11 @@ class SessionAffinity(msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         least = fleet.least()
-        home = fleet.open_instance(request.home) if request.home is not None else None
+        home = (
+            fleet.open_instance(request.last_instance)
+            if request.last_instance is not None
+            else None
+        )
         if home is None or least is None:
             return least
         ahead = home.in_flight - least.in_flight

@@ -15,6 +15,8 @@ from rich.table import Table
 
 from rollout_sched import config
 from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import report as reports
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
@@ -22,6 +24,7 @@ from rollout_sched.simulators.replay import Progress as Deliveries
 from rollout_sched.simulators.replay import replay
 from rollout_sched.simulators.scenario import Scenario, load_scenario
 from rollout_sched.simulators.workload import Workload
+from rollout_sched.struct_flags import add_flags, given_flags
 
 BASELINE = "round_robin_sync"
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
@@ -110,15 +113,35 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--port", type=_port, default=8000, help="default: %(default)s; 0 picks a free one")
     add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
     add("--admin-key-file", type=Path, metavar="FILE", help="keys for /admin and /rollout")
-    add("--instance-api-key-file", type=Path, metavar="FILE", help="vLLM's own --api-key")
+    add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
+    add(
+        "--instance-api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="vLLM's own --api-key: KEY for the instances named here, URL KEY for one of them",
+    )
+    add(
+        "--allow-instance",
+        action="append",
+        dest="allow_instances",
+        default=[],
+        metavar="PATTERN",
+        help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
+    )
     add("--instance-slots", type=_positive, metavar="N", help="where vLLM does not tell them")
+    add("--instance-kv-tokens", type=_positive, metavar="N", help="where vLLM does not tell them")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE, a new one")
     add("--prompts-per-step", type=_positive, default=64, metavar="N", help="default: %(default)s")
     add("--start-version", type=_natural, default=0, metavar="V", help="the trainer's version")
     add("--max-requests", type=_positive, default=100_000, metavar="N", help="default: %(default)s")
     add("--max-body", type=_positive, default=64, metavar="MB", help="default: %(default)s")
+    add("--max-samples", type=_positive, metavar="N", help="of the trainer's that may be here")
     add("--stream-every", type=_natural, default=0, metavar="N", help="tokens; 0 does not stream")
     add("--seed", type=_natural, default=0, metavar="N")
+    add_flags(
+        parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
+        Settings,
+    )
     parser.set_defaults(run=_serve)
 
 
@@ -175,6 +198,7 @@ def _replay(options: argparse.Namespace) -> None:
     workload.check_fits(scenario)
     for policy in policies:
         policy.build(lengths=workload.length)  # an error comes now or never
+        settings_of(policy)
     with _progress() as bar:
 
         def follow(policy: str, seed: int) -> Deliveries:
@@ -215,6 +239,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     from rollout_sched.integrations.gateway.serve import Options, serve
+    from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     serve(
@@ -226,14 +251,19 @@ def _serve(options: argparse.Namespace) -> None:
             api_key_file=options.api_key_file,
             admin_key_file=options.admin_key_file,
             instance_api_key_file=options.instance_api_key_file,
+            admin_socket=options.admin_socket,
+            allow_instances=options.allow_instances,
             slots=options.instance_slots,
+            kv_tokens=options.instance_kv_tokens,
             journal=options.journal,
             prompts_per_step=options.prompts_per_step,
             start_version=options.start_version,
             max_requests=options.max_requests,
             max_body=options.max_body * 2**20,
+            max_samples=options.max_samples or MAX_SAMPLES,
             stream_every=options.stream_every,
             seed=options.seed,
+            live=given_flags(options, Settings),
         )
     )
 
@@ -279,6 +309,7 @@ def _progress() -> Progress:
 def _check(options: argparse.Namespace) -> None:
     policy = config.load_policy(options.policy)
     policy.build(lengths=lambda group, index: 0)
+    settings_of(policy)
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
     print(f"{options.policy}: valid ({roles})")
 

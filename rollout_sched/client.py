@@ -34,7 +34,7 @@ from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Applier, InstanceClient
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
-from rollout_sched.live.settings import DEFAULTS, Settings
+from rollout_sched.live.settings import Settings
 
 __all__ = [
     "Applied",
@@ -80,7 +80,7 @@ class RolloutScheduler(ABC):
         stream_every: int = 0,
         journal: Path | None = None,
         instance_api_key: str | None = None,
-        settings: Settings = DEFAULTS,
+        settings: Settings | None = None,
     ) -> RolloutScheduler:
         """Schedule in this process.
 
@@ -92,6 +92,7 @@ class RolloutScheduler(ABC):
         stream_every      tokens between partial results, so that they survive an instance's death;
                           0 does not stream, which is faster
         journal           a new file to record every event in
+        settings          of the driver; None for the policy's [live] table
 
         Raises ConfigError.
         """
@@ -112,7 +113,10 @@ class RolloutScheduler(ABC):
 
     @staticmethod
     def connect(url: str, *, admin_key: str | None = None) -> RolloutScheduler:
-        """Use the gateway at `url`; without a key it must be on this machine."""
+        """Use the gateway at `url`; without a key it must be on this machine.
+
+        By its --admin-socket: unix:///path/of/the/socket.
+        """
         return _Remote(url, admin_key)
 
     @abstractmethod

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,6 +36,8 @@ from rollout_sched.policies import (
 )
 
 Lengths = Callable[[str, int], int]
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
@@ -93,7 +95,10 @@ DEFAULTS = {
 #: Constructor parameters that the assembly supplies, not the file.
 SUPPLIED = ("dice", "lengths")
 
-#: Keys beside the role tables: what the policy is and where it comes from.
+#: The table of settings for a live fleet.
+LIVE = "live"
+
+#: Keys beside the tables: what the policy is and where it comes from.
 PROSE = ("about", "source")
 
 
@@ -102,12 +107,16 @@ class ConfigError(CallerError):
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
-    """A policy as read: checked, but not yet bound to a seed or a trace."""
+    """A policy as read: checked, but not yet bound to a seed or a trace.
+
+    `live`: the table for a live fleet, which `read_table` checks; replays know no such thing.
+    """
 
     name: str
     about: str
     source: str
     roles: dict[str, tuple[Any, dict[str, Any]]]
+    live: dict[str, Any] = {}
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
         """The roles, with dice from `seed`. `lengths` is for the oracle and only in replays.
@@ -166,13 +175,25 @@ def load_policy(name_or_path: str) -> PolicyFile:
 def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
     """Check a policy given as nested tables."""
     for key in table:
-        if key not in REGISTRY and key not in PROSE:
-            raise unknown_key(name, key, [*REGISTRY, *PROSE])
+        if key not in REGISTRY and key not in PROSE and key != LIVE:
+            raise unknown_key(name, key, [*REGISTRY, LIVE, *PROSE])
     for key in PROSE:
         if not isinstance(table.get(key, ""), str):
             raise ConfigError(f"{name}: {key}: expected a string")
     roles = {role: _parse_role(name, role, table.get(role, {})) for role in REGISTRY}
-    return PolicyFile(name, table.get("about", ""), table.get("source", ""), roles)
+    live = table.get(LIVE, {})
+    if not isinstance(live, dict):
+        raise ConfigError(f"{name}: {LIVE}: expected a table, as in [{LIVE}] poll_s = 1.0")
+    return PolicyFile(name, table.get("about", ""), table.get("source", ""), roles, live)
+
+
+def read_table(name: str, path: str, table: Mapping[str, Any], kind: type[S]) -> S:
+    """A table as a struct. Raises ConfigError naming the key and the nearest known one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for key in table:
+        if key not in hints:
+            raise unknown_key(name, f"{path}.{key}", hints)
+    return kind(**{k: _convert(name, f"{path}.{k}", v, hints[k]) for k, v in table.items()})
 
 
 def shipped(room: str) -> list[str]:

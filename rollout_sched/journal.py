@@ -7,10 +7,13 @@ goes in. JSON lines: a header with `schema`, then one `{"now": seconds, "event":
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -19,7 +22,14 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event
 from rollout_sched.core.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
+
 SCHEMA = "rollout-sched-journal/1"
+
+#: Bytes that are written at once.
+PORTION = 2**16
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class JournalError(CallerError):
@@ -43,23 +53,58 @@ class Entry(msgspec.Struct, frozen=True):
     event: Event
 
 
-class JournalWriter:
-    """Appends events to a file; use it as a context manager."""
+class LineFile:
+    """A new file of whole lines, whatever the disk does. Raises OSError.
 
-    def __init__(self, path: str | Path, header: Header) -> None:
-        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 (closed by close)
-        self._encoder = msgspec.json.Encoder()
-        self._file.write(self._encoder.encode(header) + b"\n")
+    `over`: whether one that is there already is written over.
+    """
 
-    def record(self, now: float, event: Event) -> None:
-        self._file.write(self._encoder.encode(Entry(now, event)) + b"\n")
+    def __init__(self, path: str | Path, *, over: bool) -> None:
+        mode: Literal["wb", "xb"] = "wb" if over else "xb"
+        self._file = Path(path).open(mode, buffering=0)  # noqa: SIM115 (closed by close)
+        self._size = 0
 
-    def flush(self) -> None:
-        """What is recorded so far survives this process."""
-        self._file.flush()
+    def append(self, lines: bytes, *, sync: bool = False) -> None:
+        """With `sync`, until they are on disk. After an error the file ends with its last whole
+        line."""
+        left = memoryview(lines)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            whole = lines.rfind(b"\n", 0, len(lines) - len(left)) + 1
+            with contextlib.suppress(OSError):  # what is cut is also known to readers
+                self._file.truncate(self._size + whole)
+            raise
+        self._size += len(lines)
+        if sync:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+
+class JournalWriter:
+    """Writes events to a file; use it as a context manager."""
+
+    def __init__(self, path: str | Path, header: Header) -> None:
+        self._file = LineFile(path, over=True)
+        self._pending = bytearray(line_of(header))
+
+    def record(self, now: float, event: Event) -> None:
+        self._pending += line_of(Entry(now, event))
+        if len(self._pending) >= PORTION:
+            self._write()
+
+    def close(self) -> None:
+        try:
+            self._write()
+        finally:
+            self._file.close()
+
+    def _write(self) -> None:
+        lines, self._pending = bytes(self._pending), bytearray()
+        self._file.append(lines)
 
     def __enter__(self) -> Self:
         return self
@@ -73,19 +118,39 @@ class JournalWriter:
         self.close()
 
 
+def line_of(record: Header | Entry) -> bytes:
+    """Raises ValueError or OverflowError for what JSON cannot hold."""
+    return _ENCODER.encode(record) + b"\n"
+
+
 def read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
-    """The header and the entries of a journal. Raises JournalError naming the line."""
+    """The header and the entries of a journal. Raises JournalError naming the line.
+
+    A last line that was cut, as by a crash, is taken as the end, and logged.
+    """
     lines = _lines(path)
     header = _decode(path, *next(lines, (1, b"")), Header)
     if header.schema != SCHEMA:
         raise JournalError(f"{path}:1: schema is {header.schema!r}, this version reads {SCHEMA!r}")
-    return header, (_decode(path, number, line, Entry) for number, line in lines)
+    return header, _entries(path, lines)
 
 
 def replay(scheduler: Scheduler, entries: Iterable[Entry]) -> Iterator[tuple[Entry, list[Action]]]:
     """Handle every entry; yields it with the actions the scheduler answered."""
     for entry in entries:
         yield entry, scheduler.handle(entry.event, entry.now)
+
+
+def _entries(path: str | Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[Entry]:
+    for number, line in lines:
+        try:
+            entry: Entry = _decode(path, number, line, Entry)
+        except JournalError:
+            if line.endswith(b"\n"):
+                raise
+            log.warning("%s:%d: cut in the middle: the journal ends before it", path, number)
+            return
+        yield entry
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -96,5 +161,5 @@ def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def _decode(path: str | Path, number: int, line: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise JournalError(f"{path}:{number}: not a journal line: {error}") from error

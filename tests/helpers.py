@@ -10,7 +10,7 @@ from rollout_sched.config import PolicyFile, load_policy, parse_policy
 from rollout_sched.core.actions import Action, Deliver, Dispatch
 from rollout_sched.core.events import Event
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Group, Instance, Request, RequestState, Sample
+from rollout_sched.core.model import Group, Instance, Request, RequestState, Sample, Siblings
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
@@ -48,21 +48,22 @@ def make_group(
     finished: Sequence[int] = (), running: Sequence[int] = (), *, max_tokens: int = 1000
 ) -> Group:
     """A group whose members have finished with, or made so far, these response tokens."""
-    group = Group("g", 0, len(finished) + len(running), 10, max_tokens)
+    group = Group("g", 0, len(finished) + len(running), Siblings("g", 10, max_tokens))
     for index, tokens in enumerate([*finished, *running]):
-        request = Request(f"g/{index}", group, index, index, 10 + tokens)
+        request = Request(f"g/{index}", group.siblings, group, index, index, 10 + tokens)
         request.response_tokens = tokens
         if index < len(finished):
             request.state, request.finish = RequestState.FINISHED, "stop"
             group.finished.append(request)
         group.requests.append(request)
-    group.lengths = sorted(finished)
+    group.siblings.lengths = sorted(finished)
     return group
 
 
-def make_request(*, context: int = 100, home: str | None = None, made: int = 0) -> Request:
-    request = Request("g/0", Group("g", 0, 1, context, 1000), 0, 0, context)
-    request.home = home
+def make_request(*, context: int = 100, last_instance: str | None = None, made: int = 0) -> Request:
+    group = Group("g", 0, 1, Siblings("g", context, 1000))
+    request = Request("g/0", group.siblings, group, 0, 0, context)
+    request.last_instance = last_instance
     request.response_tokens = made
     return request
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
-from rollout_sched import journal
+from rollout_sched import config, journal
 from rollout_sched.cli import main
 from rollout_sched.config import shipped
+from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.settings import Settings
 from tests.simulators.test_report import FIGURES, at
 
 SMALL = "lrm_math_open"
@@ -203,6 +206,17 @@ class TestCheck:
         assert err.startswith("rollout-sched: bad: batching.over_prompt: unknown key")
         assert 'did you mean "over_prompts"?' in err
 
+    def test_a_setting_that_is_none(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text("[live]\nstal_s = 1.0\n")
+        code, _, err = run(capsys, "check", path)
+        assert code == 2
+        assert 'mine: live.stal_s: unknown key; did you mean "stall_s"?' in err
+        code, _, err = run(capsys, "replay", SMALL, "--policy", path)
+        assert (code, "live.stal_s" in err) == (2, True)
+
     def test_the_oracle_is_valid(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = tmp_path / "oracle.toml"
         path.write_text('[prediction]\nuse = "oracle"\n')
@@ -256,3 +270,45 @@ class TestTrace:
         assert code == 2
         assert "line 2" in err
         assert not output.exists()
+
+
+class TestServe:
+    def options(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+        """What `serve` would be told."""
+        from rollout_sched.integrations.gateway import serve
+
+        told: list[Any] = []
+        monkeypatch.setattr(serve, "serve", told.append)
+        needed = ("serve", "--policy", "dplb", "--instance", "http://a:1")
+        assert main([*needed, *arguments]) == 0
+        return told[0]
+
+    def test_every_setting_of_the_driver_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for field in msgspec.structs.fields(Settings):
+            flag = "--" + field.name.replace("_", "-")
+            given = [] if isinstance(field.default, bool) else ["7"]
+            told = self.options(monkeypatch, flag, *given).live
+            assert told == {field.name: True if isinstance(field.default, bool) else 7}
+        assert self.options(monkeypatch).live == {}
+
+    def test_flags_go_before_the_policy_file(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text("[live]\nstall_s = 5.0\nmisses = 4\n")
+        options = self.options(monkeypatch, "--policy", str(path), "--misses", "2")
+        found = settings_of(config.load_policy(options.policy), options.live)
+        assert (found.stall_s, found.misses) == (5.0, 2)
+
+    def test_what_is_given_arrives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = self.options(
+            monkeypatch,
+            *("--allow-instance", "http://10.0.0.*:8000", "--allow-instance", "http://b:*"),
+            *("--admin-socket", "/run/admin", "--max-samples", "7", "--instance-kv-tokens", "9"),
+        )
+        assert options.allow_instances == ["http://10.0.0.*:8000", "http://b:*"]
+        assert (options.admin_socket, options.max_samples) == (Path("/run/admin"), 7)
+        assert options.kv_tokens == 9
+        defaults = self.options(monkeypatch)
+        assert defaults.max_samples >= 100_000 * 16
+        assert (defaults.allow_instances, defaults.admin_socket) == ([], None)

@@ -14,6 +14,8 @@ from rollout_sched import config
 from rollout_sched.config import ConfigError, load_policy, parse_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.roles import FleetView, Instance, Request
+from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.settings import Settings
 from rollout_sched.policies import batching, freshness, interruption, ordering, prediction, routing
 from tests.helpers import Loads, make_request
 
@@ -262,3 +264,33 @@ def test_a_bound_that_no_sample_could_meet_is_refused():
     policy = parse_policy("mine", {"batching": {"use": "one_step_off"}})
     with pytest.raises(ConfigError, match=r"mine: freshness.max_staleness: .* allow at least 1"):
         policy.build()
+
+
+class TestLive:
+    """The [live] table: the settings of the driver, which know their own names and bounds."""
+
+    @pytest.mark.parametrize(
+        ("table", "says"),
+        [
+            ({"pol_s": 1.0}, 'mine: live.pol_s: unknown key; did you mean "poll_s"?'),
+            ({"poll_s": 0}, "mine: live.poll_s = 0: Expected `float` > 0"),
+            ({"poll_s": "1"}, "mine: live.poll_s = '1': Expected `float`"),
+            ({"poll_s": float("inf")}, "mine: live.poll_s = inf: expected a finite number"),
+            ({"misses": 1.5}, "mine: live.misses = 1.5: Expected `int`"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, table: dict[str, Any], says: str) -> None:
+        policy = parse_policy("mine", {"live": table})
+        with pytest.raises(ConfigError, match="mine: live") as error:
+            settings_of(policy)
+        assert str(error.value).startswith(says)
+
+    def test_it_must_be_a_table(self) -> None:
+        with pytest.raises(ConfigError, match="mine: live: expected a table"):
+            parse_policy("mine", {"live": 7})
+
+    def test_what_is_given_otherwise_wins(self) -> None:
+        policy = parse_policy("mine", {"live": {"poll_s": 7, "misses": 9}})
+        assert settings_of(policy) == Settings(poll_s=7.0, misses=9)
+        assert settings_of(policy, {"misses": 2}) == Settings(poll_s=7.0, misses=2)
+        assert settings_of(parse_policy("mine", {})) == Settings()

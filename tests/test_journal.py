@@ -11,6 +11,7 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core import events as ev
+from rollout_sched.core.groups import HERE
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
 from tests.helpers import make_policy, make_scenario, make_trace, watch
@@ -71,12 +72,29 @@ class TestDamage:
             return good, str(error)
         pytest.fail("nothing was found wrong")
 
-    def test_truncated_last_line(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("cut", [2, 10, 40])
+    def test_a_last_line_that_was_cut_is_the_end_and_said(
+        self, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A crash, or a full disk, in the middle of a write."""
         path = write(tmp_path / "j.jsonl")
-        path.write_bytes(path.read_bytes()[:-10])
+        path.write_bytes(path.read_bytes()[:-cut])
+        _, entries = read(path)
+        assert [entry.event for entry in entries] == EVENTS[:-1]
+        assert f"{path}:{len(EVENTS) + 1}: cut in the middle" in caplog.text
+
+    def test_a_last_line_without_its_end_is_whole(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "j.jsonl")
+        path.write_bytes(path.read_bytes()[:-1])
+        _, entries = read(path)
+        assert [entry.event for entry in entries] == EVENTS
+
+    def test_a_last_line_that_is_whole_but_wrong(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "j.jsonl")
+        path.write_bytes(path.read_bytes() + b"what?\n")
         good, text = self.entries_until_error(path)
-        assert good == len(EVENTS) - 1  # everything before it can be used
-        assert text.startswith(f"{path}:{len(EVENTS) + 1}: not a journal line")
+        assert good == len(EVENTS)
+        assert text.startswith(f"{path}:{len(EVENTS) + 2}: not a journal line")
 
     @pytest.mark.parametrize(
         "line",
@@ -132,26 +150,29 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 *("batches", "round", "fresh", "deferred", "complete", "held", "update_pending"),
             )
         },
-        "fresh": [group.id for group in progress.fresh_groups],
-        "deferred": list(progress.deferred_groups),
+        "by state": {state: [g.id for g in scheduler.groups.of(state)] for state in HERE},
         "held": [group.id for group in scheduler.sample_buffer.groups()],
         "complete": [group.id for group in scheduler.sample_buffer.oldest_first(10**6)],
-        "waiting": [request.id for request in scheduler.waiting],
-        "parked": [request.id for request in scheduler.replay_buffer],
+        "waiting": [request.id for request in scheduler.requests.waiting],
+        "parked": [request.id for request in scheduler.requests.replay_buffer],
         "outdated": list(scheduler.updater.outdated),
         "anomalies": dict(scheduler.anomalies),
         "open": [instance.id for instance in fleet.open],
         "groups": {
-            name: {
-                **fields(group, "requests", "finished"),
+            group.id: {
+                **fields(group, "siblings", "finished"),
+                "siblings": fields(group.siblings, "requests"),
                 "requests": [request.id for request in group.requests],
                 "finished": [request.id for request in group.finished],
             }
-            for name, group in scheduler.groups.items()
+            for group in scheduler.groups
         },
         "requests": {
-            name: {**fields(request, "group", "attempt"), "attempt": number_of(request.attempt)}
-            for name, request in scheduler.requests.items()
+            request.id: {
+                **fields(request, "group", "siblings", "attempt"),
+                "attempt": number_of(request.attempt),
+            }
+            for request in scheduler.requests
         },
         "instances": {
             name: {**fields(instance, "attempts"), "attempts": list(instance.attempts)}

@@ -117,6 +117,9 @@ async def _done(
 
 
 async def _ask(attendant: Attendant, call: Call) -> dict[str, Any]:
+    if attendant.description is None:
+        why = attendant.away or "it has not joined"
+        raise InstanceError(f"nothing is passed on to what has never answered as vLLM: {why}")
     client = cast(Forwarding, attendant.client)
     target = f"/{call.path}?{call.query}" if call.query else f"/{call.path}"
     headers = [*call.headers, *client.request_headers]
@@ -140,9 +143,10 @@ def _note(attendant: Attendant, path: str) -> None:
 
 
 def _readable(body: bytes) -> Any:
-    """JSON as it is, anything else as text."""
+    """JSON as a value that every format can hold, anything else as text."""
     try:
-        msgspec.json.decode(body)
-    except msgspec.DecodeError:
+        value = msgspec.json.decode(body)
+        msgspec.msgpack.encode(value)  # has no integers beyond 64 bits
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return body.decode(errors="replace")
-    return msgspec.Raw(body)
+    return value

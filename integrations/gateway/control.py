@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -18,15 +19,22 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.admin import Admin
 from rollout_sched.integrations.gateway.doors import AdminDoor
 from rollout_sched.integrations.gateway.gateway import Gateway, NoSuchInstance
+from rollout_sched.integrations.gateway.instances import NotAllowed
 from rollout_sched.integrations.gateway.messages import refusal
 from rollout_sched.integrations.gateway.public import Public
-from rollout_sched.integrations.gateway.relay import relay
+from rollout_sched.integrations.gateway.relay import InstanceSilent, is_plain, relay
 from rollout_sched.integrations.gateway.trainer_api import TrainerApi
 from rollout_sched.integrations.gateway.wire import Forwarding
 from rollout_sched.integrations.gateway.workers import Workers
 from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
+
+#: What might change an instance must not change one of many.
+_TO_ALL_OR_ONE = (
+    "{path} is no path of this gateway; POST it to every instance at /v1/rl/engine{path}, or to "
+    "one at /v1/rl/workers/ID/engine{path}"
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,26 +44,41 @@ _INFERENCE = re.compile(
     r"/(v1|v2|inference/v1)/[\w/.-]+|/(tokenize|detokenize|tokenizer_info|pooling|classify|score"
     r"|rerank|invocations|generate)"
 )
-#: Anything cleverer could mean one thing here and another to the instance.
-_PLAIN = re.compile(r"/[\w/.~-]*")
+
+_UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
+
+#: Set when the gateway stops and has waited for long enough.
+STOPPING = web.AppKey("STOPPING", asyncio.Event)
+
+#: Seconds for what is cancelled then.
+CANCEL_S = 0.5
+
+#: What goes on without its client; the event loop itself would let go of it.
+DEEDS: web.AppKey[set[asyncio.Future[web.StreamResponse]]] = web.AppKey("DEEDS", set)
 
 
-def make_app(gateway: Gateway, door: AdminDoor, *, max_body: int) -> web.Application:
-    """All routes. `max_body`: bytes of a request's body; more is answered 413."""
+def make_app(
+    gateway: Gateway, door: AdminDoor, *, max_body: int, max_samples: int
+) -> web.Application:
+    """All routes. `max_body`: bytes of a request's body; more is answered 413. `max_samples`: see
+    `TrainerApi`.
+    """
     guards = _Guards(gateway, door)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await guards.check(request, handler)
 
-    app = web.Application(middlewares=[_as_answers, _to_the_end, check], client_max_size=max_body)
+    app = web.Application(middlewares=[_to_the_end, _as_answers, check], client_max_size=max_body)
+    app[STOPPING] = asyncio.Event()
+    app[DEEDS] = set()
     app.on_response_prepare.append(_close_after)
     public, workers = Public(gateway), Workers(gateway)
     app.add_routes(public.routes())
     for route in (*public.keyed_routes(), *workers.keyed_routes()):
         guards.keyed.add(route.handler)
         app.add_routes([route])
-    for room in (workers, Admin(gateway), TrainerApi(gateway)):
+    for room in (workers, Admin(gateway), TrainerApi(gateway, max_samples)):
         for route in room.routes():
             guards.closed.add(route.handler)
             app.add_routes([route])
@@ -75,13 +98,16 @@ class _Guards:
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.match_info.handler
         passed_on = wanted == self.pass_on
-        if passed_on and not _is_plain(request):
+        if passed_on and not is_plain(request.raw_path.partition("?")[0]):
             return refusal(404, f"{request.path}: no such path")
         admins = wanted in self.closed or (passed_on and not _INFERENCE.fullmatch(request.path))
         if admins:
-            why = self._door.refusal(request.remote, request.headers)
+            by_socket = _comes_by_socket(request)
+            why = self._door.refusal(request.remote, request.headers, by_socket=by_socket)
             if why:
                 return refusal(401 if self._door.has_keys else 403, why)
+            if passed_on and request.method == "POST" and len(self._gateway.attendants()) > 1:
+                return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
         elif wanted in self.keyed or passed_on:
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not self._gateway.front.admits(given):
@@ -95,16 +121,15 @@ class _Guards:
         if instance is None:
             return refusal(503, "no instance is here")
         client = self._gateway.driver.attendants[instance.id].client
-        return await relay(request, cast(Forwarding, client))
+        silence_s = self._gateway.driver.settings.update_timeout_s
+        return await relay(request, cast(Forwarding, client), silence_s=silence_s)
 
 
-def _is_plain(request: web.Request) -> bool:
-    path = request.raw_path.partition("?")[0]
-    return (
-        _PLAIN.fullmatch(path) is not None
-        and "//" not in path
-        and not any(part in (".", "..") for part in path.split("/"))
-    )
+def _comes_by_socket(request: web.Request) -> bool:
+    """Whether by --admin-socket, which only its owner can open."""
+    transport = request.transport
+    taken = None if transport is None else transport.get_extra_info("socket")
+    return taken is not None and taken.family == _UNIX
 
 
 @web.middleware
@@ -114,8 +139,12 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     except NoSuchInstance as error:
         return refusal(404, str(error))
+    except NotAllowed as error:
+        return refusal(403, str(error))
     except CallerError as error:
         return refusal(400, str(error))
+    except InstanceSilent as error:
+        return refusal(504, str(error))
     except InstanceError as error:
         return refusal(502, str(error))
     except web.HTTPException as error:
@@ -123,16 +152,33 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
             raise
         return refusal(error.status, error.text or error.reason)
     except Exception as error:
-        log.exception("%s %s", request.method, request.path)
+        log.exception("%s %s", request.method, request.raw_path)
         return refusal(500, f"the gateway failed: {error}")
 
 
 @web.middleware
 async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A client that goes away does not leave half of the instances paused."""
-    if getattr(request.match_info.handler, "__name__", "") == _Guards.pass_on.__name__:
-        return await handler(request)
-    return await asyncio.shield(asyncio.ensure_future(handler(request)))
+    """A client that goes away does not leave half of the instances paused.
+
+    Who still waits when the gateway stops is told so.
+    """
+    deed = asyncio.ensure_future(handler(request))
+    stopping = asyncio.ensure_future(request.app[STOPPING].wait())
+    try:
+        await asyncio.wait({deed, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if getattr(request.match_info.handler, "__name__", "") == _Guards.pass_on.__name__:
+            deed.cancel()
+        request.app[DEEDS].add(deed)
+        deed.add_done_callback(request.app[DEEDS].discard)
+        raise
+    finally:
+        stopping.cancel()
+    if deed.done():
+        return deed.result()
+    deed.cancel()
+    await asyncio.wait({deed}, timeout=CANCEL_S)  # an answer that has begun is cut off by it
+    return refusal(503, "the gateway stops, and this had not ended; ask again when it is back")
 
 
 async def _close_after(request: web.Request, response: web.StreamResponse) -> None:

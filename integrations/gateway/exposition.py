@@ -24,7 +24,7 @@ def exposition(gateway: Gateway) -> str:
 
 
 def _of_requests(gateway: Gateway) -> Iterator[str]:
-    counters, scheduler, front = gateway.counters, gateway.scheduler, gateway.front
+    counters, view, front = gateway.counters, gateway.driver.view, gateway.front
     events = counters.events
     yield _family(
         "requests_total", "Requests that are over, by outcome.", _by("outcome", counters.outcomes)
@@ -40,16 +40,20 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
     yield _family(
         "anomalies_total",
         "What instances said that cannot be true or came too late.",
-        _by("kind", scheduler.anomalies),
+        _by("kind", view.anomalies),
     )
-    yield _one("in_flight", "Attempts on instances.", len(scheduler.fleet.attempts))
-    yield _one("waiting", "Requests that wait for an instance.", len(scheduler.waiting))
-    yield _one("parked", "Requests in the replay buffer.", len(scheduler.replay_buffer))
+    yield _one("in_flight", "Attempts on instances.", view.in_flight)
+    yield _one("waiting", "Requests that wait for an instance.", view.waiting)
+    yield _one("parked", "Requests in the replay buffer.", view.parked)
+    journal = gateway.journal
+    if journal is not None:
+        broken = int(bool(journal.broken))
+        yield _one("journal_broken", "1 if the journal ended before its time.", broken)
     yield _one("open_calls", "Calls of clients that are not answered yet.", front.open_requests)
 
 
 def _of_samples(gateway: Gateway) -> Iterator[str]:
-    counters, progress = gateway.counters, gateway.scheduler.progress
+    counters, progress = gateway.counters, gateway.driver.view.run
     yield _one("batches_total", "Batches delivered.", counters.batches)
     bounds = [*map(str, STALENESS_BOUNDS), "+Inf"]
     buckets = zip(bounds, accumulate(counters.staleness), strict=True)

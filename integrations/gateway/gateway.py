@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.counters import Counters
 from rollout_sched.integrations.gateway.front import Front
 from rollout_sched.integrations.gateway.handout import Handout
+from rollout_sched.integrations.gateway.instances import AllowList, checked_url
 from rollout_sched.integrations.gateway.publication import Appliers, Publication
 from rollout_sched.live.attendant import Attendant
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -26,13 +27,15 @@ class NoSuchInstance(CallerError):
 class NewInstance(msgspec.Struct, frozen=True):
     """An instance to take in; fields of other routers' calls that are not named here are ignored.
 
-    slots    what it runs at once, where it does not tell (vLLM's --max-num-seqs)
-    api_key  its own key; the gateway's key for instances if not given
-    patient  whether it may come up later
+    slots      what it runs at once, where it does not tell (vLLM's --max-num-seqs)
+    kv_tokens  of its KV cache, where it does not tell
+    api_key    its own key; else the one that the gateway's file names for it
+    patient    whether it may come up later
     """
 
     url: str
-    slots: int | None = None
+    slots: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    kv_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
     api_key: str | None = None
     patient: bool = False
 
@@ -68,13 +71,21 @@ MakeClient = Callable[[NewInstance], InstanceClient]
 
 
 class Gateway:
-    """`make_client` makes the client of an instance that is added at run time."""
+    """`make_client` makes the client of an instance that is added at run time, if `allow` does."""
 
-    def __init__(self, live: LiveScheduler, front: Front, make_client: MakeClient) -> None:
+    def __init__(
+        self,
+        live: LiveScheduler,
+        front: Front,
+        make_client: MakeClient,
+        allow: AllowList | None = None,
+    ) -> None:
         self._live = live
+        self._allow = allow or AllowList()
         self.driver = live.driver
         self.scheduler = live.driver.scheduler
         self.desk = live.desk
+        self.journal = live.journal
         self.front = front
         self.handout = Handout(live.desk)
         self.appliers = Appliers(live.driver)
@@ -93,7 +104,7 @@ class Gateway:
 
     def attendant(self, id_or_url: str) -> Attendant:
         """Raises NoSuchInstance."""
-        url = id_or_url.rstrip("/")
+        url = checked_url(id_or_url).rstrip("/")
         for name, attendant in self.driver.attendants.items():
             if url in (name, id_of(name)):
                 return attendant
@@ -101,7 +112,9 @@ class Gateway:
         raise NoSuchInstance(f"no instance {id_or_url!r} here; there are: {known}")
 
     async def add(self, new: NewInstance) -> Attendant:
-        """Raises CallerError if it is here already or no use, InstanceError if it is not up."""
+        """Raises CallerError if it is here already or no use, NotAllowed, or InstanceError if it is
+        not up."""
+        self._allow.check(checked_url(new.url))
         client = self._make_client(new)
         await self.driver.add_instance(client, patient=new.patient)
         return self.driver.attendants[client.name]

@@ -34,18 +34,29 @@ class GatewayCalls:
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise CallerError(f"gateway {url!r}: give it as http://host:port or https://host:port")
-        self.url = url.rstrip("/")
+        self._socket = parts.path if parts.scheme == "unix" else ""
+        served = parts.scheme in ("http", "https") and parts.hostname and not parts.query
+        if not served and not self._socket:
+            raise CallerError(
+                f"gateway {url!r}: give it as http://host:port, https://host:port, or "
+                "unix:///path/of/its/admin/socket"
+            )
+        self.url = "http://localhost" if self._socket else url.rstrip("/")
         self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if admin_key is not None:
             self._headers["Authorization"] = f"Bearer {admin_key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
+        # The gateway closes after each call.
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, force_close=True)
+        else:
+            connector = aiohttp.TCPConnector(force_close=True)
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(force_close=True),  # the gateway closes after each
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )
 

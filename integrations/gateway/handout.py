@@ -45,7 +45,9 @@ class Handout:
     def _acknowledge(self, number: int) -> None:
         """An acknowledgement that comes twice does not count for the batch after."""
         asking = self._asking
-        if asking is not None and asking.done() and asking.exception() is None:
+        if asking is None or not asking.done() or asking.cancelled():
+            return
+        if asking.exception() is None:
             batch = asking.result()
             if batch is not None and batch.number == number:
                 self._asking = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,17 +13,38 @@ from rollout_sched.integrations.gateway.call import error_body
 
 MSGPACK = "application/msgpack"
 
+#: Seconds for a whole body to arrive.
+BODY_S = 120.0
+
 T = TypeVar("T")
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The body as it came. Raises an HTTP error if it is too long, or does not arrive."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError as error:
+        text = f"the body did not arrive within {BODY_S:g} s; send less in one call"
+        raise web.HTTPRequestTimeout(text=text) from error
 
 
 async def read(request: web.Request, kind: type[T]) -> T:
     """The body as `kind`; an empty one as an empty object. Raises CallerError naming the field."""
-    body = await request.read()
+    coding = request.headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        text = f"Content-Encoding {coding!r}: send the body as it is, without Content-Encoding"
+        raise web.HTTPUnsupportedMediaType(text=text)
+    body = await body_of(request)
     try:
         if request.content_type == MSGPACK:
             return msgspec.msgpack.decode(body, type=kind)
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise CallerError(f"body: byte {error.start} is not UTF-8; send UTF-8") from error
+    except RecursionError as error:
+        raise CallerError("body: nested too deeply; send it with fewer levels") from error
+    except msgspec.DecodeError as error:
         raise CallerError(f"body: {error}") from error
 
 

@@ -43,7 +43,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait     answer when every instance computes with it
     """
 
-    version: Annotated[int, msgspec.Meta(ge=0)]
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     reload: Reload | None = None
     transfer: Transfer | None = None
     applied: bool = False

@@ -5,33 +5,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
+import socket
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined, InstanceLost
-from rollout_sched.integrations.gateway.control import make_app
+from rollout_sched.integrations.gateway.control import STOPPING, make_app
 from rollout_sched.integrations.gateway.doors import AdminDoor, is_loopback, read_keys
 from rollout_sched.integrations.gateway.front import Front, Limits
 from rollout_sched.integrations.gateway.gateway import Gateway, MakeClient, NewInstance, notes_of
+from rollout_sched.integrations.gateway.instances import (
+    AddedInstance,
+    AllowList,
+    checked_url,
+    read_instance_keys,
+)
+from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
 from rollout_sched.integrations.http import App, HttpServer
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.attendant import Attendant
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.settings import DEFAULTS, Settings
+from rollout_sched.live.settings import Settings
 
 Say = Callable[[str], None]
 
 COLLECT_S = 60.0
+
+#: Seconds to say to those who still wait that the gateway stops.
+LAST_WORDS_S = 1.0
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +58,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_body          bytes of one request's body
     max_bodies        bytes of all bodies that are here
     stream_every      see `TrainerDesk`
-    slots             what an instance runs at once, where it does not tell
+    max_samples       of the trainer's API that may be here at once
+    slots, kv_tokens  what an instance runs at once and the size of its KV cache, where it does not
+                      tell
+    allow_instances   patterns of URLs that may be added while it runs; any if there are none
     grace_s           seconds that running answers get to finish when the gateway stops
+    live              settings of the driver, before those of the policy file
     """
 
     policy: str
@@ -52,17 +72,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     api_key_file: Path | None = None
     admin_key_file: Path | None = None
+    admin_socket: Path | None = None
+    allow_instances: list[str] = []
     instance_api_key_file: Path | None = None
     journal: Path | None = None
     prompts_per_step: int = 64
     max_requests: int = Limits().requests
     max_body: int = 64 * 2**20
     max_bodies: int = Limits().body_bytes
+    max_samples: int = MAX_SAMPLES
     stream_every: int = 0
     seed: int = 0
     start_version: int = 0
     slots: int | None = None
+    kv_tokens: int | None = None
     grace_s: float = 10.0
+    live: dict[str, Any] = {}
 
 
 def serve(options: Options) -> None:
@@ -80,16 +105,27 @@ async def _serve(options: Options, say: Say) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     service = Service(options, say)
+    for number in _STOPPING:
+        loop.add_signal_handler(number, stop.set)
+
+    def stop_at_once_from_now_on() -> None:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+
+    opening = asyncio.ensure_future(service.open())
+    stopped = asyncio.ensure_future(stop.wait())
     try:
-        await service.open()
-        _spare_the_collector(loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await stop.wait()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # the next one ends it at once
+        await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            opening.result()
+            _spare_the_collector(loop)
+            await stopped
+        stop_at_once_from_now_on()
         say("stopping")
     finally:
+        stop_at_once_from_now_on()
+        opening.cancel()
+        await asyncio.wait({opening})
         await service.close()
 
 
@@ -111,23 +147,29 @@ def _spare_the_collector(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Service:
-    """A gateway with its port. Make it inside a running event loop. Raises CallerError."""
+    """A gateway with its port. Make it inside a running event loop. Raises CallerError.
+
+    `settings`: of the driver; None for those of the options and the policy file.
+    """
 
     def __init__(
         self,
         options: Options,
         say: Say,
         make_client: MakeClient | None = None,
-        settings: Settings = DEFAULTS,
+        settings: Settings | None = None,
     ) -> None:
         self.options = options
         self._say = say
         policy = load_policy(options.policy)
         keys = _keys(options.api_key_file)
-        door = AdminDoor(_keys(options.admin_key_file))
-        self._make_client = make_client or _client_maker(options)
-        self._clients = [self._make_client(NewInstance(url)) for url in options.instances]
-        _check_once([client.name for client in self._clients])
+        door = AdminDoor(_keys(options.admin_key_file), has_socket=options.admin_socket is not None)
+        self._clients = [
+            (make_client or _client_maker(options, HttpInstance))(NewInstance(checked_url(url)))
+            for url in options.instances
+        ]
+        named = [client.name for client in self._clients]
+        _check_once(named)
         self.live = LiveScheduler(
             policy,
             options.prompts_per_step,
@@ -135,15 +177,28 @@ class Service:
             seed=options.seed,
             stream_every=options.stream_every,
             journal=options.journal,
-            settings=settings,
+            settings=settings or settings_of(policy, options.live),
         )
+        self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         self.front = Front(self.live.driver, limits=limits, keys=keys)
-        self.gateway = Gateway(self.live, self.front, self._make_client)
+        self.gateway = Gateway(
+            self.live,
+            self.front,
+            make_client or _client_maker(options, AddedInstance),
+            AllowList(options.allow_instances, named),
+        )
         self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
-        app = make_app(self.gateway, door, max_body=options.max_body)
+        self.app = make_app(
+            self.gateway, door, max_body=options.max_body, max_samples=options.max_samples
+        )
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=options.grace_s
+            self.app,
+            access_log=None,
+            logger=_log_of_aiohttp(),
+            handler_cancellation=True,
+            auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
+            shutdown_timeout=options.grace_s + LAST_WORDS_S,
         )
         self._server: HttpServer | None = None
         self.url = ""
@@ -156,6 +211,8 @@ class Service:
         app: App = self.front
         self._server = HttpServer(app, self._runner.server, max_body=self.options.max_body)
         listener = await self._server.listen(self.options.host, self.options.port)
+        if self.options.admin_socket is not None:
+            await self._listen_for_admins(self._server, self.options.admin_socket)
         port = listener.sockets[0].getsockname()[1]
         host = self.options.host
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -164,14 +221,47 @@ class Service:
         self._say(f"listening on {self.url}")
 
     async def close(self) -> None:
-        """Accept no more, let what runs finish for the grace period, then stop."""
-        await self.gateway.handout.close()
-        if self._server is not None:
-            await self._server.close(self.options.grace_s)
-        await self._runner.cleanup()
-        await self.live.close()
-        for client in self._clients:
-            await client.close()
+        """Accept no more, let what runs finish for the grace period, then stop.
+
+        Whatever goes wrong on the way, the journal is closed.
+        """
+        loop = asyncio.get_running_loop()
+        last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
+        try:
+            self._close_to_admins()
+            await self.gateway.handout.close()
+            if self._server is not None:
+                await self._server.close(self.options.grace_s + LAST_WORDS_S)
+            await self._runner.cleanup()
+        finally:
+            last_words.cancel()
+            await self.live.close()
+            for client in self._clients:
+                await client.close()
+
+    def _close_to_admins(self) -> None:
+        listener, self._admin_listener = self._admin_listener, None
+        if listener is not None and self.options.admin_socket is not None:
+            listener.close()
+            self.options.admin_socket.unlink(missing_ok=True)
+
+    def _say_that_it_stops(self) -> None:
+        """To whoever still waits when the grace period is over."""
+        self.app[STOPPING].set()
+
+    async def _listen_for_admins(self, server: HttpServer, path: Path) -> None:
+        """A socket that only its owner can open: nobody can connect before its mode is set."""
+        _clear_away(path)
+        taken = socket.socket(socket.AF_UNIX)
+        try:
+            taken.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            taken.close()
+            raise CallerError(f"--admin-socket {path}: {error}") from error
+        loop = asyncio.get_running_loop()
+        self._admin_listener = await loop.create_unix_server(server, sock=taken)
+        self._say(f"/admin and the trainer's API are at {path}")
 
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
@@ -188,7 +278,7 @@ class Service:
                 f"anybody who reaches {self.options.host} may use this gateway; "
                 f"--api-key-file closes it"
             )
-        if not door.has_keys:
+        if door.is_open:
             self._say("/admin and the trainer's API are open to programs on this machine only")
 
     def _announce(self, event: InstanceJoined | InstanceLost) -> None:
@@ -211,16 +301,40 @@ def _described(attendant: Attendant) -> list[str]:
     return [line, *(f"  {note}" for note in notes_of(attendant))]
 
 
-def _client_maker(options: Options) -> MakeClient:
-    keys = _keys(options.instance_api_key_file)
-    if len(keys) > 1:
-        raise CallerError(f"{options.instance_api_key_file}: holds {len(keys)} keys; give one")
-    key = keys[0] if keys else None
+def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
+    """Of instances named at start, or of a `kind` for those that are added."""
+    keys = read_instance_keys(options.instance_api_key_file, options.instances)
 
     def make(new: NewInstance) -> InstanceClient:
-        return HttpInstance(new.url, api_key=new.api_key or key, slots=new.slots or options.slots)
+        key = new.api_key or keys.of(new.url)
+        return kind(new.url, api_key=key, slots=new.slots or options.slots)
 
     return make
+
+
+def _log_of_aiohttp() -> logging.Logger:
+    """Without what clients do wrong, which is answered 400 and would fill the log."""
+    log = logging.getLogger(f"{__name__}.aiohttp")
+    if not log.filters:
+        log.addFilter(_is_no_client_s_fault)
+    return log
+
+
+def _is_no_client_s_fault(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _clear_away(path: Path) -> None:
+    """A socket that a gateway has left behind, to which nobody listens. Raises CallerError."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise CallerError(f"--admin-socket {path}: another gateway listens there")
 
 
 def _keys(path: Path | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,12 @@ from rollout_sched.integrations.gateway.messages import read, refusal, reply
 from rollout_sched.integrations.gateway.publication import Publication
 from rollout_sched.live.samples import Prompt
 
+#: A hundred thousand groups of sixteen, and as many again.
+MAX_SAMPLES = 3_200_000
+
+#: Groups that are submitted before others have their turn.
+AT_ONCE = 64
+
 
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
@@ -23,10 +30,12 @@ class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerApi:
-    """Routes for the trainer."""
+    """Routes for the trainer; at most `max_samples` may be here at once."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
+        self._max_samples = max_samples
+        self._arriving = 0  # samples that have room and are not submitted yet
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -40,18 +49,36 @@ class TrainerApi:
     async def submit(self, request: web.Request) -> web.Response:
         """Queue a list of prompts; of one that cannot be, those before it stay, as the error says.
 
+        All or none of them if they are too many: 413 for more than may ever be here, 503 for more
+        than fit beside those that are.
         A submission that is sent again, because its answer was lost, is refused and changes
         nothing.
         """
         prompts = await read(request, list[Prompt])
-        accepted = 0
-        for prompt in prompts:
-            try:
-                self._gateway.desk.submit([prompt])
-            except CallerError as error:
-                return refusal(409, f"{error} ({accepted} groups before it were accepted)")
-            accepted += 1
-        return reply(request, {"accepted": accepted})
+        asked, most = sum(prompt.samples for prompt in prompts), self._max_samples
+        here = self._gateway.desk.open_samples + self._arriving
+        if asked > most:
+            return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
+        if here + asked > most:
+            return refusal(
+                503,
+                f"these are {asked} samples, and {here} are here, of at most {most} "
+                "(--max-samples); submit them again when batches have been delivered",
+            )
+        self._arriving += asked
+        try:
+            for accepted, prompt in enumerate(prompts):
+                if accepted % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    self._gateway.desk.submit([prompt])
+                except CallerError as error:
+                    return refusal(409, f"{error} ({accepted} groups before it were accepted)")
+                asked -= prompt.samples
+                self._arriving -= prompt.samples
+        finally:
+            self._arriving -= asked
+        return reply(request, {"accepted": len(prompts)})
 
     async def close(self, request: web.Request) -> web.Response:
         self._gateway.desk.close_submissions()

@@ -8,6 +8,7 @@ trainer that was written for one of them needs no change.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -15,8 +16,8 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import SessionEnded
 from rollout_sched.integrations.gateway.broadcast import CONTROL_PATHS, Call, broadcast
 from rollout_sched.integrations.gateway.gateway import Gateway, InstanceView, NewInstance
-from rollout_sched.integrations.gateway.messages import read, refusal, reply
-from rollout_sched.integrations.gateway.relay import forwardable
+from rollout_sched.integrations.gateway.messages import body_of, read, refusal, reply
+from rollout_sched.integrations.gateway.relay import forwardable, is_plain
 from rollout_sched.live.attendant import Attendant
 
 
@@ -30,8 +31,8 @@ class Workers:
         return [
             web.get("/workers", self.list_all),
             web.post("/workers", self.add),
-            web.get("/workers/{id:.+}", self.show),
-            web.delete("/workers/{id:.+}", self.remove),
+            web.get("/workers/{id:(?s:.+)}", self.show),
+            web.delete("/workers/{id:(?s:.+)}", self.remove),
             web.post("/add_worker", self.add_by_query),
             web.post("/remove_worker", self.remove_by_query),
             web.get("/list_workers", self.list_urls),
@@ -78,7 +79,7 @@ class Workers:
 
     async def finish_session(self, request: web.Request) -> web.Response:
         session = _named(request, "session_id")
-        known = self._gateway.scheduler.sessions.home(session) is not None
+        known = self._gateway.driver.view.knows_session(session)
         if known:
             self._gateway.driver.tell(SessionEnded(session))
         return reply(request, {"session_id": session, "finished": known})
@@ -103,11 +104,11 @@ class Workers:
         ]
         if not chosen and selector:
             return refusal(404, f"selector {selector!r} takes no instance")
-        return await self._broadcast(request, request.match_info["path"], chosen)
+        return await self._broadcast(request, _path_of_engine(request), chosen)
 
     async def engine_of_one(self, request: web.Request) -> web.Response:
         attendant = self._gateway.attendant(request.match_info["id"])
-        call = await self._call(request, request.match_info["path"])
+        call = await self._call(request, _path_of_engine(request))
         _, answer = await broadcast([attendant], call)
         for worker_id, result in answer["results"].items():
             return reply(request, {"worker_id": worker_id, **result}, result["status"])
@@ -130,12 +131,21 @@ class Workers:
         return reply(request, answer, status)
 
     async def _call(self, request: web.Request, path: str) -> Call:
-        pairs = request.query_string.split("&")
-        query = "&".join(pair for pair in pairs if not pair.startswith("selector="))
+        # As it came: decoded, "%26" would become another parameter for the instances.
+        pairs = request.raw_path.partition("?")[2].split("&")
+        query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
         headers = forwardable(request.raw_headers)
         settings = self._gateway.driver.settings
-        body = await request.read()
+        body = await body_of(request)
         return Call(request.method, path, query, headers, body, settings.update_timeout_s)
+
+
+def _path_of_engine(request: web.Request) -> str:
+    """What follows /engine/, as it came. Raises HTTPNotFound unless it is plain."""
+    path = request.raw_path.partition("?")[0].partition("/engine/")[2]
+    if not is_plain(f"/{path}"):
+        raise web.HTTPNotFound(text=f"{path!r} is no path of an instance: write it plainly")
+    return path
 
 
 def _named(request: web.Request, field: str) -> str:

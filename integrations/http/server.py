@@ -341,7 +341,13 @@ class Connection:
         method, target, head = read_request(data[start:end])
         end += len(END)
         if target[0] != _SLASH:
-            target = _AUTHORITY.sub(b"", target, count=1) or b"/"
+            at, asked = start + len(method) + 1, target
+            target = _AUTHORITY.sub(b"", asked, count=1) or b"/"
+            if target[0] != _SLASH:
+                raise Malformed("the target is neither a path nor an http URL")
+            # Whoever it is handed to reads the path alone, so that both read the same.
+            self._data = data = data[:at] + target + data[at + len(asked) :]
+            end += len(target) - len(asked)
         if not server.app.wants(method, target):
             self._hand_over()
             return False

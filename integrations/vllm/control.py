@@ -26,6 +26,14 @@ REMEDIES = {
 }
 
 
+class AnswerRefused(InstanceError):
+    """An answer that is of no use; `unquoted` says so without a word of it."""
+
+    def __init__(self, text: str, unquoted: str) -> None:
+        super().__init__(text)
+        self.unquoted = unquoted
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Status and body of an HTTP answer."""
 
@@ -152,15 +160,20 @@ def as_instance_errors(path: str) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise InstanceError(f"{path} did not answer in time") from error
+    except aiohttp.ClientResponseError as error:  # its text quotes what came
+        unquoted = f"{path} failed: the answer is no HTTP"
+        raise AnswerRefused(f"{path} failed: {error}", unquoted) from error
     except (aiohttp.ClientError, OSError) as error:
         raise InstanceError(f"{path} failed: {error or type(error).__name__}") from error
 
 
 def refusal(path: str, answer: Answer) -> InstanceError:
     """What a status other than 200 means, and what to do about it."""
-    text = f"{path} answered {answer.status}: {answer.body[:200].decode(errors='replace')}"
     remedy = REMEDIES.get(answer.status)
-    return InstanceError(f"{text}; {remedy}" if remedy else text)
+    then = f"; {remedy}" if remedy else ""
+    said = answer.body[:200].decode(errors="replace")
+    answered = f"{path} answered {answer.status}"
+    return AnswerRefused(f"{answered}: {said}{then}", f"{answered}{then}")
 
 
 def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
@@ -168,4 +181,7 @@ def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InstanceError(f"{path} is not understood ({error}): {body[:200]!r}") from error
+        unquoted = f"{path} is not understood: is it vLLM?"
+        raise AnswerRefused(
+            f"{path} is not understood ({error}): {body[:200]!r}", unquoted
+        ) from error

@@ -19,7 +19,8 @@ class Dispatch(_Action, frozen=True):
     `salt` names the prefix cache it may read and fill (vLLM's `cache_salt`): the current version
     for fresh KV, an older one to go on from KV made under that version. `response_tokens` of the
     context were generated in earlier attempts, `computed_tokens` went through an instance before;
-    `turn` counts the turns of a trajectory that are over.
+    `turn` counts the turns of a trajectory that are over. `group` and `index` say which sample of
+    which group it is; "" for a direct request.
     """
 
     request: str
@@ -31,6 +32,8 @@ class Dispatch(_Action, frozen=True):
     response_tokens: int = 0
     computed_tokens: int = 0
     turn: int = 0
+    group: str = ""
+    index: int = 0
 
 
 class Interrupt(_Action, frozen=True):
@@ -87,8 +90,8 @@ class Discard(_Action, frozen=True):
 
     `attempt`: only what that attempt made; 0: everything kept so far.
     Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "failed",
-    "withdrawn".
+    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "oversized" (no
+    instance that was ever here can hold it), "failed", "withdrawn".
     """
 
     request: str
@@ -96,6 +99,8 @@ class Discard(_Action, frozen=True):
     reason: str
     ends: bool = False
     attempt: int = 0
+    group: str = ""
+    index: int = 0
 
 
 class Wake(_Action, frozen=True):

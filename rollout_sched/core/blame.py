@@ -28,8 +28,7 @@ def suspect(request: Request, instance: Instance) -> None:
 def acquit(instance: Instance) -> None:
     """It has answered: what failed there before says nothing about it."""
     instance.faults = instance.rests = 0
-    if instance.suspects:
-        instance.suspects.clear()
+    instance.suspects.clear()
 
 
 def succeed(request: Request, instances: Mapping[str, Instance]) -> list[Instance]:

@@ -1,7 +1,7 @@
 """The fleet: instances, the attempts they hold, and which of them is least loaded.
 
 `least()` must not cost more as the fleet grows, so open instances sit in a heap of
-(load, serial, stamp). A change bumps the instance's stamp, which makes its entry stale, and notes
+(load, serial, heap version). A change bumps the instance's, which makes its entry stale, and notes
 that it has moved; the new entry is made when somebody next asks, for most changes are answers
 after which nothing is dispatched. Stale entries are dropped when they surface, and the heap is
 rebuilt when they outnumber live ones, so every operation is O(log instances) amortised.
@@ -29,7 +29,9 @@ class Fleet:
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
         self.open: list[Instance] = []
-        self.kv_tokens: int | None = None  # of the smallest instance
+        self.largest_kv_tokens: int | None = None  # of the instances that are here
+        self.most_kv_tokens = 0  # of all that were ever here
+        self.unlike = False  # not all that are here hold as much as that
         self._load = load
         self._admits = admits
         self._heap: Heap = []
@@ -45,15 +47,23 @@ class Fleet:
             self._settle()
         heap = self._heap
         while heap:
-            _, _, stamp, instance = heap[0]
-            if stamp == instance.stamp and instance.place >= 0:
+            _, _, version, instance = heap[0]
+            if version == instance.heap_version and instance.open_index >= 0:
                 return instance
             heappop(heap)
         return None
 
     def open_instance(self, instance: str) -> Instance | None:
         found = self.instances.get(instance)
-        return found if found is not None and found.place >= 0 else None
+        return found if found is not None and found.open_index >= 0 else None
+
+    def fits(self, request: Request, instance: Instance) -> bool:
+        """Whether all that the request may become fits there, or as much as ever fits anywhere.
+
+        One that fitted an instance that is gone waits for another, rather than be cut short.
+        """
+        needed = request.context_tokens + request.remaining_tokens
+        return instance.kv_tokens >= needed or instance.kv_tokens >= self.most_kv_tokens
 
     # -- facts derived from the instances --------------------------------------------------
 
@@ -83,7 +93,7 @@ class Fleet:
         instance.attempts.clear()
         self._measure_kv()
         self._shut(instance)
-        instance.stamp += 1
+        instance.heap_version += 1
         return attempts
 
     def set_version(self, instance: Instance, version: int) -> None:
@@ -129,42 +139,45 @@ class Fleet:
 
     def touch(self, instance: Instance) -> None:
         """Something that openness or load depends on has changed."""
-        instance.stamp += 1
+        instance.heap_version += 1
         may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
         if may_serve and self._admits(instance):
-            if instance.place < 0:
-                instance.place = len(self.open)
+            if instance.open_index < 0:
+                instance.open_index = len(self.open)
                 self.open.append(instance)
             self._moved.add(instance)
-        elif instance.place >= 0:
+        elif instance.open_index >= 0:
             self._shut(instance)
 
     # -- inside ----------------------------------------------------------------------------
 
     def _measure_kv(self) -> None:
-        self.kv_tokens = min((i.kv_tokens for i in self.instances.values()), default=None)
+        sizes = [instance.kv_tokens for instance in self.instances.values()]
+        self.largest_kv_tokens = max(sizes, default=None)
+        self.most_kv_tokens = max([self.most_kv_tokens, *sizes])
+        self.unlike = any(size < self.most_kv_tokens for size in sizes)
 
     def _shut(self, instance: Instance) -> None:
-        if instance.place < 0:
+        if instance.open_index < 0:
             return
         last = self.open.pop()
         if last is not instance:
-            self.open[instance.place] = last
-            last.place = instance.place
-        instance.place = -1
+            self.open[instance.open_index] = last
+            last.open_index = instance.open_index
+        instance.open_index = -1
 
     def _settle(self) -> None:
         """Give those that have moved their new place in the heap."""
         heap, moved = self._heap, self._moved
         if len(heap) + len(moved) > 64 + 4 * len(self.open):
-            heap[:] = [(self._load(i), i.serial, i.stamp, i) for i in self.open]
+            heap[:] = [(self._load(i), i.serial, i.heap_version, i) for i in self.open]
             heapify(heap)
             moved.clear()
             return
         for instance in moved:
-            if instance.place < 0:
+            if instance.open_index < 0:
                 continue
-            entry = (self._load(instance), instance.serial, instance.stamp, instance)
+            entry = (self._load(instance), instance.serial, instance.heap_version, instance)
             if heap and heap[0][3] is instance:
                 heapreplace(heap, entry)  # its old entry is stale: spare the pop
             else:

@@ -1,4 +1,4 @@
-"""The nouns: Instance, Attempt, Group, Request, Segment, Sample.
+"""The nouns: Instance, Attempt, Siblings, Group, Request, Segment, Sample.
 
 Everything here holds counts, never tokens: the tokens and their log-probabilities stay with the
 driver. The scheduler alone changes these objects; policies read them.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
+from rollout_sched.core.events import InstanceReported
 
 
 class RequestState(StrEnum):
@@ -21,6 +23,17 @@ class RequestState(StrEnum):
     PARKED = "parked"  # in the replay buffer, until its group is launched again
     FINISHED = "finished"  # generation is over, the sample waits for its group
     ENDED = "ended"  # delivered or discarded; never seen again
+
+
+class GroupState(StrEnum):
+    """Where a group is in its life; `groups.py` says how it moves."""
+
+    FRESH = "fresh"  # submitted, never launched
+    ACTIVE = "active"  # launched: its requests may run
+    DEFERRED = "deferred"  # set back to a later round, with or without its tokens
+    COMPLETE = "complete"  # whole, waits for its batch
+    DELIVERED = "delivered"
+    FAILED = "failed"  # it can never be whole
 
 
 class InstanceStatus(StrEnum):
@@ -49,6 +62,7 @@ class Instance(msgspec.Struct, eq=False):
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
+    `report` is its last poll, as old as that is. `open_index` and `heap_version` are the fleet's.
     """
 
     id: str
@@ -65,8 +79,9 @@ class Instance(msgspec.Struct, eq=False):
     faults: int = 0
     suspects: set[str] = msgspec.field(default_factory=set)
     leaving: bool = False
-    place: int = -1
-    stamp: int = 0
+    report: InstanceReported | None = None
+    open_index: int = -1
+    heap_version: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -76,40 +91,60 @@ class Instance(msgspec.Struct, eq=False):
         return f"<Instance {self.id} v{self.version} {self.status} {self.in_flight}/{self.slots}>"
 
 
+class Siblings(msgspec.Struct, eq=False):
+    """Requests with the same prompt and limit: what the length of one tells about the others.
+
+    `lengths` holds the response lengths of those that have finished, ascending; `estimate` is what
+    the prediction made of them. `requests` are those that are here; `joined` counts those that came
+    one by one (direct requests).
+    """
+
+    id: str
+    prompt_tokens: int
+    max_tokens: int
+    requests: list[Request] = msgspec.field(default_factory=list)
+    lengths: list[int] = msgspec.field(default_factory=list)
+    estimate: int | None = None
+    joined: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Siblings {self.id} {len(self.requests)}>"
+
+
 class Group(msgspec.Struct, eq=False):
     """The requests of one prompt, delivered together.
 
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
-    that may have made any of its tokens (None: none were made). `lengths` holds the response
-    lengths of its finished requests, ascending; `lesson` is what the prediction made of them.
-    The requests of a `direct` group came one by one and leave one by one; it is never whole.
+    that may have made any of its tokens (None: none were made). `groups.py` says how its state
+    moves.
     """
 
     id: str
     serial: int
     samples: int
-    prompt_tokens: int
-    max_tokens: int
-    direct: bool = False
-    requests: list[Request] = msgspec.field(default_factory=list)
+    siblings: Siblings
+    state: GroupState = GroupState.FRESH
     finished: list[Request] = msgspec.field(default_factory=list)
-    lengths: list[int] = msgspec.field(default_factory=list)
-    lesson: int | None = None
     oldest_version: int | None = None
-    active: bool = False
-    deferrals: int = 0
 
     @property
-    def complete(self) -> bool:
-        return len(self.finished) >= self.samples and not self.direct
+    def requests(self) -> list[Request]:
+        return self.siblings.requests
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt and the longest response it may get."""
+        return self.siblings.prompt_tokens + self.siblings.max_tokens
 
     def __repr__(self) -> str:
-        return f"<Group {self.id} {len(self.finished)}/{self.samples} v{self.oldest_version}>"
+        done = f"{len(self.finished)}/{self.samples}"
+        return f"<Group {self.id} {self.state} {done} v{self.oldest_version}>"
 
 
 class Request(msgspec.Struct, eq=False):
     """One generation we own, across all its attempts.
 
+    `group` is what it is delivered with; None for a direct request, which is answered by itself.
     `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
@@ -118,7 +153,8 @@ class Request(msgspec.Struct, eq=False):
     """
 
     id: str
-    group: Group
+    siblings: Siblings
+    group: Group | None
     index: int
     serial: int
     context_tokens: int
@@ -130,7 +166,7 @@ class Request(msgspec.Struct, eq=False):
     computed_tokens: int = 0
     turn: int = 0
     last_attempt: int = 0
-    home: str | None = None
+    last_instance: str | None = None
     session: str = ""
     salt: int | None = None
     failures: int = 0
@@ -138,6 +174,16 @@ class Request(msgspec.Struct, eq=False):
     rests_until: float = 0.0
     finish: str = ""
     rank: tuple[object, int] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether it may run now, as far as its group is concerned."""
+        return self.group is None or self.group.state is GroupState.ACTIVE
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many response tokens it may still make."""
+        return self.siblings.max_tokens - self.response_tokens
 
     @property
     def resumed(self) -> bool:
@@ -157,7 +203,7 @@ class Request(msgspec.Struct, eq=False):
 class Attempt(msgspec.Struct, eq=False):
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
-    `disowned` is the reason its tokens are no longer wanted; the instance still holds the slot
+    `abandoned` is the reason its tokens are no longer wanted; the instance still holds the slot
     until it has answered.
     """
 
@@ -169,7 +215,7 @@ class Attempt(msgspec.Struct, eq=False):
     max_new_tokens: int
     expected_tokens: int
     tokens: int = 0
-    disowned: str = ""
+    abandoned: str = ""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):

@@ -1,11 +1,10 @@
-"""How far the run is: the queues of groups and the counters that batching policies read."""
+"""How far the run is: what batching, freshness and weights policies read."""
 
 from __future__ import annotations
 
-from collections import deque
-
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Group, InstanceStatus
+from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
 
@@ -17,31 +16,42 @@ DRAINING, PAUSING, UPDATING = (
 
 
 class RunProgress:
-    """The scheduler's own `Progress`: facts that live elsewhere are read there."""
+    """The scheduler's own `Progress`: what the trainer said, and views of what lives elsewhere.
+
+    `dirty`: something has changed since the group-level roles were last asked.
+    """
 
     def __init__(
-        self, prompts_per_step: int, version: int, fleet: Fleet, samples: SampleBuffer
+        self,
+        prompts_per_step: int,
+        version: int,
+        fleet: Fleet,
+        groups: Groups,
+        samples: SampleBuffer,
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.version = version
         self.trainer_waiting = False
         self.closed = False
-        self.active = 0
+        self.dirty = False
         self.delivered = 0
         self.batches = 0
         self.round: Launch | None = None
-        self.fresh_groups: deque[Group] = deque()
-        self.deferred_groups: dict[str, Group] = {}
         self._fleet = fleet
+        self._groups = groups
         self._samples = samples
 
     @property
     def fresh(self) -> int:
-        return len(self.fresh_groups)
+        return self._groups.count(FRESH)
+
+    @property
+    def active(self) -> int:
+        return self._groups.count(ACTIVE)
 
     @property
     def deferred(self) -> int:
-        return len(self.deferred_groups)
+        return self._groups.count(DEFERRED)
 
     @property
     def complete(self) -> int:

@@ -22,11 +22,6 @@ class ReplayBuffer:
     def __contains__(self, request: Request) -> bool:
         return request.id in self._parked
 
-    @property
-    def tokens(self) -> int:
-        """Response tokens kept for later."""
-        return sum(request.response_tokens for request in self)
-
     def add(self, request: Request) -> None:
         self._parked[request.id] = request
 

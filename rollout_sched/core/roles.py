@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rollout_sched.core.model import Group, Instance, Request
+from rollout_sched.core.model import Instance, Request, Siblings
 
 
 class Dice(Protocol):
@@ -110,10 +110,10 @@ class Admission(Protocol):
 class Prediction(Protocol):
     """How many response tokens will this request have made in the end?"""
 
-    def lesson(self, group: Group) -> int | None:
-        """What the group's members have taught so far; asked whenever one of them makes progress.
+    def estimate(self, siblings: Siblings) -> int | None:
+        """What is known of the lengths of siblings; asked whenever one of them makes progress.
 
-        The scheduler keeps the answer as `group.lesson` and asks `expect` anew, for every member
+        The scheduler keeps the answer as `siblings.estimate` and asks `expect` anew, for every one
         that is not finished, when it changes. None: nothing.
         """
 
@@ -206,7 +206,6 @@ __all__ = [
     "Dice",
     "FleetView",
     "Freshness",
-    "Group",
     "Instance",
     "Interruption",
     "Launch",
@@ -216,5 +215,6 @@ __all__ = [
     "Request",
     "Roles",
     "Routing",
+    "Siblings",
     "Weights",
 ]

@@ -46,13 +46,13 @@ class SampleBuffer:
     def hold(self, group: Group) -> None:
         self._held[group.id] = group
 
-    def stamp(self, group: Group, version: int) -> None:
+    def note_version(self, group: Group, version: int) -> None:
         """Tokens of this group may now be as old as `version`."""
         known = group.oldest_version
         if known is not None:
             if known <= version:
                 return
-            self._unstamp(group)
+            self._forget_version(group)
         group.oldest_version = version
         self._by_version.setdefault(version, {})[group.id] = group
 
@@ -64,7 +64,7 @@ class SampleBuffer:
         del self._held[group.id]
         self._complete.discard(group)
         if group.oldest_version is not None:
-            self._unstamp(group)
+            self._forget_version(group)
             group.oldest_version = None
 
     def oldest_first(self, groups: int) -> list[Group]:
@@ -75,15 +75,15 @@ class SampleBuffer:
         """Held groups with tokens older than `version`."""
         return [
             group
-            for stamped in sorted(self._by_version)
-            if stamped < version
-            for group in self._by_version[stamped].values()
+            for known in sorted(self._by_version)
+            if known < version
+            for group in self._by_version[known].values()
         ]
 
-    def remaining(self, taken: Iterable[Group], unstamped: int) -> dict[int, int]:
+    def remaining(self, taken: Iterable[Group], undated: int) -> dict[int, int]:
         """Groups left per oldest version once `taken` have gone.
 
-        Groups launched but never dispatched count as `unstamped`, the oldest they can become.
+        Groups launched but never dispatched count as `undated`, the oldest they can become.
         """
         left = {version: len(groups) for version, groups in self._by_version.items()}
         waiting = len(self._held) - sum(left.values())
@@ -91,10 +91,10 @@ class SampleBuffer:
             assert group.oldest_version is not None
             left[group.oldest_version] -= 1
         if waiting:
-            left[unstamped] = left.get(unstamped, 0) + waiting
+            left[undated] = left.get(undated, 0) + waiting
         return {version: count for version, count in left.items() if count}
 
-    def _unstamp(self, group: Group) -> None:
+    def _forget_version(self, group: Group) -> None:
         version = group.oldest_version
         assert version is not None
         groups = self._by_version[version]

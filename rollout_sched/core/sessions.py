@@ -13,20 +13,20 @@ class Sessions:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._instances: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._instances)
 
-    def home(self, session: str) -> str | None:
-        return self._homes.get(session)
+    def last_instance(self, session: str) -> str | None:
+        return self._instances.get(session)
 
     def sent(self, session: str, instance: str) -> None:
-        self._homes[session] = instance
-        self._homes.move_to_end(session)
-        if len(self._homes) > self._limit:
-            self._homes.popitem(last=False)
+        self._instances[session] = instance
+        self._instances.move_to_end(session)
+        if len(self._instances) > self._limit:
+            self._instances.popitem(last=False)
 
     def end(self, session: str) -> bool:
         """False if it is not known."""
-        return self._homes.pop(session, None) is not None
+        return self._instances.pop(session, None) is not None

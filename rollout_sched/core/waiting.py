@@ -5,6 +5,8 @@ to the front; until then its old place is never behind its true one, so the orde
 matters when a group's first answer moves all its other members back at once. Newcomers are only
 gathered until somebody looks at the front: a launch brings thousands, and sorting them together is
 cheaper than looking up a place for each.
+
+A request that fits into none of the open instances is set aside, so that it holds up nobody.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class WaitingQueue:
         self._requests: Any = SortedKeyList(key=attrgetter("rank"))
         self._new: list[Request] = []
         self._later: dict[str, Any] = {}
+        self._aside: dict[str, Request] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -36,16 +39,18 @@ class WaitingQueue:
             requests.remove(request)
             request.rank = (self._later.pop(request.id), request.serial)
             requests.add(request)
-        return iter(requests)
+        return iter([*requests, *self._aside.values()])
 
     def __contains__(self, request: Request) -> bool:
-        return request.rank is not None and request in self._sorted()
+        if request.rank is None:
+            return False
+        return request.id in self._aside or request in self._sorted()
 
     def first(self) -> Request | None:
-        """Who goes next; None if nobody waits."""
-        if not self._size:
+        """Who goes next; None if nobody waits but those set aside."""
+        if self._size == len(self._aside):
             return None
-        if self._size == 1 and self._new:  # alone, so there is nothing to sort
+        if len(self._new) == 1 == self._size:  # alone, so there is nothing to sort
             return self._new[0]
         requests, later = self._sorted(), self._later
         request: Request = requests[0]
@@ -57,16 +62,34 @@ class WaitingQueue:
         return request
 
     def pop_first(self) -> None:
-        """Take out what `first` returns."""
-        request = self.first()
-        assert request is not None, "somebody waits"
+        """Take out what `first` has just returned."""
         if self._new:
-            self._new.clear()
+            request: Request = self._new.pop()
             self._later.pop(request.id, None)
         else:
-            self._requests.pop(0)
+            request = self._requests.pop(0)
         request.rank = None
         self._size -= 1
+
+    @property
+    def aside(self) -> list[Request]:
+        return list(self._aside.values())
+
+    def set_aside_first(self) -> None:
+        """Pass over what `first` has just returned, until `recall`."""
+        request = self.first()
+        assert request is not None, "somebody waits"
+        rank = request.rank
+        self.pop_first()
+        request.rank = rank
+        self._aside[request.id] = request
+        self._size += 1
+
+    def recall(self) -> None:
+        """Those set aside wait in their places again."""
+        for request in self._aside.values():
+            self._new.append(request)
+        self._aside.clear()
 
     def add(self, request: Request, key: Any) -> None:
         request.rank = (key, request.serial)
@@ -74,7 +97,8 @@ class WaitingQueue:
         self._size += 1
 
     def remove(self, request: Request) -> None:
-        self._sorted().remove(request)
+        if self._aside.pop(request.id, None) is None:
+            self._sorted().remove(request)
         self._later.pop(request.id, None)
         self._size -= 1
         request.rank = None
@@ -83,6 +107,9 @@ class WaitingQueue:
         """Move a request whose key has changed."""
         assert request.rank is not None, "only who waits can move"
         before: Any = request.rank[0]
+        if request.id in self._aside:
+            request.rank = (key, request.serial)
+            return
         if key > before:
             self._later[request.id] = key
             return

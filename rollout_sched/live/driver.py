@@ -95,6 +95,7 @@ class Driver:
         on_group_failed: OnGroupFailed | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.view = scheduler.view
         self.settings = settings
         self.observers = list(observers)
         self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
@@ -103,7 +104,7 @@ class Driver:
         self.on_broken: Callable[[], None] | None = None
         self.attendants: dict[str, Attendant] = {}
         self.broken: Exception | None = None
-        self.first_version = scheduler.progress.version
+        self.first_version = self.view.run.version
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
         self._run_id = secrets.token_hex(4)
@@ -189,9 +190,9 @@ class Driver:
                 self._do[type(action)](action)
         except Exception as error:
             self._break(error)
-        anomalies = self.scheduler.anomalies
-        if anomalies and anomalies.total() != self._anomalies:
-            self._anomalies = anomalies.total()
+        anomalies = self.view.anomalies
+        if anomalies and sum(anomalies.values()) != self._anomalies:
+            self._anomalies = sum(anomalies.values())
             log.warning("%s does not fit what is known: %s", event, dict(anomalies))
 
     def _show(self, now: float, event: Event, actions: list[Action]) -> None:
@@ -333,7 +334,7 @@ class Driver:
 
     def join(self, name: str, description: Description) -> None:
         version = description.version
-        if version is None or version > self.scheduler.progress.version:
+        if version is None or version > self.view.run.version:
             version = self.first_version
         self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
 
@@ -346,13 +347,13 @@ class Driver:
                 self._keep_streamed(running)
             except Exception as error:  # the payload's own
                 self._tell_failed(running, error, usable=False)
-        if name in self.scheduler.fleet.instances:
+        if self.view.instance(name) is not None:
             log.warning("instance %s lost: %s", name, reason)
             self.tell(InstanceLost(name, reason))
 
     def holds(self, name: str) -> Sequence[Running]:
         """The attempts under way on an instance."""
-        instance = self.scheduler.fleet.instances.get(name)
+        instance = self.view.instance(name)
         attempts = () if instance is None else instance.attempts
         return [self._running[attempt] for attempt in attempts if attempt in self._running]
 
@@ -376,7 +377,7 @@ class Driver:
         payload = self._payloads.get(action.request)
         if payload is None:
             try:
-                payload = self._make(action.request)
+                payload = self._make(action)
             except Exception as error:  # the caller's own
                 self._errors[action.request] = error
                 self.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
@@ -390,9 +391,9 @@ class Driver:
         else:
             self._spawn(self._begin_once_sound(running, attendant))
 
-    def _make(self, request: str) -> Payload:
-        group, _, index = request.rpartition("/")
-        payload = self._payloads[request] = self._factories[group](int(index))
+    def _make(self, action: Dispatch) -> Payload:
+        payload = self._factories[action.group](action.index)
+        self._payloads[action.request] = payload
         return payload
 
     async def _begin_once_sound(self, running: Running, attendant: Attendant) -> None:
@@ -480,8 +481,7 @@ class Driver:
 
     def _was_stopped(self, dispatch: Dispatch) -> bool:
         """An attempt that we stopped, alone or with its whole instance."""
-        attempt = self.scheduler.fleet.attempts.get(dispatch.attempt)
-        return attempt is None or bool(attempt.disowned) or attempt.request.state == "interrupting"
+        return self.view.is_stopping(dispatch.attempt)
 
     def _keep_streamed(self, running: Running) -> None:
         """The attempt broke off: what its stream has brought is all there will be."""
@@ -568,13 +568,15 @@ class Driver:
             return
         self._payloads.pop(action.request, None)
         error = self._errors.pop(action.request, None)
-        group = action.request.rpartition("/")[0]
-        if payload is not None and action.reason in ("failed", "withdrawn"):
-            self._answers.append((payload.fail, (action.reason, error)))
-        if action.reason == "failed" and self._factories.pop(group, None) is not None:
-            log.error("group %s failed: %s", group, error)
+        if action.reason == "oversized":
+            error = RequestRejected("prompt and max_tokens fit into no instance's KV cache")
+        if payload is not None and action.reason in ("failed", "withdrawn", "oversized"):
+            reason = "withdrawn" if action.reason == "withdrawn" else "failed"
+            self._answers.append((payload.fail, (reason, error)))
+        if action.reason == "failed" and self._factories.pop(action.group, None) is not None:
+            log.error("group %s failed: %s", action.group, error)
             if self.on_group_failed is not None:
-                self._answers.append((self.on_group_failed, (group, error)))
+                self._answers.append((self.on_group_failed, (action.group, error)))
 
     def _wake(self, action: Wake) -> None:
         self._loop.call_at(self._origin + action.at, self.tell, Woke())

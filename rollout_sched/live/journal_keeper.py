@@ -1,65 +1,106 @@
-"""Keeps the journal of a live scheduler: every event to a file, on disk within a second."""
+"""Keeps the journal of a live scheduler: every event to a file, on disk within two seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event
-from rollout_sched.journal import Header, JournalWriter
+from rollout_sched.journal import Entry, Header, LineFile, line_of
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 1.0
+#: Between two writes, each of which ends with an fsync.
+SYNC_S = 1.0
+
+#: Seconds that the last write may take.
+CLOSE_S = 10.0
+
+#: Bytes that may wait for a disk that does not keep up.
+MOST = 2**28
 
 
 class JournalKeeper:
     """An observer of the driver that records what it sees. Make it inside a running event loop.
 
-    A disk that fails does not stop the rollouts: the journal ends there, and the log says so.
+    A thread writes, so that a slow disk keeps nobody waiting. A disk that fails does not stop the
+    rollouts: the journal ends there with a whole line, and `broken` says why, as does the log.
     Raises CallerError for a file that is there already, which may be all that is left of a crash.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        if path.exists():
-            raise CallerError(f"journal {path} exists; move it away, or name another file")
+        try:
+            self._file = LineFile(path, over=False)
+        except FileExistsError:
+            text = f"journal {path} exists; move it away, or name another file"
+            raise CallerError(text) from None
         self.path = path
-        self.broken = False
+        self.broken = ""
         self._empty = True
-        self._writer = JournalWriter(path, header)
+        self._pending = bytearray(line_of(header))
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(FLUSH_S, self._flush)
+        self._timer = self._loop.call_later(SYNC_S, self._write)
+        self._writing: asyncio.Future[None] | None = None
 
     def observe(self, now: float, event: Event, actions: list[Action]) -> None:
         if self.broken:
             return
         try:
-            self._writer.record(now, event)
+            self._pending += line_of(Entry(now, event))
             self._empty = False
-        except OSError as error:
+        except Exception as error:  # without this event, those that follow say nothing
             self._give_up(error)
+        if len(self._pending) > MOST:
+            self._give_up(f"the disk does not keep up: {len(self._pending)} bytes wait for it")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Write what is left. The file is complete unless `broken`, and gone if it is empty."""
         self._timer.cancel()
         try:
-            self._writer.close()
+            async with asyncio.timeout(CLOSE_S):
+                while self._writing is not None or (self._pending and not self.broken):
+                    if self._writing is None:
+                        self._write()
+                    assert self._writing is not None
+                    await asyncio.wait({self._writing})
+        except TimeoutError:
+            self._give_up(f"the disk did not take the rest within {CLOSE_S:g} s")
+            return  # a thread still holds the file
+        finally:
+            self._timer.cancel()
+        try:
+            self._file.close()
             if self._empty:
                 self.path.unlink()
         except OSError as error:
             self._give_up(error)
 
-    def _flush(self) -> None:
-        try:
-            self._writer.flush()
-        except OSError as error:
-            self._give_up(error)
-        else:
-            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+    def _write(self) -> None:
+        lines, self._pending = bytes(self._pending), bytearray()
+        append = partial(self._file.append, lines, sync=True)
+        self._writing = self._loop.run_in_executor(None, append)
+        self._writing.add_done_callback(self._written)
 
-    def _give_up(self, error: OSError) -> None:
-        self.broken = True
-        log.error("journal %s ends here: %s", self.path, error)
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = None if writing.cancelled() else writing.exception()
+        if error is not None:
+            self._give_up(error)
+        elif not self.broken:
+            self._timer = self._loop.call_later(SYNC_S, self._look)
+
+    def _look(self) -> None:
+        if self._pending:
+            self._write()
+        else:
+            self._timer = self._loop.call_later(SYNC_S, self._look)
+
+    def _give_up(self, why: object) -> None:
+        if not self.broken:
+            self.broken = str(why) or type(why).__name__
+            self._pending.clear()
+            log.error("journal %s ends here: %s", self.path, self.broken)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollout_sched.config import PolicyFile
+import msgspec
+
+from rollout_sched.config import PolicyFile, read_table
+from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, Header
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
-from rollout_sched.live.settings import DEFAULTS, Settings
+from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer_desk import TrainerDesk
+
+
+def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> Settings:
+    """What is `given`, else what the policy's [live] table says, else the defaults.
+
+    Raises ConfigError naming the key.
+    """
+    file = read_table(policy.name, "live", policy.live, Settings)
+    return msgspec.structs.replace(file, **(given or {}))
 
 
 class LiveScheduler:
@@ -20,6 +33,7 @@ class LiveScheduler:
     version           the trainer's version at the start
     stream_every      see `TrainerDesk`
     journal           a new file to record every event in
+    settings          of the driver; None for those of the policy
     """
 
     def __init__(
@@ -31,8 +45,10 @@ class LiveScheduler:
         seed: int = 0,
         stream_every: int = 0,
         journal: Path | None = None,
-        settings: Settings = DEFAULTS,
+        settings: Settings | None = None,
     ) -> None:
+        if settings is None:
+            settings = settings_of(policy)
         scheduler = policy.scheduler(prompts_per_step, version=version, seed=seed)
         self.journal: JournalKeeper | None = None
         if journal is not None:
@@ -48,35 +64,41 @@ class LiveScheduler:
 
         "loaded": every instance that is here has loaded the newest version.
         """
-        scheduler, progress = self.driver.scheduler, self.driver.scheduler.progress
+        view, progress = self.driver.view, self.driver.view.run
         return {
             "version": progress.version,
             "fleet_version": progress.fleet_version,
             "loaded": self.desk.has_loaded(progress.version),
             "prompts_per_step": progress.prompts_per_step,
             "requests": {
-                "in_flight": len(scheduler.fleet.attempts),
-                "waiting": len(scheduler.waiting),
-                "parked": len(scheduler.replay_buffer),
+                "in_flight": view.in_flight,
+                "waiting": view.waiting,
+                "parked": view.parked,
             },
             "groups": {
-                "fresh": progress.fresh,
-                "active": progress.active,
-                "deferred": progress.deferred,
-                "complete": progress.complete,
+                **{str(state): view.groups(state) for state in HERE},
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,
             "instances": len(self.driver.attendants),
-            "joined": len(scheduler.fleet.instances),
-            "anomalies": dict(scheduler.anomalies),
+            "joined": len(view.instances),
+            "anomalies": dict(view.anomalies),
+            "journal": self._journal_state(),
             "broken": None if self.driver.broken is None else str(self.driver.broken),
         }
 
+    def _journal_state(self) -> dict[str, str] | None:
+        """ "broken": why it ends before now; "" while it does not."""
+        if self.journal is None:
+            return None
+        return {"path": str(self.journal.path), "broken": self.journal.broken}
+
     async def close(self) -> None:
         """Stop; instances are left as they are."""
-        await self.driver.close()
-        if self.journal is not None:
-            self.journal.close()
+        try:
+            await self.driver.close()
+        finally:
+            if self.journal is not None:
+                await self.journal.close()

@@ -33,11 +33,14 @@ class TrainerDesk:
 
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
     0 does not stream, which is faster, and loses what a dying instance had not answered.
+
+    `open_samples`: asked for in groups that are here, queued or running.
     """
 
     def __init__(self, driver: Driver, *, stream_every: int = 0) -> None:
         self.driver = driver
         self.stream_every = stream_every
+        self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
         self._delivered: asyncio.Queue[Batch] = asyncio.Queue()
         self._failed: list[FailedGroup] = []
@@ -74,6 +77,7 @@ class TrainerDesk:
             except BaseException:
                 del self._prompts[prompt.uid]
                 raise
+            self.open_samples += prompt.samples
 
     def close_submissions(self) -> None:
         """No more prompts will come: the last batches may be short."""
@@ -142,14 +146,15 @@ class TrainerDesk:
             for counted, payload in zip(action.samples, payloads, strict=True)
         ]
         for uid in {sample.uid for sample in samples}:
-            del self._prompts[uid]
+            self.open_samples -= self._prompts.pop(uid).samples
         failed, self._failed = self._failed, []
         self._requested = False
         self._delivered.put_nowait(Batch(action.batch, action.version, samples, failed))
         self._check_end()
 
     def _fail(self, group: str, error: Exception | None) -> None:
-        self._prompts.pop(group, None)
+        if group in self._prompts:
+            self.open_samples -= self._prompts.pop(group).samples
         self._failed.append(FailedGroup(group, str(error) if error else "it cannot be made"))
         self._check_end()
 

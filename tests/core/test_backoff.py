@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.actions import Wake
+from rollout_sched.core.actions import Action, Wake
 from rollout_sched.core.backoff import Backoff
 from rollout_sched.core.model import Instance
 from tests.core.told import make_request
@@ -16,7 +16,7 @@ def instance(name: str = "i0") -> Instance:
 
 
 def test_a_rest_is_doubled_for_each_in_a_row_up_to_64_times() -> None:
-    backoff = Backoff(0.5)
+    backoff = Backoff(0.5, [])
     who = instance()
     rests = []
     for before in range(9):
@@ -26,55 +26,57 @@ def test_a_rest_is_doubled_for_each_in_a_row_up_to_64_times() -> None:
 
 
 def test_requests_and_instances_rest_alike() -> None:
-    backoff = Backoff(1.0)
+    out: list[Action] = []
+    backoff = Backoff(1.0, out)
     request, server = make_request(), instance()
-    assert backoff.rest(request, 0, 0.0) == Wake(1.0)
-    assert backoff.rest(server, 1, 0.0) is None, "the first to wake is asked for already"
-    assert backoff.rested(0.5) == []
-    assert backoff.next_wake() == Wake(1.0)
-    assert backoff.rested(1.0) == [request]
-    assert backoff.next_wake() == Wake(2.0)
-    assert backoff.rested(2.0) == [server]
-    assert backoff.next_wake() is None
+    backoff.rest(request, 0, 0.0)
+    backoff.rest(server, 1, 0.0)
+    assert out == [Wake(1.0)], "the later one is asked for when the earlier has come"
+    assert backoff.wake(0.5) == []
+    assert backoff.wake(1.0) == [request]
+    assert out == [Wake(1.0), Wake(1.0), Wake(2.0)]
+    assert backoff.wake(2.0) == [server]
+    assert len(out) == 3
     assert request.rests_until == server.rests_until == 0.0
 
 
 def test_an_earlier_end_is_asked_for() -> None:
-    backoff = Backoff(1.0)
+    out: list[Action] = []
+    backoff = Backoff(1.0, out)
     backoff.rest(instance("i0"), 3, 0.0)
-    assert backoff.rest(instance("i1"), 0, 2.0) == Wake(3.0)
+    backoff.rest(instance("i1"), 0, 2.0)
+    assert out == [Wake(8.0), Wake(3.0)]
 
 
 def test_who_was_let_go_is_not_woken() -> None:
-    backoff = Backoff(1.0)
+    backoff = Backoff(1.0, [])
     who = instance()
     backoff.rest(who, 0, 0.0)
     who.rests_until = 0.0
-    assert backoff.rested(5.0) == []
+    assert backoff.wake(5.0) == []
 
 
 def test_a_longer_rest_replaces_the_one_before() -> None:
-    backoff = Backoff(1.0)
+    backoff = Backoff(1.0, [])
     who = instance()
     backoff.rest(who, 0, 0.0)
     backoff.rest(who, 2, 0.0)
-    assert backoff.rested(1.0) == []
-    assert backoff.rested(4.0) == [who]
+    assert backoff.wake(1.0) == []
+    assert backoff.wake(4.0) == [who]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 50)), min_size=1, max_size=30))
 def test_whoever_rests_is_woken_at_the_wakes_alone(rests: list[tuple[int, float]]) -> None:
-    backoff = Backoff(1.0)
     wakes: list[Wake] = []
+    backoff = Backoff(1.0, wakes)  # type: ignore[arg-type]
     everyone = []
     for number, (before, now) in enumerate(sorted(rests, key=lambda rest: rest[1])):
         who = instance(f"i{number}")
         everyone.append(who)
-        wakes += filter(None, [backoff.rest(who, before, now)])
+        backoff.rest(who, before, now)
     woken: list[object] = []
     while wakes:
         at = min(wake.at for wake in wakes)
-        wakes = [wake for wake in wakes if wake.at > at]
-        woken += backoff.rested(at)
-        wakes += filter(None, [backoff.next_wake()])
+        wakes[:] = [wake for wake in wakes if wake.at > at]
+        woken += backoff.wake(at)
     assert sorted(map(id, woken)) == sorted(map(id, everyone))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Answer, Discard, Dispatch, Wake
+from rollout_sched.core.actions import Answer, Dispatch, Wake
 from rollout_sched.core.events import (
     InstanceLost,
     RequestFailed,
@@ -11,7 +11,7 @@ from rollout_sched.core.events import (
     RequestWithdrawn,
     Woke,
 )
-from tests.core.told import LIMIT, PROMPT, Told
+from tests.core.told import LIMIT, PROMPT, Told, thrown
 
 
 def ask(name: str, group: str = "") -> RequestSubmitted:
@@ -71,7 +71,7 @@ def test_poison_never_puts_an_instance_to_rest() -> None:
     for number in range(20):
         told(ask(f"poison{number}"))
         tries, where = until_given_up(told, f"poison{number}")
-        assert tries == told.scheduler.max_failures
+        assert tries == told.scheduler.attempt_events.max_failures
         assert len(set(where)) == 4, "it was tried everywhere before anywhere twice"
         assert not any(told.instance(f"i{i}").rests_until for i in range(4))
         assert not any(told.instance(f"i{i}").suspects for i in range(4))
@@ -136,14 +136,14 @@ def test_who_is_withdrawn_blames_nobody() -> None:
     told = Told(instances=2)
     told(ask("d"), RequestFailed("d", 1, "500"))
     assert told.instance("i0").suspects == {"d"}
-    assert told(RequestWithdrawn("d"))[-1] == Discard("d", 0, "withdrawn", ends=True)
+    assert told(RequestWithdrawn("d"))[-1] == thrown("d", 0, "withdrawn", ends=True)
     assert not told.instance("i0").suspects
 
 
 def test_who_rests_may_be_withdrawn() -> None:
     told = Told()
     told(ask("d"), RequestFailed("d", 1, "500"))
-    assert told(RequestWithdrawn("d")) == [Discard("d", 0, "withdrawn", ends=True)]
+    assert told(RequestWithdrawn("d")) == [thrown("d", 0, "withdrawn", ends=True)]
     told.seconds = 1.0
     assert told(Woke()) == []
 
@@ -158,8 +158,8 @@ def test_siblings_that_never_end_make_no_request_dearer() -> None:
     told = Told(slots=10_000, prediction="group_history")
     for number in range(500):
         told(ask(f"d{number}", "one group for all"))
-    sizes = {len(request.group.requests) for request in told.scheduler.requests.values()}
+    sizes = {len(request.siblings.requests) for request in told.scheduler.requests}
     assert max(sizes) <= 64
     for number in range(500):
         told(RequestFinished(f"d{number}", number + 1, 5))
-    assert not told.scheduler.direct_groups
+    assert len(told.scheduler.siblings) == 0

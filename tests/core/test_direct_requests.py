@@ -19,7 +19,7 @@ from rollout_sched.core.events import (
     TokensArrived,
 )
 from rollout_sched.core.model import Segment
-from tests.core.told import BIG, LIMIT, PROMPT, Told, sent
+from tests.core.told import BIG, LIMIT, PROMPT, Told, sent, thrown
 
 
 def ask(name: str = "d1", group: str = "g", session: str = "") -> RequestSubmitted:
@@ -34,7 +34,7 @@ def test_answered_without_a_trainer() -> None:
     assert answer.sample.request == "d1"
     assert answer.sample.segments == (Segment(0, 7, "i0"),)
     assert not told.scheduler.requests
-    assert not told.scheduler.direct_groups
+    assert not told.scheduler.siblings
 
 
 def test_a_batch_leaves_them_alone() -> None:
@@ -51,16 +51,16 @@ def test_hanging_up_frees_the_slot() -> None:
     told(ask("d1"), ask("d2"))
     assert told(RequestWithdrawn("d1")) == [
         Interrupt("d1", 1, "i0"),
-        Discard("d1", 0, "withdrawn", ends=True),
+        thrown("d1", 0, "withdrawn", ends=True),
     ]
     actions = told(RequestInterrupted("d1", 1, 3))
-    assert actions == [Discard("d1", 3, "withdrawn", attempt=1), sent("d2", 2)]
+    assert actions == [thrown("d1", 3, "withdrawn", attempt=1), sent("d2", 2)]
 
 
 def test_hanging_up_while_waiting() -> None:
     told = Told(slots=1)
     told(ask("d1"), ask("d2"))
-    assert told(RequestWithdrawn("d2")) == [Discard("d2", 0, "withdrawn", ends=True)]
+    assert told(RequestWithdrawn("d2")) == [thrown("d2", 0, "withdrawn", ends=True)]
 
 
 def test_hanging_up_twice_is_counted() -> None:
@@ -79,8 +79,8 @@ def test_one_that_cannot_be_made_fails_alone() -> None:
     told = Told()
     told(ask("d1"), ask("d2"))
     (gone,) = told(RequestFailed("d1", 1, "400", blame="request"))
-    assert gone == Discard("d1", 0, "failed", ends=True)
-    assert list(told.scheduler.requests) == ["d2"]
+    assert gone == thrown("d1", 0, "failed", ends=True)
+    assert [request.id for request in told.scheduler.requests] == ["d2"]
 
 
 def test_siblings_teach_each_other() -> None:
@@ -122,7 +122,7 @@ def test_the_impossible_is_refused(event: RequestSubmitted) -> None:
     told(ask("known"))
     with pytest.raises(CallerError):
         told(event)
-    assert list(told.scheduler.requests) == ["known"]
+    assert [request.id for request in told.scheduler.requests] == ["known"]
 
 
 def test_an_instance_that_comes_late_takes_what_waits() -> None:

@@ -113,15 +113,16 @@ class TestLeast:
 
 
 class TestJoining:
-    def test_kv_tokens_are_those_of_the_smallest(self) -> None:
+    def test_kv_tokens_are_those_of_the_largest(self) -> None:
         fleet = make_fleet()
-        assert fleet.kv_tokens is None
-        for name, kv_tokens, smallest in [("i0", 50, 50), ("i1", 30, 30), ("i2", 40, 30)]:
+        assert fleet.largest_kv_tokens is None
+        for name, kv_tokens, largest in [("i0", 40, 40), ("i1", 50, 50), ("i2", 30, 50)]:
             fleet.join(name, 1, kv_tokens, 0)
-            assert fleet.kv_tokens == smallest
-        for name, left in [("i1", 40), ("i0", 40), ("i2", None)]:
+            assert fleet.largest_kv_tokens == fleet.most_kv_tokens == largest
+        for name, left in [("i1", 40), ("i0", 30), ("i2", None)]:
             fleet.lose(fleet.instances[name])
-            assert fleet.kv_tokens == left
+            assert fleet.largest_kv_tokens == left
+            assert fleet.most_kv_tokens == 50
 
     def test_the_version_is_the_oldest_that_may_generate(self) -> None:
         fleet = make_fleet()
@@ -185,7 +186,7 @@ def test_the_open_list_knows_every_place() -> None:
         instance.status = InstanceStatus.UPDATING
         fleet.touch(instance)
         assert fleet.open_instance(name) is None
-        assert [i.place for i in fleet.open] == list(range(len(fleet.open)))
+        assert [i.open_index for i in fleet.open] == list(range(len(fleet.open)))
     assert fleet.open == [fleet.instances["i2"]]
     assert fleet.open_instance("i2") is fleet.instances["i2"]
     assert fleet.open_instance("nobody") is None
@@ -257,11 +258,11 @@ class BruteForce(RuleBasedStateMachine):
             if i.status is InstanceStatus.SERVING and not i.rests_until and has_slots(i)
         ]
         assert sorted(fleet.open, key=lambda i: i.serial) == may
-        assert [i.place for i in fleet.open] == list(range(len(may)))
+        assert [i.open_index for i in fleet.open] == list(range(len(may)))
         assert fleet.least() is min(may, key=lambda i: (i.tokens, i.serial), default=None)
         assert all((fleet.open_instance(i.id) is i) == (i in may) for i in everyone)
         assert fleet.version == min((i.version for i in everyone), default=None)
-        assert fleet.kv_tokens == min((i.kv_tokens for i in everyone), default=None)
+        assert fleet.largest_kv_tokens == max((i.kv_tokens for i in everyone), default=None)
         self.most = max(self.most, len(everyone))
         assert len(fleet._heap) <= 64 + 4 * self.most
 

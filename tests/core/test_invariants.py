@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rollout_sched.core.events import BatchRequested, RequestFinished
-from rollout_sched.core.model import InstanceStatus, RequestState, Segment
+from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Segment
 from tests.core.told import FULLY_ASYNC, Told, make_group
 
 
@@ -22,7 +22,7 @@ def told() -> Told:
     told.submit("a", samples=2)
     told.submit("b", "c", "d", "e")
     told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 3, 5))
-    states = {name: str(request.state) for name, request in told.scheduler.requests.items()}
+    states = {request.id: str(request.state) for request in told.scheduler.requests}
     assert states == {
         "a/0": "finished",
         "a/1": "running",
@@ -51,11 +51,11 @@ def load(told: Told) -> None:
 
 @corruption("<Instance i0 .*: open\\?")
 def a_place_but_not_in_the_list(told: Told) -> None:
-    told.instance("i0").place = 0
+    told.instance("i0").open_index = 0
 
 
 def open_it(told: Told) -> None:
-    told.instance("i0").place = 0
+    told.instance("i0").open_index = 0
     told.scheduler.fleet.open.append(told.instance("i0"))
 
 
@@ -76,8 +76,8 @@ def an_attempt_the_fleet_forgot(told: Told) -> None:
 
 
 @corruption("attempt 2 has no owner")
-def a_wanted_attempt_that_is_disowned(told: Told) -> None:
-    told.scheduler.fleet.attempts[2].disowned = "surplus"
+def a_wanted_attempt_that_is_abandoned(told: Told) -> None:
+    told.scheduler.fleet.attempts[2].abandoned = "surplus"
 
 
 @corruption("attempt 2 has no owner")
@@ -92,17 +92,17 @@ def ended_but_in_the_books(told: Told) -> None:
 
 @corruption("<Request d/0 waiting")
 def waiting_but_not_in_the_queue(told: Told) -> None:
-    told.scheduler.waiting.remove(told.request("d/0"))
+    told.scheduler.requests.waiting.remove(told.request("d/0"))
 
 
 @corruption("<Request a/0 finished")
 def in_the_queue_but_finished(told: Told) -> None:
-    told.scheduler.waiting.add(told.request("a/0"), 0)
+    told.scheduler.requests.waiting.add(told.request("a/0"), 0)
 
 
 @corruption("<Request a/0 finished")
 def in_the_replay_buffer_but_finished(told: Told) -> None:
-    told.scheduler.replay_buffer.add(told.request("a/0"))
+    told.scheduler.requests.replay_buffer.add(told.request("a/0"))
 
 
 @corruption("<Request c/0 acting")
@@ -122,20 +122,20 @@ def more_tokens_than_allowed(told: Told) -> None:
     request.response_tokens += 96
 
 
-@corruption("<Group b 1/1 v0> is complete but active")
+@corruption("<Group b active 1/1 v0>")
 def complete_but_active(told: Told) -> None:
-    told.scheduler.groups["b"].active = True
+    told.scheduler.groups["b"].state = GroupState.ACTIVE
 
 
-@corruption("<Group a 0/2 v0>")
+@corruption("<Group a active 0/2 v0>")
 def a_finished_request_its_group_forgot(told: Told) -> None:
     told.scheduler.groups["a"].finished.clear()
 
 
 @corruption("<Request d/0 .* is not in the books")
 def a_request_the_books_forgot(told: Told) -> None:
-    del told.scheduler.requests["d/0"]
-    told.scheduler.waiting.remove(told.scheduler.groups["d"].requests[0])
+    del told.scheduler.requests._all["d/0"]
+    told.scheduler.requests.waiting.remove(told.scheduler.groups["d"].requests[0])
 
 
 @corruption("a request belongs to no group")
@@ -143,14 +143,14 @@ def a_request_its_group_forgot(told: Told) -> None:
     told.scheduler.groups["d"].requests.clear()
 
 
-@corruption("<Group a 1/2 v3> holds older tokens")
+@corruption("<Group a active 1/2 v3> holds older tokens")
 def a_group_younger_than_its_tokens(told: Told) -> None:
     told.scheduler.groups["a"].oldest_version = 3
 
 
-@corruption("3 active groups, counted 4")
-def active(told: Told) -> None:
-    told.scheduler.progress.active += 1
+@corruption("<Group a fresh 1/2 v0> is misplaced")
+def fresh_but_launched(told: Told) -> None:
+    told.scheduler.groups["a"].state = GroupState.FRESH
 
 
 @corruption("1 complete groups, counted 2")
@@ -163,9 +163,9 @@ def held(told: Told) -> None:
     told.scheduler.sample_buffer.hold(make_group("nobody"))
 
 
-@corruption("4 groups counted, 5 known")
+@corruption("<Group e fresh 0/1 vNone> is misplaced")
 def a_fresh_group_nobody_will_launch(told: Told) -> None:
-    told.scheduler.progress.fresh_groups.clear()
+    told.scheduler.groups._by_state[GroupState.FRESH].clear()
 
 
 @corruption("<Request d/0 .*> waits although <Instance i0 .* is open")

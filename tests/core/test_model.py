@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model import Attempt, Instance, RequestState, Sample, Segment
+from rollout_sched.core.model import Attempt, GroupState, Instance, RequestState, Sample, Segment
 from tests.core.told import make_group, make_request
 
 
@@ -20,11 +20,14 @@ def test_an_instance_counts_what_it_holds() -> None:
     assert instance.in_flight == 1
 
 
-@pytest.mark.parametrize(("finished", "complete"), [(0, False), (1, False), (2, True)])
-def test_a_group_is_complete_with_its_samples(finished: int, complete: bool) -> None:
-    group = make_group(requests=3, samples=2)
-    group.finished = group.requests[:finished]
-    assert group.complete is complete
+def test_a_request_may_run_while_its_group_is_active_and_a_direct_one_always() -> None:
+    request = make_group(requests=1).requests[0]
+    assert request.group is not None
+    for state in GroupState:
+        request.group.state = state
+        assert request.active is (state is GroupState.ACTIVE)
+    request.group = None
+    assert request.active
 
 
 def test_a_request_is_resumed_once_an_attempt_left_tokens() -> None:
@@ -54,10 +57,10 @@ def test_books_of_two_objects_are_not_shared() -> None:
     one, other = make_group(requests=1), make_group(requests=1)
     one.requests[0].segments += (Segment(0, 1, "i0"),)
     one.finished.append(one.requests[0])
-    one.lengths.append(1)
+    one.siblings.lengths.append(1)
     assert not other.requests[0].segments
     assert not other.finished
-    assert not other.lengths
+    assert not other.siblings.lengths
 
 
 def test_what_changes_is_compared_by_identity() -> None:
@@ -83,6 +86,7 @@ def test_a_sample_survives_json() -> None:
 
 def test_names_in_error_messages_are_short() -> None:
     group = make_group(requests=1, samples=2)
-    assert repr(group) == "<Group a 0/2 vNone>"
+    assert repr(group) == "<Group a fresh 0/2 vNone>"
+    assert repr(group.siblings) == "<Siblings a 1>"
     assert repr(group.requests[0]) == "<Request a/0 parked 0 tokens>"
     assert repr(Instance("i0", 0, 2, 100, 5)) == "<Instance i0 v5 serving 0/2>"

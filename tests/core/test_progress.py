@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import LAUNCH, SET_BACK, Groups
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.sample_buffer import SampleBuffer
@@ -17,13 +18,18 @@ def fleet() -> Fleet:
 
 
 @pytest.fixture
+def groups() -> Groups:
+    return Groups()
+
+
+@pytest.fixture
 def samples() -> SampleBuffer:
     return SampleBuffer()
 
 
 @pytest.fixture
-def progress(fleet: Fleet, samples: SampleBuffer) -> RunProgress:
-    return RunProgress(4, 3, fleet, samples)
+def progress(fleet: Fleet, groups: Groups, samples: SampleBuffer) -> RunProgress:
+    return RunProgress(4, 3, fleet, groups, samples)
 
 
 def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
@@ -33,10 +39,14 @@ def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
     assert not any(getattr(progress, name) for name in facts + counts)
 
 
-def test_queues_are_counted(progress: RunProgress) -> None:
-    progress.fresh_groups.extend([make_group("a"), make_group("b")])
-    progress.deferred_groups["c"] = make_group("c")
-    assert (progress.fresh, progress.deferred) == (2, 1)
+def test_groups_are_counted_by_state(progress: RunProgress, groups: Groups) -> None:
+    a, b, c, d = (make_group(name) for name in "abcd")
+    for group in (a, b, c, d):
+        groups.add(group)
+    for group in (b, c):
+        groups.move(group, LAUNCH)
+    groups.move(c, SET_BACK)
+    assert (progress.fresh, progress.active, progress.deferred) == (2, 1, 1)
 
 
 def test_held_and_complete_are_the_sample_buffers(
@@ -44,7 +54,7 @@ def test_held_and_complete_are_the_sample_buffers(
 ) -> None:
     for name in ("a", "b"):
         samples.hold(group := make_group(name))
-        samples.stamp(group, 0)
+        samples.note_version(group, 0)
     samples.completed(group)
     assert (progress.held, progress.complete) == (2, 1)
 

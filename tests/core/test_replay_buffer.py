@@ -37,13 +37,3 @@ def test_what_is_removed_is_gone() -> None:
     assert not buffer
     with pytest.raises(KeyError):
         buffer.remove(request)
-
-
-def test_tokens_are_those_of_the_responses() -> None:
-    buffer = ReplayBuffer()
-    assert buffer.tokens == 0
-    for name, tokens in [("a/0", 5), ("a/1", 0), ("b/0", 7)]:
-        request = make_request(name, context_tokens=1000)
-        request.response_tokens = tokens
-        buffer.add(request)
-    assert buffer.tokens == 12

@@ -86,7 +86,7 @@ CHECKS: dict[str, Check] = {
     "admission": lambda p, t: isinstance(p.admits(t.instance("i0")), bool),
     "prediction": lambda p, t: (
         isinstance(p.expect(t.request("a/1")), int)
-        and isinstance(p.lesson(t.scheduler.groups["a"]), int | None)
+        and isinstance(p.estimate(t.scheduler.groups["a"].siblings), int | None)
     ),
     "batching": lambda p, t: (
         isinstance(p.launch(t.scheduler.progress), roles.Launch | None)

@@ -13,14 +13,14 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 from tests.core.told import make_group
 
 
-def fill(**stamps: int | None) -> tuple[SampleBuffer, list[Group]]:
-    """A buffer that holds groups with these stamps, launched in this order."""
+def fill(**versions: int | None) -> tuple[SampleBuffer, list[Group]]:
+    """A buffer that holds groups with these oldest versions, launched in this order."""
     buffer, groups = SampleBuffer(), []
-    for serial, (name, version) in enumerate(stamps.items()):
+    for serial, (name, version) in enumerate(versions.items()):
         groups.append(group := make_group(name, serial=serial))
         buffer.hold(group)
         if version is not None:
-            buffer.stamp(group, version)
+            buffer.note_version(group, version)
     return buffer, groups
 
 
@@ -49,11 +49,11 @@ def test_more_than_there_are_is_all_there_are() -> None:
     assert names(buffer.oldest_first(5)) == "a"
 
 
-def test_stamps_only_lower() -> None:
+def test_the_oldest_version_only_falls() -> None:
     buffer, (group,) = fill(a=None)
     assert group.oldest_version is None
     for version, oldest in [(5, 5), (7, 5), (5, 5), (2, 2), (3, 2)]:
-        buffer.stamp(group, version)
+        buffer.note_version(group, version)
         assert group.oldest_version == oldest
         assert buffer.remaining([], 9) == {oldest: 1}
 
@@ -73,13 +73,13 @@ def test_a_finished_group_grows_old_like_any_other() -> None:
 
 def test_what_was_never_dispatched_counts_as_the_oldest_it_can_become() -> None:
     buffer, _ = fill(a=4, b=None, c=None)
-    assert buffer.remaining([], unstamped=2) == {2: 2, 4: 1}
-    assert buffer.remaining([], unstamped=4) == {4: 3}
+    assert buffer.remaining([], undated=2) == {2: 2, 4: 1}
+    assert buffer.remaining([], undated=4) == {4: 3}
 
 
 def test_remaining_leaves_out_what_is_taken() -> None:
     buffer, (a, b, _) = fill(a=1, b=2, c=2)
-    assert buffer.remaining([a, b], unstamped=0) == {2: 1}
+    assert buffer.remaining([a, b], undated=0) == {2: 1}
     assert buffer.held == 3, "only asking"
 
 
@@ -105,14 +105,14 @@ def test_groups_are_listed_in_order_of_launch() -> None:
 
 
 class BruteForce(RuleBasedStateMachine):
-    """The same facts kept as plain stamps, and every answer computed from them anew."""
+    """The same facts kept as plain versions, and every answer computed from them anew."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffer = SampleBuffer()
         self.serials = count()
         self.held: dict[Group, None] = {}
-        self.stamps: dict[str, int] = {}
+        self.versions: dict[str, int] = {}
         self.complete: list[Group] = []
 
     @rule()
@@ -127,16 +127,16 @@ class BruteForce(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.held) > len(self.complete))
     @rule(data=st.data(), version=st.integers(0, 4))
-    def stamp(self, data: st.DataObject, version: int) -> None:
+    def note(self, data: st.DataObject, version: int) -> None:
         group = self.pick(data, [group for group in self.held if group not in self.complete])
-        self.buffer.stamp(group, version)
-        self.stamps[group.id] = min(version, self.stamps.get(group.id, version))
+        self.buffer.note_version(group, version)
+        self.versions[group.id] = min(version, self.versions.get(group.id, version))
 
-    @precondition(lambda self: len(self.stamps) > len(self.complete))
+    @precondition(lambda self: len(self.versions) > len(self.complete))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        stamped = [g for g in self.held if g.id in self.stamps and g not in self.complete]
-        group = self.pick(data, stamped)
+        dated = [g for g in self.held if g.id in self.versions and g not in self.complete]
+        group = self.pick(data, dated)
         self.buffer.completed(group)
         self.complete.append(group)
 
@@ -146,7 +146,7 @@ class BruteForce(RuleBasedStateMachine):
         group = self.pick(data, list(self.held))
         self.buffer.release(group)
         del self.held[group]
-        self.stamps.pop(group.id, None)
+        self.versions.pop(group.id, None)
         if group in self.complete:
             self.complete.remove(group)
 
@@ -158,20 +158,20 @@ class BruteForce(RuleBasedStateMachine):
     @invariant()
     def ages(self) -> None:
         for group in self.held:
-            assert group.oldest_version == self.stamps.get(group.id)
+            assert group.oldest_version == self.versions.get(group.id)
         for version in range(6):
-            older = {g.id for g in self.held if self.stamps.get(g.id, 99) < version}
+            older = {g.id for g in self.held if self.versions.get(g.id, 99) < version}
             assert {group.id for group in self.buffer.older_than(version)} == older
 
     @invariant()
     def deliveries(self) -> None:
-        order = sorted(self.complete, key=lambda g: (self.stamps[g.id], g.serial))
+        order = sorted(self.complete, key=lambda g: (self.versions[g.id], g.serial))
         for size in range(len(order) + 1):
             taken = self.buffer.oldest_first(size)
             assert taken == order[:size]
             left = [group for group in self.held if group not in taken]
-            ages = Counter(self.stamps.get(group.id, 3) for group in left)
-            assert self.buffer.remaining(taken, unstamped=3) == dict(ages)
+            ages = Counter(self.versions.get(group.id, 3) for group in left)
+            assert self.buffer.remaining(taken, undated=3) == dict(ages)
 
 
 TestBruteForce = BruteForce.TestCase

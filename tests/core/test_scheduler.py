@@ -43,10 +43,11 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
+from rollout_sched.core.groups import DEFERRED
 from rollout_sched.core.model import InstanceStatus, RequestState, Sample, Segment
 from rollout_sched.core.roles import Launch, Progress
 from rollout_sched.core.scheduler import Scheduler
-from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent
+from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent, thrown
 
 PARTIAL = {"use": "partial", "at_update": "in_place"}
 BUDGET = {"use": "partial", "segment_tokens": 30}
@@ -162,7 +163,7 @@ class TestSurplus:
         told = self.told()
         assert told(RequestFinished("a/0", 1, 5)) == [
             Interrupt("a/1", 2, "i0"),
-            Discard("a/1", 0, "surplus", ends=True),
+            thrown("a/1", 0, "surplus", ends=True),
         ]
         assert "a/1" not in told.scheduler.requests
 
@@ -172,7 +173,7 @@ class TestSurplus:
         told(RequestFinished("a/0", 1, 5))
         assert told.instance("i0").in_flight == 4
         assert told.running == ["b/0", "b/1", "b/2"]
-        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "surplus", attempt=2)]
+        assert told(RequestInterrupted("a/1", 2, 9)) == [thrown("a/1", 9, "surplus", attempt=2)]
         assert told.instance("i0").in_flight == 3
 
     @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ class TestSurplus:
     def test_whatever_it_answers_nobody_wants_it(self, answer: Event, wasted: int) -> None:
         told = self.told()
         told(RequestFinished("a/0", 1, 5))
-        expected = [Discard("a/1", wasted, "surplus", attempt=2)] if wasted else []
+        expected = [thrown("a/1", wasted, "surplus", attempt=2)] if wasted else []
         assert discarded(told(answer)) == expected
         assert told.instance("i0").in_flight == 3
         assert not told.anomalies
@@ -200,7 +201,7 @@ class TestSurplus:
         # And now a/1 waits, while the instance rests.
         told(RequestFailed("a/1", 2, "refused", blame="instance"))
         assert told(RequestFinished("a/2", 3, 5)) == [
-            Discard("a/1", 0, "surplus", ends=True),
+            thrown("a/1", 0, "surplus", ends=True),
         ]
 
     def test_one_told_to_stop_already_is_not_told_again(self) -> None:
@@ -215,7 +216,7 @@ class TestSurplus:
         told.submit("a", "b", samples=2)
         told(BatchRequested(), RequestFinished("a/2", 3, 5))
         assert told(WeightsPublished(1)) == [Pause("i0", "abort", clear_cache=True)]
-        assert told(RequestFinished("a/0", 1, 5)) == [Discard("a/1", 0, "surplus", ends=True)]
+        assert told(RequestFinished("a/0", 1, 5)) == [thrown("a/1", 0, "surplus", ends=True)]
 
 
 class TestFailure:
@@ -249,7 +250,7 @@ class TestFailure:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
         assert told(RequestFailed("a/0", 1, "it said more after its end", usable=False)) == [
-            Discard("a/0", 7, "untrue", attempt=1),
+            thrown("a/0", 7, "untrue", attempt=1),
             sent("a/0", 2, "i1"),
         ]
 
@@ -314,28 +315,28 @@ class TestFailure:
         told(RequestFinished("a/0", 1, 5))  # a/1 and a/2 run
         told(TokensArrived("a/1", 2, 4))
         assert told(RequestFailed("a/1", 2, "too long", blame="request")) == [
-            Discard("a/0", 5, "failed", ends=True),
-            Discard("a/1", 4, "failed", ends=True),
+            thrown("a/0", 5, "failed", ends=True),
+            thrown("a/1", 4, "failed", ends=True),
             Interrupt("a/2", 3, "i0"),
-            Discard("a/2", 0, "failed", ends=True),
+            thrown("a/2", 0, "failed", ends=True),
         ]
         assert not told.scheduler.groups
         assert not told.scheduler.requests
-        assert told(RequestInterrupted("a/2", 3, 6)) == [Discard("a/2", 6, "failed", attempt=3)]
+        assert told(RequestInterrupted("a/2", 3, 6)) == [thrown("a/2", 6, "failed", attempt=3)]
 
     def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
         told = Told(slots=1)
         told.submit("a", "b")
         told(BatchRequested())
         actions = told(RequestFailed("a/0", 1, "too long", blame="request"))
-        assert actions == [Discard("a/0", 0, "failed", ends=True), sent("b/0", 2)]
+        assert actions == [thrown("a/0", 0, "failed", ends=True), sent("b/0", 2)]
 
     def test_too_many_failures_take_the_group_down(self) -> None:
         told = Told()
-        told.scheduler.max_failures = 1
+        told.scheduler.attempt_events.max_failures = 1
         told.submit("a")
         told(BatchRequested())
-        assert told(RequestFailed("a/0", 1)) == [Discard("a/0", 0, "failed", ends=True)]
+        assert told(RequestFailed("a/0", 1)) == [thrown("a/0", 0, "failed", ends=True)]
 
 
 class TestLostInstance:
@@ -383,7 +384,7 @@ class TestLostInstance:
         told = Told(2, batching=tail(1.0, 2.0))
         told.submit("a", "b")
         told(BatchRequested(), TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
-        assert told(InstanceLost("i0")) == [Discard("a/1", 7, "surplus", ends=True)]
+        assert told(InstanceLost("i0")) == [thrown("a/1", 7, "surplus", ends=True)]
 
     def test_its_late_answers_are_counted_and_dropped(self) -> None:
         told = self.told()
@@ -625,7 +626,7 @@ class TestTailBatching:
         told(RequestFinished("c/0", 7, 5), RequestFinished("b/0", 4, 5))
         assert told(RequestFinished("b/1", 5, 6)) == [
             Interrupt("b/2", 6, "i0"),
-            Discard("b/2", 0, "surplus", ends=True),
+            thrown("b/2", 0, "surplus", ends=True),
             Deliver(
                 0,
                 0,
@@ -637,15 +638,15 @@ class TestTailBatching:
                 ),
             ),
             Interrupt("c/2", 9, "i0"),
-            Discard("c/2", 0, "deferred", ends=True),
-            Discard("c/0", 5, "deferred"),
+            thrown("c/2", 0, "deferred", ends=True),
+            thrown("c/0", 5, "deferred"),
             Interrupt("c/1", 8, "i0"),
         ]
         group = told.scheduler.groups["c"]
         assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
         assert [request.finish for request in group.requests] == ["", ""]
-        assert (group.deferrals, group.oldest_version, group.lengths) == (1, None, [])
-        assert told(RequestInterrupted("c/1", 8, 40)) == [Discard("c/1", 40, "deferred", attempt=8)]
+        assert (group.state, group.oldest_version, group.siblings.lengths) == (DEFERRED, None, [])
+        assert told(RequestInterrupted("c/1", 8, 40)) == [thrown("c/1", 40, "deferred", attempt=8)]
 
     def test_a_long_round_collects_the_tail_without_more_samples(self) -> None:
         told = Told(1, slots=20, batching=tail(1.5, 1.5))
@@ -679,9 +680,9 @@ class TestPartialRollout:
             Interrupt("b/0", 2, "i0"),
         ]
         assert told(RequestInterrupted("b/0", 2, 40)) == []
-        states = {name: request.state for name, request in told.scheduler.requests.items()}
+        states = {request.id: request.state for request in told.scheduler.requests}
         assert states == {"b/0": RequestState.PARKED, "c/0": RequestState.PARKED}
-        assert told.scheduler.replay_buffer.tokens == 40
+        assert sum(r.response_tokens for r in told.scheduler.requests.replay_buffer) == 40
 
     def test_and_goes_on_first(self) -> None:
         told = self.told(freshness="unbounded", ordering="resumed_first")
@@ -717,7 +718,7 @@ class TestPartialRollout:
         told = self.told(freshness="unbounded")
         told(RequestFinished("a/0", 1, 5))
         assert told(RequestFailed("b/0", 2, "too long", blame="request")) == [
-            Discard("b/0", 0, "failed", ends=True)
+            thrown("b/0", 0, "failed", ends=True)
         ]
         assert dispatched(told(BatchRequested())) == ["c/0", "d/0"]
 
@@ -786,13 +787,13 @@ class TestStaleness:
         told(RequestFinished("a/0", 1, 5))
         assert told.running == ["a/1", "b/0"]
         assert told(WeightsPublished(1)) == [
-            Discard("a/0", 5, "stale"),
+            thrown("a/0", 5, "stale"),
             Interrupt("a/1", 2, "i0"),
             Interrupt("b/0", 3, "i0"),
         ]
-        for group in told.scheduler.groups.values():
-            assert (group.deferrals, group.oldest_version) == (1, None)
-        assert told(RequestInterrupted("a/1", 2, 9)) == [Discard("a/1", 9, "stale", attempt=2)]
+        for group in told.scheduler.groups:
+            assert group.oldest_version is None
+        assert told(RequestInterrupted("a/1", 2, 9)) == [thrown("a/1", 9, "stale", attempt=2)]
         assert told(RequestInterrupted("b/0", 3, 0)) == [UpdateWeights("i0", 1)]
         assert told(WeightsUpdated("i0", 1)) == [
             sent("a/0", 4, salt=1),
@@ -806,7 +807,7 @@ class TestStaleness:
         told(RequestFinished("a/0", 1, 5))
         assert told.scheduler.progress.complete == 1
         assert told(WeightsPublished(1)) == [
-            Discard("a/0", 5, "stale"),
+            thrown("a/0", 5, "stale"),
             UpdateWeights("i0", 1),
         ]
         assert told.scheduler.progress.complete == 0
@@ -835,7 +836,7 @@ class TestStaleness:
         told.submit("a")
         told(TurnFinished("a/0", 1, 20))
         assert told(WeightsPublished(1)) == [
-            Discard("a/0", 20, "stale"),
+            thrown("a/0", 20, "stale"),
             UpdateWeights("i0", 1),
         ]
         assert told(ToolReturned("a/0", 1, 30)) == []
@@ -1105,13 +1106,12 @@ class TestCallerErrors:
             (GroupSubmitted("x", 0, 1, 1), "must be at least 1, not 0, 1 and 1"),
             (GroupSubmitted("x", 1, 0, 1), "must be at least 1, not 1, 0 and 1"),
             (GroupSubmitted("x", 1, 1, 0), "must be at least 1, not 1, 1 and 0"),
-            (GroupSubmitted("x", 1, 1, BIG), f"is {BIG + 1}, but an instance holds only {BIG}"),
+            (GroupSubmitted("x", 1, 1, BIG), f"is {BIG + 1}, but the largest instance holds"),
             (WeightsPublished(3), "version 3 was published after 3; versions grow"),
             (WeightsPublished(2), "version 2 was published after 3; versions grow"),
             (InstanceJoined("new", 0, BIG), "slots and kv_tokens must be at least 1"),
             (InstanceJoined("new", 8, 0), "slots and kv_tokens must be at least 1, not 8 and 0"),
-            (InstanceJoined("new", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
-            (InstanceJoined("i0", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but an instance"),
+            (InstanceJoined("i0", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but the largest"),
         ],
     )
     def test_they_say_why_and_leave_all_as_it_was(self, event: Event, text: str) -> None:
@@ -1136,12 +1136,12 @@ class TestCallerErrors:
         other(TokensArrived("a/0", 1, 6))
         assert facts(one.scheduler) != facts(other.scheduler)
 
-    def test_a_group_may_fill_the_smallest_instance(self) -> None:
+    def test_a_group_may_fill_the_largest_instance(self) -> None:
         told = Told()
         told(InstanceJoined("small", 8, 50))
         with pytest.raises(CallerError, match="lower max_tokens"):
-            told(GroupSubmitted("a", 1, 20, 31))
-        told(GroupSubmitted("a", 1, 20, 30))
+            told(GroupSubmitted("a", 1, 20, BIG - 19))
+        told(GroupSubmitted("a", 1, 20, BIG - 20))
 
     def test_before_any_instance_joined_nothing_is_too_large(self) -> None:
         told = Told(instances=0)
@@ -1313,14 +1313,14 @@ class TestPrediction:
         told.submit("a", samples=2)
         told.submit("b")
         told(BatchRequested())
-        assert [request.id for request in told.scheduler.waiting] == ["a/1", "b/0"]
+        assert [request.id for request in told.scheduler.requests.waiting] == ["a/1", "b/0"]
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
 
     def test_lengths_are_kept_in_order(self) -> None:
         told = Told()
         told.submit("a", samples=3)
         told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
-        assert told.scheduler.groups["a"].lengths == [5, 20]
+        assert told.scheduler.groups["a"].siblings.lengths == [5, 20]
 
     def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
         told = Told(slots=2, prediction="group_history", routing="least_tokens")
@@ -1347,8 +1347,8 @@ def test_nothing_is_left_behind_after_a_run() -> None:
     assert not scheduler.requests
     assert not scheduler.groups
     assert not scheduler.fleet.attempts
-    assert not scheduler.waiting
-    assert not scheduler.replay_buffer
+    assert not scheduler.requests.waiting
+    assert not scheduler.requests.replay_buffer
     assert scheduler.sample_buffer.held == 0
 
 
@@ -1393,11 +1393,11 @@ class TestFoundByReview:
         told = Told(batching=tail(1.0, 2.0), slots=2)
         told.submit("a", "b")
         told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
-        assert Discard("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
+        assert thrown("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
 
     def test_failures_count_in_a_row(self) -> None:
         told = Told()
-        told.scheduler.max_failures = 2
+        told.scheduler.attempt_events.max_failures = 2
         told.submit("a")
         told(BatchRequested(), RequestFailed("a/0", 1))
         told.seconds = 100.0

@@ -7,10 +7,10 @@ from rollout_sched.core.sessions import Sessions
 
 def test_the_last_home_counts() -> None:
     sessions = Sessions()
-    assert sessions.home("a") is None
+    assert sessions.last_instance("a") is None
     sessions.sent("a", "i0")
     sessions.sent("a", "i1")
-    assert sessions.home("a") == "i1"
+    assert sessions.last_instance("a") == "i1"
 
 
 def test_an_ended_session_is_forgotten() -> None:
@@ -18,7 +18,7 @@ def test_an_ended_session_is_forgotten() -> None:
     sessions.sent("a", "i0")
     assert sessions.end("a")
     assert not sessions.end("a")
-    assert sessions.home("a") is None
+    assert sessions.last_instance("a") is None
 
 
 def test_the_longest_unused_is_forgotten_first() -> None:
@@ -28,5 +28,5 @@ def test_the_longest_unused_is_forgotten_first() -> None:
     sessions.sent("a", "i0")
     sessions.sent("c", "i0")
     assert len(sessions) == 2
-    assert sessions.home("b") is None
-    assert sessions.home("a") == "i0"
+    assert sessions.last_instance("b") is None
+    assert sessions.last_instance("a") == "i0"

@@ -10,13 +10,14 @@ import pytest
 from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
 from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import LAUNCH, SET_BACK, Groups
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.policies.interruption import Never, Partial
 from rollout_sched.policies.weights import AllAtOnce
-from tests.core.told import make_request
+from tests.core.told import make_group, make_request
 
 SERVING, DRAINING, PAUSING, UPDATING, GATED, LOST = InstanceStatus
 
@@ -41,7 +42,8 @@ class Bench:
         self.fleet = Fleet(lambda i: i.in_flight, lambda i: True)
         self.instances = [self.fleet.join(f"i{n}", 4, 100, 0) for n in range(instances)]
         self.attempts = {n: self.send(n) for n in busy}
-        self.progress = RunProgress(1, 0, self.fleet, SampleBuffer())
+        self.groups = Groups()
+        self.progress = RunProgress(1, 0, self.fleet, self.groups, SampleBuffer())
         self.updater = WeightUpdater(
             self.fleet, weights or AllAtOnce(), interruption or Never(), version=0
         )
@@ -213,10 +215,11 @@ class TestCohort:
 
     def test_between_batches_waits_for_what_is_launched(self) -> None:
         bench = Bench(1, weights=AllAtOnce(when="between_batches"))
-        bench.progress.active = 1
+        bench.groups.add(group := make_group())
+        bench.groups.move(group, LAUNCH)
         assert bench.publish(1) == []
         assert bench.statuses == [SERVING]
-        bench.progress.active = 0
+        bench.groups.move(group, SET_BACK)
         assert bench.start() == [UpdateWeights("i0", 1)]
 
 

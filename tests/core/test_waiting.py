@@ -34,6 +34,7 @@ def test_equal_keys_go_by_serial_not_by_arrival() -> None:
 
 def test_what_is_popped_was_first() -> None:
     queue = fill(3, 1, 2)
+    assert queue.first() is not None
     queue.pop_first()
     assert order(queue) == ["a/2", "a/0"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.actions import Action, Dispatch
+from rollout_sched.core.actions import Action, Discard, Dispatch
 from rollout_sched.core.events import Event, GroupSubmitted, InstanceJoined
-from rollout_sched.core.model import Group, Instance, Request
+from rollout_sched.core.model import Group, Instance, Request, Siblings
 from rollout_sched.core.scheduler import Scheduler
 
 PROMPT = 10
@@ -66,23 +66,34 @@ class Told:
     def running(self) -> list[str]:
         """Requests with an attempt in flight that is still wanted, by attempt."""
         attempts = self.scheduler.fleet.attempts.values()
-        return [attempt.request.id for attempt in attempts if not attempt.disowned]
+        return [attempt.request.id for attempt in attempts if not attempt.abandoned]
 
 
 def sent(request: str, attempt: int, instance: str = "i0", **other: Any) -> Dispatch:
-    """A first Dispatch under version 0, but for what `other` says."""
+    """A first Dispatch under version 0, but for what `other` says; "a/1" is sample 1 of group a."""
+    group, _, index = request.rpartition("/")
     usual = {"context_tokens": PROMPT, "max_new_tokens": LIMIT, "salt": 0}
+    usual |= {"group": group, "index": int(index) if group else 0}
     return Dispatch(request, attempt, instance, **(usual | other))
+
+
+def thrown(request: str, tokens: int, reason: str, **other: Any) -> Discard:
+    """A Discard; "a/1" is sample 1 of group a."""
+    group, _, index = request.rpartition("/")
+    usual = {"group": group, "index": int(index) if group else 0}
+    return Discard(request, tokens, reason, **(usual | other))
 
 
 def make_group(name: str = "a", *, requests: int = 1, samples: int = 1, serial: int = 0) -> Group:
     """A group with parked requests, known to nobody."""
-    group = Group(name, serial, samples, PROMPT, LIMIT)
+    group = Group(name, serial, samples, Siblings(name, PROMPT, LIMIT))
     for index in range(requests):
-        group.requests.append(Request(f"{name}/{index}", group, index, index, PROMPT))
+        request = Request(f"{name}/{index}", group.siblings, group, index, index, PROMPT)
+        group.requests.append(request)
     return group
 
 
 def make_request(name: str = "a/0", *, serial: int = 0, context_tokens: int = PROMPT) -> Request:
-    group, _, index = name.partition("/")
-    return Request(name, make_group(group, requests=0), int(index), serial, context_tokens)
+    name_of_group, _, index = name.partition("/")
+    group = make_group(name_of_group, requests=0)
+    return Request(name, group.siblings, group, int(index), serial, context_tokens)

@@ -408,8 +408,8 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def ask_the_impossible(self, data):
-        known = sorted(self.scheduler.groups)
-        asked = sorted(self.scheduler.requests)
+        known = sorted(group.id for group in self.scheduler.groups)
+        asked = sorted(request.id for request in self.scheduler.requests)
         wrong = [
             ev.GroupSubmitted("too large", 1, 10_000, MAX_TOKENS),
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),

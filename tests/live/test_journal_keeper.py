@@ -1,36 +1,173 @@
-"""A disk that fails ends the journal, not the rollouts."""
+"""A disk that fails ends the journal, not the rollouts, and leaves whole lines."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import Woke
+from rollout_sched import journal
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import RequestWithdrawn, Woke
 from rollout_sched.journal import SCHEMA, Header
+from rollout_sched.live import journal_keeper
 from rollout_sched.live.journal_keeper import JournalKeeper
+from tests.live.scripted import until
 
 HEADER = Header(SCHEMA, "p", 1)
 
 
-def test_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scene() -> None:
-        keeper = JournalKeeper(tmp_path / "journal", HEADER)
-        keeper.observe(0.0, Woke(), [])
+class FullDisk:
+    """Takes so many bytes more of a file, and then none."""
 
-        def full(*_: object) -> None:
+    def __init__(self, file: Any, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def write(self, data: memoryview) -> int:
+        if not self._room:
             raise OSError(28, "No space left on device")
+        written: int = self._file.write(data[: self._room])
+        self._room -= written
+        return written
 
-        with monkeypatch.context() as patched:
-            patched.setattr(keeper._writer, "record", full)
-            keeper.observe(1.0, Woke(), [])
-        keeper.observe(2.0, Woke(), [])
-        assert keeper.broken
-        keeper.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
+
+
+def fill_up(keeper: JournalKeeper, room: int) -> None:
+    file: Any = keeper._file
+    file._file = FullDisk(file._file, room)
+
+
+def test_a_full_disk_leaves_what_is_sound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "journal"
+
+    async def scene() -> None:
+        keeper = JournalKeeper(path, HEADER)
+        keeper.observe(0.0, Woke(), [])
+        await until(lambda: path.stat().st_size)
+        fill_up(keeper, 60)  # a line and a half
+        for now in (1.0, 2.0, 3.0):
+            keeper.observe(now, Woke(), [])
+        await until(lambda: keeper.broken)
+        keeper.observe(4.0, Woke(), [])
+        await keeper.close()
+        assert "No space left" in keeper.broken
 
     asyncio.run(scene())
     assert "No space left" in caplog.text
-    assert len((tmp_path / "journal").read_text().splitlines()) == 2
+    assert str(path) in caplog.text
+    assert path.read_bytes().endswith(b"}\n")
+    _, entries = journal.read(path)
+    assert [entry.now for entry in entries] == [0.0, 1.0]
+
+
+def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
+    async def scene() -> JournalKeeper:
+        keeper = JournalKeeper(tmp_path / "journal", HEADER)
+        fill_up(keeper, 0)
+        keeper.observe(0.0, Woke(), [])
+        await keeper.close()
+        return keeper
+
+    assert "No space left" in asyncio.run(scene()).broken
+
+
+def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    awake = threading.Event()
+    sync = os.fsync
+
+    def slow(number: int) -> None:
+        assert awake.wait(10)
+        sync(number)
+
+    async def scene() -> None:
+        keeper = JournalKeeper(path, HEADER)
+        monkeypatch.setattr(os, "fsync", slow)
+        keeper.observe(0.0, Woke(), [])
+        await until(lambda: keeper._writing)
+        keeper.observe(1.0, Woke(), [])
+        closing = asyncio.create_task(keeper.close())
+        await asyncio.sleep(0.05)  # the loop turns
+        assert not closing.done()
+        awake.set()
+        await closing
+        assert not keeper.broken
+
+    asyncio.run(scene())
+    _, entries = journal.read(path)
+    assert [entry.now for entry in entries] == [0.0, 1.0]
+
+
+def test_a_disk_that_hangs_ends_the_journal_but_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_keeper, "CLOSE_S", 0.05)
+    awake = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: awake.wait(10))
+
+    async def scene() -> None:
+        keeper = JournalKeeper(tmp_path / "journal", HEADER)
+        keeper.observe(0.0, Woke(), [])
+        await keeper.close()
+        assert "within 0.05 s" in keeper.broken
+        awake.set()
+
+    asyncio.run(scene())
+    assert "ends here" in caplog.text
+
+
+def test_what_waits_for_the_disk_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_keeper, "MOST", 1000)
+
+    async def scene() -> None:
+        keeper = JournalKeeper(tmp_path / "journal", HEADER)
+        for now in range(100):
+            keeper.observe(float(now), Woke(), [])
+        assert "does not keep up" in keeper.broken
+        await keeper.close()
+
+    asyncio.run(scene())
+
+
+def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
+    """What comes after a hole cannot be told again."""
+    path = tmp_path / "journal"
+
+    async def scene() -> None:
+        keeper = JournalKeeper(path, HEADER)
+        keeper.observe(0.0, Woke(), [])
+        await until(lambda: path.stat().st_size)
+        keeper.observe(1.0, RequestWithdrawn("\ud800"), [])
+        keeper.observe(2.0, Woke(), [])
+        assert keeper.broken
+        await keeper.close()
+
+    asyncio.run(scene())
+    _, entries = journal.read(path)
+    assert [entry.now for entry in entries] == [0.0]
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text("precious")
+
+    async def scene() -> None:
+        with pytest.raises(CallerError, match="exists; move it away"):
+            JournalKeeper(path, HEADER)
+
+    asyncio.run(scene())
+    assert path.read_text() == "precious"

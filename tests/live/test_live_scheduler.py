@@ -51,7 +51,7 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
 def test_what_happened_is_on_disk_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_keeper, "FLUSH_S", 0.001)
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
     path = tmp_path / "journal"
 
     async def scene() -> None:

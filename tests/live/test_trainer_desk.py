@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -219,11 +218,10 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
             await stage.instance.order()
 
             class Exploding:
-                def lesson(self, group: Any) -> Any:
+                def estimate(self, siblings: Any) -> Any:
                     raise RuntimeError("a policy of the user's own")
 
-            scheduler = stage.driver.scheduler
-            scheduler.roles = msgspec.structs.replace(scheduler.roles, prediction=Exploding())
+            stage.driver.scheduler.requests._prediction = Exploding()
             await stage.instance.answer(0, [7])
             with pytest.raises(RuntimeError, match="of the user's own"):
                 await asking

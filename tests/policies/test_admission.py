@@ -34,7 +34,7 @@ def test_slots_admits_so_many_times_the_slots(
 def test_slots_counts_an_attempt_nobody_wants_any_more() -> None:
     """It holds its slot until the instance has answered."""
     full = instance(4)
-    next(iter(full.attempts.values())).disowned = "surplus"
+    next(iter(full.attempts.values())).abandoned = "surplus"
     assert not admission.Slots().admits(full)
 
 

@@ -14,8 +14,8 @@ from tests.helpers import make_group, make_request
 
 
 def expect(policy: Any, request: Request) -> int:
-    """What the policy expects, once the group's lesson has been learnt."""
-    request.group.lesson = policy.lesson(request.group)
+    """What the policy expects, once it has made an estimate of the siblings."""
+    request.siblings.estimate = policy.estimate(request.siblings)
     return int(policy.expect(request))
 
 
@@ -54,7 +54,7 @@ def test_quantile_of_the_finished(quantile: float, expected: int) -> None:
 def test_quantile_does_not_stumble_over_rounding(hundredths: int, method: Any) -> None:
     """0.56 * 25 is 14.000000000000002 in floats, and still the 14th of 25."""
     target = make_request()
-    target.group = make_group(finished=range(1, 26))
+    target.siblings = make_group(finished=range(1, 26)).siblings
     policy = GroupHistory(quantile=hundredths / 100, method=method)
     assert expect(policy, target) == hundredths // 4
 
@@ -99,7 +99,7 @@ def test_without_censoring_kaplan_meier_is_the_quantile(
     finished: list[int], quantile: float
 ) -> None:
     target = make_request()  # no member of its group, so that nobody is censored
-    target.group = make_group(finished=finished)
+    target.siblings = make_group(finished=finished).siblings
     plain = expect(GroupHistory(quantile), target)
     assert expect(GroupHistory(quantile, "censored"), target) == plain
 

@@ -43,11 +43,11 @@ ALL: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("make", ALL)
 def test_a_closed_fleet_gets_nothing(make: Callable[[], Any]) -> None:
     policy = make()
-    assert chosen(policy, Loads(policy, 0), home="i0") is None
+    assert chosen(policy, Loads(policy, 0), last_instance="i0") is None
     full = Loads(policy, 2, slots=1)
     full.send(0)
     full.send(1)
-    assert chosen(policy, full, home="i0") is None
+    assert chosen(policy, full, last_instance="i0") is None
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -150,7 +150,7 @@ class TestSessionAffinity:
         policy = routing.SessionAffinity(margin=2)
         loads = Loads(policy, 2)
         loads.send(0, ahead)
-        assert chosen(policy, loads, home="i0", context=1) == where
+        assert chosen(policy, loads, last_instance="i0", context=1) == where
 
     @pytest.mark.parametrize(
         # Three ahead save 3 * 0.125 s of waiting; at 1000 tokens/s that is worth 375 tokens.
@@ -163,14 +163,14 @@ class TestSessionAffinity:
         policy = routing.SessionAffinity(margin=0, prefill_tokens_per_s=1000.0, wait_s=0.125)
         loads = Loads(policy, 2)
         loads.send(0, 3)
-        assert chosen(policy, loads, home="i0", context=context) == where
+        assert chosen(policy, loads, last_instance="i0", context=context) == where
 
     def test_leaves_a_home_that_is_full(self) -> None:
         policy = routing.SessionAffinity(margin=100)
         loads = Loads(policy, 2, slots=2)
         loads.send(0, 2)
-        assert chosen(policy, loads, home="i0", context=10**6) == "i1"
+        assert chosen(policy, loads, last_instance="i0", context=10**6) == "i1"
 
     def test_leaves_a_home_that_is_gone(self) -> None:
         policy = routing.SessionAffinity()
-        assert chosen(policy, Loads(policy, 2), home="lost") == "i0"
+        assert chosen(policy, Loads(policy, 2), last_instance="lost") == "i0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -29,6 +29,7 @@ class Upstream(Scripted):
         self.asked: list[dict[str, Any]] = []
         self.answers: dict[str, tuple[int, Any]] = {}
         self.request_headers = [(b"authorization", b"Bearer instance")]
+        self.answering: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.stream: asyncio.Queue[bytes | None] | None = None
         self.pool: Pool
         self._server: web.AppRunner
@@ -36,7 +37,9 @@ class Upstream(Scripted):
     async def open(self) -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._server = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, auto_decompress=False
+        )
         await self._server.setup()
         await web.TCPSite(self._server, "127.0.0.1", 0).start()
         self.pool = Pool(f"http://127.0.0.1:{self._server.addresses[0][1]}")
@@ -63,12 +66,14 @@ class Upstream(Scripted):
         return self.pool.send("POST", path, lines, body, receiver)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.answering is not None:
+            return await self.answering(request)
         path = request.raw_path
         asked = {
             "method": request.method,
             "path": path,
             "headers": {name.lower(): value for name, value in request.headers.items()},
-            "body": (await request.read()).decode(),
+            "body": (await request.read()).decode(errors="replace"),
         }
         self.asked.append(asked)
         if self.stream is not None:
@@ -110,7 +115,13 @@ class House:
         for instance in self.instances.values():
             await instance.open()
         self.service = Service(Options(**self._options), self.said.append, self.make_client)
-        await self.service.open()
+        try:
+            await self.service.open()
+        except BaseException:
+            await self.service.close()
+            for instance in self.instances.values():
+                await instance.shut()
+            raise
         self.session = aiohttp.ClientSession(
             self.service.url, connector=aiohttp.TCPConnector(force_close=True)
         )

@@ -20,7 +20,7 @@ def test_a_key_on_each_line(tmp_path: Path) -> None:
 def test_files_without_a_usable_key(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(CallerError, match="keys: "):
+    with pytest.raises(CallerError, match="keys:"):
         read_keys(file)
 
 
@@ -57,3 +57,33 @@ def test_without_keys_it_does(peer: str | None, host: str, enters: bool) -> None
 def test_names_other_than_localhost_may_lead_anywhere() -> None:
     assert is_loopback("localhost")
     assert not is_loopback("loop.example")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Origin", "Referer", "Cookie", "Sec-Fetch-Site", "Sec-Fetch-Mode", "sec-ch-ua"),
+        *("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"),
+        *("X-Forwarded-Port", "X-Real-IP", "x-real-ip", "CF-Connecting-IP", "True-Client-IP"),
+        *("X-Client-IP", "X-Original-URL", "X-Envoy-External-Address", "Fastly-Client-IP"),
+    ],
+)
+def test_what_a_browser_or_a_proxy_carries_in_needs_a_key(name: str) -> None:
+    why = AdminDoor().refusal("127.0.0.1", {"Host": "localhost", name: "x"})
+    assert name in why
+    assert "--admin-key-file" in why
+    assert AdminDoor(["root"]).refusal("9.9.9.9", {name: "x", "Authorization": "Bearer root"}) == ""
+
+
+def test_what_programs_send_does_not() -> None:
+    headers = {"Host": "localhost", "User-Agent": "x", "Accept": "*/*", "X-Request-Id": "7"}
+    assert AdminDoor().refusal("127.0.0.1", headers) == ""
+
+
+def test_who_has_a_socket_has_closed_the_port() -> None:
+    door = AdminDoor(has_socket=True)
+    assert "--admin-socket" in door.refusal("127.0.0.1", {"Host": "localhost"})
+    assert door.refusal("", {}, by_socket=True) == ""
+    both = AdminDoor(["root"], has_socket=True)
+    assert both.refusal("127.0.0.1", {"Authorization": "Bearer root"}) == ""
+    assert "admin key" in both.refusal("127.0.0.1", {})

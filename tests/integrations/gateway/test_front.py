@@ -240,7 +240,7 @@ class TestErrors:
         async def scene() -> None:
             instance = Instance()
             async with Stage(instance) as stage:
-                stage.scheduler.max_failures = 1
+                stage.scheduler.attempt_events.max_failures = 1
                 call = stage.call()
                 await instance.answer(0, {}, 500)
                 assert "no instance could answer" in (await call.json())["error"]["message"]
@@ -699,7 +699,7 @@ class TestSeveral:
                 one, two = await first.asked(), await second.asked()
                 assert "n" not in one.body
                 assert {one.body["seed"], two.body["seed"]} == {5, 6}
-                assert len(stage.scheduler.direct_groups) == 1
+                assert len(stage.scheduler.siblings) == 1
                 await second.answer(0, completion([5]))
                 await first.answer(0, completion([4]))
                 answer = await call.json()
@@ -770,7 +770,7 @@ class TestSiblingsAndSessions:
                 stage.call()
                 stage.call({**BODY, "prompt": [9, 9, 9]})
                 stage.call(x_group_id="mine")
-                assert len(stage.scheduler.direct_groups) == 3
+                assert len(stage.scheduler.siblings) == 3
 
         run(scene())
 

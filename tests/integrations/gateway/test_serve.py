@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from rollout_sched import journal
 from rollout_sched.cli import main
+from rollout_sched.client import RolloutScheduler
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.serve import Options, Service
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.scripted import completion
@@ -226,3 +232,188 @@ def test_the_official_client() -> None:
                 await client.completions.create(model="tiny", prompt=[], max_tokens=2)
 
     run(scene())
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize(
+        ("method", "path", "body"),
+        [
+            ("POST", "/pause", None),
+            ("POST", "/v1/rl/engine/update_weights", {}),
+            ("POST", "/v1/embeddings", {}),
+        ],
+    )
+    def test_a_control_call_in_progress_is_told(self, method: str, path: str, body: Any) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+            async with House(instance, grace_s=0.05) as house:
+
+                async def never(request: web.Request) -> web.StreamResponse:
+                    instance.asked.append({})
+                    await asyncio.sleep(30)
+                    raise AssertionError
+
+                instance.answering = never
+                asking = asyncio.create_task(house.ask(method, path, body))
+                await until(lambda: instance.asked)
+                await house.service.close()
+                status, said = await asking
+                assert status == 503
+                assert "the gateway stops" in said["error"]["message"]
+
+        run(scene())
+
+    def test_what_has_begun_to_be_passed_on_does_not_look_complete(self) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+            instance.stream = asyncio.Queue()
+            async with House(instance, grace_s=0.05) as house:
+                instance.stream.put_nowait(b"one")
+                response = await house.session.post("/v1/responses")
+                assert await response.content.readany() == b"one"
+                await house.service.close()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.content.read()
+
+        run(scene())
+
+    def test_a_publication_that_is_waited_for_too(self) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+
+            async with House(instance, grace_s=0.05) as house:
+                attendant = house.driver.attendants[instance.name]
+                async with attendant.turn:  # its update waits for its turn
+                    body = {"version": 1, "applied": True, "wait": True}
+                    asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
+                    await until(lambda: house.driver.scheduler.progress.version == 1)
+                    await house.service.close()
+                    assert (await asking)[0] == 503
+
+        run(scene())
+
+    def test_the_journal_is_closed_whatever_fails_before(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            async with House(Upstream(), journal=tmp_path / "journal") as house:
+                handout: Any = house.service.gateway.handout
+                close = handout.close
+
+                async def fails() -> None:
+                    raise RuntimeError("not today")
+
+                handout.close = fails
+                with pytest.raises(RuntimeError, match="not today"):
+                    await house.service.close()
+                _, entries = journal.read(tmp_path / "journal")
+                assert next(type(entry.event).__name__ for entry in entries) == "InstanceJoined"
+                handout.close = close
+
+        run(scene())
+
+
+class TestAdminSocket:
+    def test_its_owner_needs_no_key_and_the_port_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "admin"
+
+        async def scene() -> None:
+            async with House(Upstream(), admin_socket=path) as house:
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+                assert any(str(path) in line for line in house.said)
+                status, said = await house.ask("GET", "/admin/state")
+                assert (status, "--admin-socket" in said["error"]["message"]) == (403, True)
+                assert (await house.ask("GET", "/health"))[0] == 200
+                async with RolloutScheduler.connect(f"unix://{path}") as rollouts:
+                    assert (await rollouts.state())["version"] == 0
+                    await rollouts.remove_instance("http://a:1")
+            assert not path.exists()
+
+        run(scene())
+
+    def test_with_a_key_file_both_are_open(self, tmp_path: Path) -> None:
+        (tmp_path / "keys").write_text("root\n")
+
+        async def scene() -> None:
+            options = {"admin_socket": tmp_path / "admin", "admin_key_file": tmp_path / "keys"}
+            async with House(Upstream(), admin_key="root", **options) as house:
+                assert (await house.ask("GET", "/admin/state"))[0] == 200
+                async with RolloutScheduler.connect(f"unix://{tmp_path / 'admin'}") as rollouts:
+                    await rollouts.state()
+
+        run(scene())
+
+    def test_what_a_gateway_left_behind_is_cleared_away(self, tmp_path: Path) -> None:
+        path = tmp_path / "admin"
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+
+        async def scene() -> None:
+            async with House(Upstream(), admin_socket=path):
+                with pytest.raises(CallerError, match="another gateway listens there"):
+                    async with House(Upstream(), admin_socket=path):
+                        pass
+                assert path.exists()
+
+        run(scene())
+
+    def test_a_file_that_is_no_socket_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "precious"
+        path.write_text("data")
+
+        async def scene() -> None:
+            with pytest.raises(CallerError, match=f"--admin-socket {path}"):
+                async with House(Upstream(), admin_socket=path):
+                    pass
+
+        run(scene())
+        assert path.read_text() == "data"
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`serve` as a process of its own, killed at the end if it still runs."""
+    code = "from rollout_sched.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", code, "serve", "--policy", "dplb", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_it_listens_ends_it_in_order(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """An instance that takes a connection and says nothing holds up the start."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        file = tmp_path / "journal"
+        with process("--instance", url, "--journal", str(file)) as started:
+            silent.settimeout(20)
+            taken, _ = silent.accept()
+            with taken:
+                started.send_signal(number)
+                out, err = started.communicate(timeout=20)
+    assert started.returncode == 0, err
+    assert out.endswith("stopping\n")
+    assert not file.exists()  # closed in order, and empty
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    """One who has sent half a request is waited for, but not by somebody in a hurry."""
+    with process("--instance", "http://127.0.0.1:1") as started:
+        assert started.stdout is not None
+        url = next(line for line in started.stdout if line.startswith("listening")).split()[-1]
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as half:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            half.sendall(f"{head}Content-Length: 9\r\n\r\n".encode())
+            assert half.recv(100).startswith(b"HTTP/1.1 100")
+            started.send_signal(signal.SIGTERM)
+            assert next(iter(started.stdout)) == "stopping\n"
+            assert started.poll() is None
+            started.send_signal(signal.SIGTERM)
+            started.communicate(timeout=5)
+    assert started.returncode == -signal.SIGTERM

@@ -6,7 +6,10 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
+from rollout_sched.integrations.gateway.trainer_api import AT_ONCE, MAX_SAMPLES
+from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
@@ -146,5 +149,96 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
             await until(lambda: house.driver.scheduler.progress.trainer_waiting)
             await house.service.gateway.handout.close()
             assert (await asking)[0] == 202
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("submissions", "status"),
+    [
+        ([[("a", 11)]], 413),
+        ([[("a", 100_000_000)]], 413),
+        ([[("a", 5), ("b", 6)]], 413),
+        ([[("a", 4), ("b", 6)]], 200),
+        ([[("a", 6)], [("b", 5)]], 503),
+        ([[("a", 6)], [("b", 4)]], 200),
+    ],
+)
+def test_samples_are_counted_before_anything_is_made(
+    submissions: list[list[tuple[str, int]]], status: int
+) -> None:
+    async def scene() -> None:
+        async with House(max_samples=10) as house:
+            fresh = 0
+            for prompts in submissions:
+                body = [prompt(uid, samples=samples) for uid, samples in prompts]
+                told, said = await house.ask("POST", "/rollout/v1/groups", body)
+                fresh += len(prompts) if told == 200 else 0
+            assert told == status
+            assert house.driver.scheduler.progress.fresh == fresh
+            if status != 200:
+                assert "of at most 10" in said["error"]["message"]
+                assert "--max-samples" in said["error"]["message"]
+
+    run(scene())
+
+
+def test_what_is_delivered_or_failed_makes_room() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, max_samples=2) as house:
+            desk = house.service.gateway.desk
+            for number in range(3):
+                body = [prompt(f"{number}", samples=2)]
+                assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
+                assert (await house.ask("POST", "/rollout/v1/groups", [prompt("x")]))[0] == 503
+                assert desk.open_samples == 2
+                ack = {"ack": number - 1}
+                asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next", ack))
+                for sample in range(2):
+                    await instance.answer(2 * number + sample, [5])
+                assert (await asking)[1]["number"] == number
+                assert desk.open_samples == 0
+            assert (await house.ask("POST", "/rollout/v1/groups", [prompt("f")]))[0] == 200
+            ack = {"ack": 2, "timeout_s": 0}
+            assert (await house.ask("POST", "/rollout/v1/batches/next", ack))[0] == 202
+            await instance.fail(6, RequestRejected("no"))
+            await until(lambda: not desk.open_samples)
+
+    run(scene())
+
+
+def test_a_hundred_thousand_groups_of_sixteen_may_wait() -> None:
+    assert MAX_SAMPLES >= 100_000 * 16
+
+
+def test_two_submissions_at_once_count_together() -> None:
+    async def scene() -> None:
+        async with House(max_samples=1500) as house:
+            asked = [[prompt(f"{who}{n}") for n in range(1000)] for who in "ab"]
+            answers = await asyncio.gather(
+                *(house.ask("POST", "/rollout/v1/groups", body) for body in asked)
+            )
+            assert sorted(status for status, _ in answers) == [200, 503]
+            assert house.service.gateway.desk.open_samples == 1000
+            rest = [prompt(f"c{n}") for n in range(500)]
+            assert (await house.ask("POST", "/rollout/v1/groups", rest))[0] == 200
+
+    run(scene())
+
+
+def test_a_long_submission_leaves_others_their_turn() -> None:
+    async def scene() -> None:
+        async with House() as house:
+            progress = house.driver.scheduler.progress
+            asking = asyncio.create_task(
+                house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
+            )
+            before, most = 0, 0
+            while not asking.done():
+                await asyncio.sleep(0)
+                before, most = progress.fresh, max(most, progress.fresh - before)
+            assert progress.fresh == 1000
+            assert most <= AT_ONCE
 
     run(scene())

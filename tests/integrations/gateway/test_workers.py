@@ -6,7 +6,11 @@ import asyncio
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+import pytest
+
 from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.test_hostile import ask_raw, request
 from tests.live.scripted import until
 
 A, B = "http://a:1", "http://b:1"
@@ -183,5 +187,92 @@ def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway() -> None:
             first.stream.put_nowait(b"{}")
             first.stream.put_nowait(None)
             await until(lambda: attendant.held)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("quoted", ["http%3A%2F%2Fa%3A1", "http%3a%2f%2fa%3a1", A, f"{A}/"])
+def test_a_worker_is_removed_by_its_url(quoted: str) -> None:
+    """As vllm-router's clients send it."""
+
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            assert (await ask_raw(house, request("DELETE", f"/workers/{quoted}")))[0] == 200
+            assert not house.driver.attendants
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("/pause?mode=keep", "/pause?mode=keep"),
+        ("/update_weights?path=a%26b%3Dc", "/update_weights?path=a%26b%3Dc"),
+        ("/update_weights?path=%2525", "/update_weights?path=%2525"),
+        ("/update_weights?a=1+2&b=%2B&c=%0A", "/update_weights?a=1+2&b=%2B&c=%0A"),
+        ("/v1/rl/engine/pause?selector=all&x=%26y", "/pause?x=%26y"),
+        ("/v1/rl/engine/pause?x=%26selector=1", "/pause?x=%26selector=1"),
+        ("/v1/rl/engine/pause?%73elector=all", "/pause"),
+        ("/v1/rl/engine/v1/deep/path?x", "/v1/deep/path?x"),
+        ("/v1/rl/workers/{id}/engine/pause?x=%26", "/pause?x=%26"),
+    ],
+)
+def test_a_query_is_passed_on_as_it_came(asked: str, sent: str) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            path = asked.replace("{id}", "http%3A%2F%2Fa%3A1")
+            assert (await ask_raw(house, request("POST", path)))[0] == 200
+            assert [asked["path"] for asked in house.instances[A].asked] == [sent]
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    "path", ["pause%3Fmode=abort", "%2e%2e/pause", "../pause", "a//b", "a%2Fb", "x%0d%0aX-Evil:1"]
+)
+def test_a_path_that_may_mean_something_else_goes_to_nobody(path: str) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            for room in ("/v1/rl/engine/", "/v1/rl/workers/http%3A%2F%2Fa%3A1/engine/"):
+                assert (await ask_raw(house, request("POST", room + path)))[0] == 404
+            assert not house.instances[A].asked
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "[["),
+        (b"\xff\xfe", "\ufffd"),
+        (b'"\xff"', '"\ufffd"'),
+        (b"9" * 25, "999"),
+        (b'{"a": 1e999}', '{"a": 1e999}'),
+        (b"", ""),
+    ],
+)
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_whatever_an_instance_answers_can_be_told(body: bytes, told: str, accept: str) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            house.instances[A].answers["/weight_info"] = (200, body)
+            async with house.session.get("/weight_info", headers={"Accept": accept}) as response:
+                assert response.status == 200
+                decode = msgspec.msgpack if accept.endswith("msgpack") else msgspec.json
+                (result,) = decode.decode(await response.read())["results"].values()
+            assert str(result["body"]).startswith(told)
+
+    run(scene())
+
+
+def test_an_instance_s_json_as_msgpack() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            house.instances[A].answers["/weight_info"] = (200, {"x": [1, None]})
+            headers = {"Accept": "application/msgpack"}
+            async with house.session.get("/weight_info", headers=headers) as response:
+                answer = msgspec.msgpack.decode(await response.read())
+            (result,) = answer["results"].values()
+            assert result["body"] == {"x": [1, None]}
 
     run(scene())

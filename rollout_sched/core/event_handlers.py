@@ -1,0 +1,382 @@
+"""What each event changes, by who says it. What to do about it the scheduler decides afterwards.
+
+A CallerError was raised before (`validation.py`): what arrives here is applied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+from rollout_sched.core import blame
+from rollout_sched.core.actions import Action, Release
+from rollout_sched.core.attempts import AttemptLedger
+from rollout_sched.core.backoff import Backoff
+from rollout_sched.core.events import (
+    BatchRequested,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLeaving,
+    InstanceLost,
+    InstancePaused,
+    InstanceReported,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    SessionEnded,
+    SubmissionsClosed,
+    TokensArrived,
+    ToolReturned,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+    Woke,
+)
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import Groups
+from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
+from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
+from rollout_sched.core.outcomes import Outcomes
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.requests import Requests
+from rollout_sched.core.roles import Freshness
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.sessions import Sessions
+from rollout_sched.core.siblings import DirectSiblings
+from rollout_sched.core.updater import WeightUpdater
+
+
+class TrainerEvents:
+    """What the trainer says."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        samples: SampleBuffer,
+        outcomes: Outcomes,
+        progress: RunProgress,
+        updater: WeightUpdater,
+        freshness: Freshness,
+        serials: count[int],
+    ) -> None:
+        self._groups = groups
+        self._samples = samples
+        self._outcomes = outcomes
+        self._progress = progress
+        self._updater = updater
+        self._freshness = freshness
+        self._serials = serials
+
+    def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        siblings = Siblings(event.group, event.prompt_tokens, event.max_tokens)
+        self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))
+        self._progress.dirty = True
+
+    def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
+        self._progress.closed = self._progress.dirty = True
+
+    def batch_requested(self, event: BatchRequested, now: float) -> None:
+        self._progress.trainer_waiting = self._progress.dirty = True
+
+    def weights_published(self, event: WeightsPublished, now: float) -> None:
+        self._progress.version = event.version
+        self._progress.dirty = True
+        self._updater.publish(event.version)
+        oldest = self._freshness.oldest_allowed(event.version)
+        for group in self._samples.older_than(oldest):
+            self._outcomes.start_over(group)
+
+
+class ClientEvents:
+    """What clients say that wait for one response each."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        siblings: DirectSiblings,
+        outcomes: Outcomes,
+        sessions: Sessions,
+        anomalies: Counter[str],
+    ) -> None:
+        self._requests = requests
+        self._siblings = siblings
+        self._outcomes = outcomes
+        self._sessions = sessions
+        self._anomalies = anomalies
+
+    def request_submitted(self, event: RequestSubmitted, now: float) -> None:
+        siblings = self._siblings.join(event.group, event.prompt_tokens, event.max_tokens)
+        request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
+        request.session = event.session
+        request.last_instance = self._sessions.last_instance(event.session)
+        self._requests.wait(request)
+
+    def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or request.group is not None:
+            self._anomalies["unknown_request"] += 1
+        else:
+            self._outcomes.end_direct(request, "withdrawn")
+
+    def session_ended(self, event: SessionEnded, now: float) -> None:
+        if not self._sessions.end(event.session):
+            self._anomalies["unknown_session"] += 1
+
+
+class InstanceEvents:
+    """What instances say, and what is noticed of them."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        updater: WeightUpdater,
+        ledger: AttemptLedger,
+        requests: Requests,
+        outcomes: Outcomes,
+        progress: RunProgress,
+        backoff: Backoff,
+        anomalies: Counter[str],
+        out: list[Action],
+    ) -> None:
+        self._fleet = fleet
+        self._updater = updater
+        self._ledger = ledger
+        self._requests = requests
+        self._outcomes = outcomes
+        self._progress = progress
+        self._backoff = backoff
+        self._anomalies = anomalies
+        self._out = out
+
+    def joined(self, event: InstanceJoined, now: float) -> None:
+        before = self._fleet.instances.get(event.instance)
+        if before is not None:
+            # It restarted before anybody noticed: what it held is gone.
+            self._lose(before)
+        instance = self._fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
+        self._updater.joined(instance, self._out)
+        self._progress.dirty = True
+        self._refuse_oversized()
+
+    def lost(self, event: InstanceLost, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None:
+            self._lose(instance)
+
+    def leaving(self, event: InstanceLeaving, now: float) -> None:
+        instance = self._find(event.instance)
+        if instance is not None and not instance.leaving:
+            instance.leaving = True
+            self._fleet.touch(instance)
+            if not instance.attempts:
+                self._out.append(Release(instance.id))
+
+    def reported(self, event: InstanceReported, now: float) -> None:
+        instance = self._find(event.instance)
+        if instance is not None:
+            instance.report = event
+
+    def paused(self, event: InstancePaused, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._updater.paused(instance, self._out):
+            self._anomalies["pause_not_asked_for"] += 1
+
+    def updated(self, event: WeightsUpdated, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is None:
+            return
+        if event.version > self._updater.version:
+            self._anomalies["version_never_published"] += 1
+        elif not self._updater.updated(instance, event.version, self._out):
+            self._anomalies["update_not_asked_for"] += 1
+
+    def woke(self, event: Woke, now: float) -> None:
+        for who in self._backoff.wake(now):
+            if isinstance(who, Instance):
+                if who.status is not InstanceStatus.LOST:
+                    self._fleet.touch(who)
+            elif who.state is PARKED and who.active:
+                self._requests.wait(who)
+
+    def _find(self, name: str) -> Instance | None:
+        instance = self._fleet.instances.get(name)
+        if instance is None:
+            self._anomalies["unknown_instance"] += 1
+        return instance
+
+    def _lose(self, instance: Instance) -> None:
+        self._updater.lost(instance)
+        lost = self._fleet.lose(instance)
+        wanted = [attempt for attempt in lost if not attempt.abandoned]
+        for attempt in lost:
+            if attempt.abandoned:
+                self._ledger.waste(attempt, attempt.abandoned)
+            else:
+                self._ledger.keep(attempt, ())
+        for attempt in wanted:
+            # The first to go on may complete its group and so end a sibling that was here too.
+            if attempt.request.state in (RUNNING, INTERRUPTING):
+                self._outcomes.go_on(attempt.request)
+
+    def _refuse_oversized(self) -> None:
+        """Requests that came before anybody knew how much fits need not wait for ever."""
+        most = self._fleet.most_kv_tokens
+        for request in list(self._requests.waiting):
+            if request.group is None and request.context_tokens + request.remaining_tokens > most:
+                self._outcomes.end_direct(request, "oversized")
+
+
+class AttemptEvents:
+    """What becomes of attempts.
+
+    `max_failures`: a request that failed so often in a row is given up.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        updater: WeightUpdater,
+        ledger: AttemptLedger,
+        requests: Requests,
+        outcomes: Outcomes,
+        progress: RunProgress,
+        backoff: Backoff,
+        anomalies: Counter[str],
+        out: list[Action],
+        max_failures: int,
+    ) -> None:
+        self.max_failures = max_failures
+        self._fleet = fleet
+        self._updater = updater
+        self._ledger = ledger
+        self._requests = requests
+        self._outcomes = outcomes
+        self._progress = progress
+        self._backoff = backoff
+        self._anomalies = anomalies
+        self._out = out
+
+    def tokens_arrived(self, event: TokensArrived, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None or attempt.abandoned:
+            return
+        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
+            self._anomalies["tokens_out_of_range"] += 1
+            return
+        attempt.tokens = event.tokens
+        self._requests.learn(attempt.request.siblings)
+        self._requests.expect(attempt.request)
+
+    def finished(self, event: RequestFinished, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        spent = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
+        if spent and request.remaining_tokens > 0:
+            self._outcomes.end_segment(request)
+        else:
+            self._outcomes.finish(request, event.reason)
+
+    def turn_finished(self, event: TurnFinished, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        if self._requests.room_for(request):
+            move(request, ACT)
+            request.turn += 1
+        else:
+            self._outcomes.finish(request, "length")
+
+    def tool_returned(self, event: ToolReturned, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
+            self._anomalies["unknown_turn"] += 1
+            return
+        if event.observation_tokens < 0:
+            self._anomalies["tokens_out_of_range"] += 1
+        request.context_tokens += max(0, event.observation_tokens)
+        self._outcomes.go_on(request)
+
+    def interrupted(self, event: RequestInterrupted, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is not None:
+            self._outcomes.go_on(attempt.request)
+
+    def failed(self, event: RequestFailed, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None:
+            return
+        if event.blame == "instance" and not attempt.instance.rests_until:
+            # What fails while it rests was sent before: the same incident, however many there are.
+            self._rest(attempt.instance, now)
+        self._free(attempt)
+        if attempt.abandoned:
+            self._ledger.waste(attempt, attempt.abandoned)
+            return
+        if not event.usable:
+            self._ledger.waste(attempt, "untrue")
+            attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._try_again(attempt, event, now)
+
+    def _try_again(self, attempt: Attempt, event: RequestFailed, now: float) -> None:
+        request = attempt.request
+        if event.blame == "unclear":
+            blame.suspect(request, attempt.instance)
+        if event.blame == "request" or request.failures >= self.max_failures:
+            self._outcomes.give_up(request)
+            return
+        if event.blame == "unclear" and not self._may_try_elsewhere(request):
+            self._backoff.rest(request, request.failures - 1, now)
+        self._outcomes.go_on(request)
+
+    def _may_try_elsewhere(self, request: Request) -> bool:
+        """Once, and only where it has not failed: who fails more often waits."""
+        return request.failures == 1 and len(self._fleet.instances) > len(request.failed_on)
+
+    def _close(
+        self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
+    ) -> Attempt | None:
+        """Free the slot and keep the tokens; None if nobody wants this answer any more."""
+        attempt = self._ledger.find(event)
+        if attempt is None:
+            return None
+        instance = attempt.instance
+        if instance.suspects or instance.faults or instance.rests:
+            blame.acquit(instance)
+        self._free(attempt)
+        tokens = event.tokens
+        if not 0 <= tokens <= attempt.max_new_tokens:
+            tokens = self._ledger.possible(attempt, tokens)
+        attempt.tokens = tokens
+        if attempt.abandoned:
+            self._ledger.waste(attempt, attempt.abandoned)
+            return None
+        if attempt.request.failed_on:
+            for at_fault in blame.succeed(attempt.request, self._fleet.instances):
+                self._rest(at_fault, now)
+        self._ledger.keep(attempt, event.spans)
+        return attempt
+
+    def _free(self, attempt: Attempt) -> None:
+        """The instance holds the attempt no longer."""
+        instance = attempt.instance
+        self._fleet.close(attempt)
+        if not instance.attempts:
+            self._progress.dirty |= self._updater.emptied(instance, self._out)
+            if instance.leaving:
+                self._out.append(Release(instance.id))
+
+    def _rest(self, instance: Instance, now: float) -> None:
+        """Give an instance that is at fault time to recover before it gets more work."""
+        self._backoff.rest(instance, instance.rests, now)
+        instance.rests += 1
+        instance.faults = 0
+        self._fleet.touch(instance)

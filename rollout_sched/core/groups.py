@@ -1,0 +1,89 @@
+"""The life of a group, as a table, and all groups by where they are in it.
+
+A move that the table does not list is an error and changes nothing. Reading down: a group is
+submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished; on the
+way it may be *set back* to a later round, as may a complete one that has grown stale. It is
+*delivered* or *fails* exactly once, and is forgotten then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from rollout_sched.core.errors import IllegalMove
+from rollout_sched.core.model import Group, GroupState
+
+FRESH, ACTIVE, DEFERRED, COMPLETE, DELIVERED, FAILED = GroupState
+
+
+class GroupMove(StrEnum):
+    """The verbs of the table."""
+
+    LAUNCH = "launch"  # its requests may be dispatched
+    SET_BACK = "set back"  # it waits for a later launch
+    FILL = "fill"  # enough of its requests have finished
+    DELIVER = "deliver"
+    FAIL = "fail"  # one of its requests cannot be made
+
+
+LAUNCH, SET_BACK, FILL, DELIVER, FAIL = GroupMove
+
+MOVES: dict[GroupState, dict[GroupMove, GroupState]] = {
+    FRESH: {LAUNCH: ACTIVE},
+    ACTIVE: {SET_BACK: DEFERRED, FILL: COMPLETE, FAIL: FAILED},
+    # Its last request may finish after the round did.
+    DEFERRED: {LAUNCH: ACTIVE, FILL: COMPLETE, FAIL: FAILED},
+    COMPLETE: {SET_BACK: DEFERRED, DELIVER: DELIVERED},
+    DELIVERED: {},
+    FAILED: {},
+}
+
+#: States of groups that are still here.
+HERE = (FRESH, ACTIVE, DEFERRED, COMPLETE)
+
+
+class Groups:
+    """Every group that is neither delivered nor failed; those of one state in order of arrival."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Group] = {}
+        self._by_state: dict[GroupState, dict[str, Group]] = {state: {} for state in HERE}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._all
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._all.values())
+
+    def __getitem__(self, group: str) -> Group:
+        return self._all[group]
+
+    def count(self, state: GroupState) -> int:
+        return len(self._by_state[state])
+
+    def first(self, state: GroupState) -> Group | None:
+        """The one that has been in a state longest."""
+        return next(iter(self._by_state[state].values()), None)
+
+    def of(self, state: GroupState) -> list[Group]:
+        return list(self._by_state[state].values())
+
+    def add(self, group: Group) -> None:
+        self._all[group.id] = group
+        self._by_state[group.state][group.id] = group
+
+    def move(self, group: Group, verb: GroupMove) -> None:
+        """Move a group, or raise IllegalMove and leave it as it is."""
+        after = MOVES[group.state].get(verb)
+        if after is None:
+            raise IllegalMove(f"group {group.id} is {group.state}: it cannot {verb}")
+        del self._by_state[group.state][group.id]
+        group.state = after
+        if after in self._by_state:
+            self._by_state[after][group.id] = group
+        else:
+            del self._all[group.id]

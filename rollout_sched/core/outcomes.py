@@ -1,0 +1,195 @@
+"""What becomes of requests and their groups: they go on, are finished, delivered, or given up."""
+
+from __future__ import annotations
+
+from bisect import insort
+from math import ceil
+
+from rollout_sched.core import blame
+from rollout_sched.core.actions import Action, Answer
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import (
+    DEFERRED,
+    DELIVER,
+    FAIL,
+    FILL,
+    LAUNCH,
+    SET_BACK,
+    Groups,
+)
+from rollout_sched.core.lifecycle import FINISH, FINISHED, RUNNING, WAITING, move
+from rollout_sched.core.model import Group, Request, Sample
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.requests import Requests
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.siblings import DirectSiblings
+
+
+class Outcomes:
+    """The lives of groups, and of requests beyond a single attempt."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        fleet: Fleet,
+        groups: Groups,
+        requests: Requests,
+        siblings: DirectSiblings,
+        samples: SampleBuffer,
+        progress: RunProgress,
+        out: list[Action],
+    ) -> None:
+        self._roles = roles
+        self._fleet = fleet
+        self._groups = groups
+        self._requests = requests
+        self._siblings = siblings
+        self._samples = samples
+        self._progress = progress
+        self._out = out
+
+    # -- requests --------------------------------------------------------------------------
+
+    def go_on(self, request: Request) -> None:
+        """To the waiting queue if it may run, to the replay buffer if its group was set back."""
+        if not self._requests.room_for(request):
+            self.finish(request, "length")
+        elif request.active and not request.rests_until:
+            self._requests.wait(request)
+        else:
+            self._requests.park(request)
+
+    def end_segment(self, request: Request) -> None:
+        """It used up the tokens of one attempt; in rounds it goes on in the next."""
+        if self._roles.batching.stops_at_delivery and request.group is not None:
+            self._requests.park(request)
+        else:
+            self.go_on(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        move(request, FINISH)
+        request.finish = reason
+        if request.failed_on:
+            blame.forget(request, self._fleet.instances)
+        insort(request.siblings.lengths, request.response_tokens)
+        group = request.group
+        if group is None:
+            self._answer(request)
+            return
+        group.finished.append(request)
+        if len(group.finished) >= group.samples:
+            self._fill(group)
+        else:
+            self._requests.learn(request.siblings)
+
+    def end_direct(self, request: Request, reason: str) -> None:
+        """A direct request is over without an answer."""
+        self._requests.end(request, reason)
+        self._leave(request)
+
+    def give_up(self, request: Request) -> None:
+        """It cannot be made, and so its group can never be whole."""
+        if request.group is None:
+            self.end_direct(request, "failed")
+        else:
+            self._fail(request.group)
+
+    def sample(self, request: Request) -> Sample:
+        versions = [segment.version for segment in request.segments]
+        newest = self._progress.version
+        return Sample(
+            request.id,
+            request.siblings.id,
+            request.index,
+            request.siblings.prompt_tokens,
+            request.response_tokens,
+            request.segments,
+            newest - min(versions, default=newest),
+            request.finish,
+        )
+
+    def _answer(self, request: Request) -> None:
+        """A direct request is finished: it leaves without waiting for anybody."""
+        self._out.append(Answer(self.sample(request)))
+        self._requests.forget(request)
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """What it taught helps the siblings that are still here."""
+        self._siblings.leave(request)
+        if request.siblings.requests:
+            self._requests.learn(request.siblings)
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def launch(self, group: Group, oversample: float) -> None:
+        """Make a group whole in requests and let them be dispatched."""
+        self._groups.move(group, LAUNCH)
+        self._samples.hold(group)
+        wanted = ceil(group.samples * oversample - 1e-9)
+        used = {request.index for request in group.requests}
+        index = 0
+        while len(group.requests) < wanted:
+            if index not in used:
+                self._requests.create(group.siblings, group, index, f"{group.id}/{index}")
+            index += 1
+        for request in self._requests.replay_buffer.of(group):
+            self._requests.wait(request)
+
+    def set_back(self, group: Group) -> None:
+        """The round is over without this group: keep its partial requests, or start it over."""
+        if not self._roles.interruption.keeps_partial:
+            self.start_over(group, "deferred")
+            return
+        self._groups.move(group, SET_BACK)
+        for request in group.requests:
+            if request.state is WAITING:
+                self._requests.park(request)
+            elif request.state is RUNNING:
+                self._requests.interrupt(request)
+
+    def start_over(self, group: Group, reason: str = "stale") -> None:
+        """Throw away every token of a group and queue it for a later launch."""
+        self._progress.dirty = True
+        if group.state is not DEFERRED:
+            self._groups.move(group, SET_BACK)
+        requests = group.requests
+        for request in requests[group.samples :]:
+            self._requests.end(request, reason)
+        del requests[group.samples :]
+        for request in requests:
+            self._requests.start_over(request, reason)
+        group.finished.clear()
+        group.siblings.lengths.clear()
+        group.siblings.estimate = None
+        self._samples.release(group)
+
+    def deliver(self, group: Group) -> None:
+        """Its samples are on their way to the trainer."""
+        self._groups.move(group, DELIVER)
+        for request in group.finished:
+            self._requests.forget(request)
+        self._let_go(group)
+
+    def _fill(self, group: Group) -> None:
+        self._progress.dirty = True
+        self._groups.move(group, FILL)
+        for request in group.requests:
+            if request.state is not FINISHED:
+                self._requests.end(request, "surplus")
+        group.siblings.requests = list(group.finished)
+        self._samples.completed(group)
+
+    def _fail(self, group: Group) -> None:
+        self._progress.dirty = True
+        self._groups.move(group, FAIL)
+        for request in group.requests:
+            self._requests.end(request, "failed")
+        self._let_go(group)
+
+    def _let_go(self, group: Group) -> None:
+        """Leave no cycle behind, so that memory does not wait for the garbage collector."""
+        self._samples.release(group)
+        group.siblings.requests.clear()
+        group.finished.clear()

@@ -1,0 +1,153 @@
+"""Requests that are here, and their moves through `lifecycle.py` with all that these entail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from rollout_sched.core import blame
+from rollout_sched.core.actions import Action, Interrupt
+from rollout_sched.core.attempts import AttemptLedger, discard
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, WAITING, move
+from rollout_sched.core.model import Group, Request, Siblings
+from rollout_sched.core.replay_buffer import ReplayBuffer
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.waiting import WaitingQueue
+
+
+class Requests:
+    """Every request that has not ended, by id; those that wait and those that are parked."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        fleet: Fleet,
+        ledger: AttemptLedger,
+        serials: count[int],
+        out: list[Action],
+    ) -> None:
+        self.waiting = WaitingQueue()
+        self.replay_buffer = ReplayBuffer()
+        self._all: dict[str, Request] = {}
+        self._prediction = roles.prediction
+        self._ordering = roles.ordering
+        self._weigh_tokens = roles.weigh_tokens
+        self._fleet = fleet
+        self._ledger = ledger
+        self._serials = serials
+        self._out = out
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._all
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._all.values())
+
+    def __getitem__(self, request: str) -> Request:
+        return self._all[request]
+
+    def get(self, request: str) -> Request | None:
+        return self._all.get(request)
+
+    # -- moves -----------------------------------------------------------------------------
+
+    def create(self, siblings: Siblings, group: Group | None, index: int, name: str) -> Request:
+        """A new request, parked until it is let go in the same breath."""
+        serial = next(self._serials)
+        request = Request(name, siblings, group, index, serial, siblings.prompt_tokens)
+        self._all[name] = request
+        siblings.requests.append(request)
+        return request
+
+    def wait(self, request: Request) -> None:
+        """It may be dispatched (again)."""
+        self.replay_buffer.discard(request)
+        request.rests_until = 0.0
+        move(request, RETURN)
+        request.expected_tokens = self._prediction.expect(request)
+        self.waiting.add(request, self._ordering.key(request))
+
+    def park(self, request: Request) -> None:
+        if request.state is WAITING:
+            self.waiting.remove(request)
+        move(request, PARK)
+        self.replay_buffer.add(request)
+
+    def interrupt(self, request: Request) -> None:
+        """Tell the attempt of a running request to stop."""
+        attempt = request.attempt
+        assert attempt is not None
+        move(request, INTERRUPT)
+        self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
+
+    def start_over(self, request: Request, reason: str) -> None:
+        """Throw away all that it has made, and park it."""
+        self._ledger.abandon(request, reason)
+        if request.response_tokens:
+            self._out.append(discard(request, request.response_tokens, reason))
+        request.context_tokens = request.siblings.prompt_tokens
+        request.response_tokens = request.computed_tokens = request.turn = 0
+        request.salt = request.last_instance = None
+        request.finish = ""
+        request.segments = ()
+        if request.state is not PARKED:
+            self.park(request)
+
+    def end(self, request: Request, reason: str) -> None:
+        """It is over without being delivered or answered."""
+        self._ledger.abandon(request, reason)
+        if request.failed_on:
+            blame.forget(request, self._fleet.instances)
+        if request.state is WAITING:
+            self.waiting.remove(request)
+        elif request.state is PARKED:
+            self.replay_buffer.remove(request)
+        self.forget(request)
+        self._out.append(discard(request, request.response_tokens, reason, ends=True))
+
+    def forget(self, request: Request) -> None:
+        """It has ended: delivered, answered or discarded."""
+        move(request, END)
+        del self._all[request.id]
+
+    # -- what is expected of them ----------------------------------------------------------
+
+    def learn(self, siblings: Siblings) -> None:
+        """One made progress; if that changes the estimate, ask again for the others."""
+        estimate = self._prediction.estimate(siblings)
+        if estimate == siblings.estimate:
+            return
+        siblings.estimate = estimate
+        if not self.waiting and not self._weigh_tokens:
+            return  # nobody looks at what is expected of those that run
+        for request in siblings.requests:
+            if request.state is WAITING or request.attempt is not None:
+                self.expect(request)
+
+    def expect(self, request: Request) -> None:
+        """What is expected of a running request matters only where tokens are weighed."""
+        attempt = request.attempt
+        if attempt is not None and not self._weigh_tokens:
+            return
+        expected = self._prediction.expect(request)
+        if expected == request.expected_tokens:
+            return
+        request.expected_tokens = expected
+        if attempt is not None:
+            self._fleet.expect(attempt, expected - request.response_tokens)
+        else:
+            self.waiting.rerank(request, self._ordering.key(request))
+
+    # -- whether they can go on ------------------------------------------------------------
+
+    def room_for(self, request: Request) -> int:
+        """Tokens it may still make; observations may have filled the KV cache of any instance."""
+        remaining = request.siblings.max_tokens - request.response_tokens
+        most = self._fleet.most_kv_tokens
+        if not most or request.context_tokens + remaining <= most:
+            return remaining
+        return max(0, most - request.context_tokens)

@@ -1,0 +1,88 @@
+"""What a caller may not ask. Checked before anything is applied, so that a CallerError changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import (
+    GroupSubmitted,
+    InstanceJoined,
+    RequestSubmitted,
+    WeightsPublished,
+)
+
+if TYPE_CHECKING:
+    from rollout_sched.core.scheduler import Scheduler
+
+
+def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
+    if event.group in scheduler.groups:
+        raise CallerError(f"group {event.group!r} is already here; give each group its own id")
+    if event.samples < 1 or event.max_tokens < 1 or event.prompt_tokens < 1:
+        raise CallerError(
+            f"group {event.group!r}: samples, prompt_tokens and max_tokens must be at least 1, "
+            f"not {event.samples}, {event.prompt_tokens} and {event.max_tokens}"
+        )
+    if scheduler.progress.closed:
+        raise CallerError(f"group {event.group!r} came after submissions were closed")
+    needed = event.prompt_tokens + event.max_tokens
+    _check_fits(f"group {event.group!r}", needed, scheduler.fleet.largest_kv_tokens)
+
+
+def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
+    if event.request in scheduler.requests:
+        raise CallerError(f"request {event.request!r} is already here; ids are used once")
+    if event.prompt_tokens < 1 or event.max_tokens < 1:
+        raise CallerError(
+            f"request {event.request!r}: prompt_tokens and max_tokens must be at least 1, "
+            f"not {event.prompt_tokens} and {event.max_tokens}"
+        )
+    needed = event.prompt_tokens + event.max_tokens
+    _check_fits(f"request {event.request!r}", needed, scheduler.fleet.largest_kv_tokens)
+
+
+def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
+    name, newest = event.instance, scheduler.progress.version
+    if event.slots < 1 or event.kv_tokens < 1:
+        raise CallerError(
+            f"instance {name!r}: slots and kv_tokens must be at least 1, "
+            f"not {event.slots} and {event.kv_tokens}"
+        )
+    if event.version > newest:
+        raise CallerError(
+            f"instance {name!r} joined with version {event.version}, but the trainer is at "
+            f"{newest}; start the scheduler with version={event.version}, or reload it"
+        )
+    others = [i.kv_tokens for i in scheduler.fleet.instances.values() if i.id != name]
+    largest = max(scheduler.groups, key=lambda group: group.tokens, default=None)
+    if largest is not None:
+        room = max([event.kv_tokens, *others])
+        _check_fits(f"group {largest.id!r}", largest.tokens, room)
+
+
+def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
+    newest = scheduler.progress.version
+    if event.version <= newest:
+        raise CallerError(f"version {event.version} was published after {newest}; versions grow")
+
+
+def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
+    if kv_tokens is not None and tokens > kv_tokens:
+        raise CallerError(
+            f"{what}: prompt_tokens + max_tokens is {tokens}, but the largest instance holds "
+            f"only {kv_tokens} KV tokens, so it could never run; lower max_tokens or give the "
+            f"instances more KV memory"
+        )
+
+
+#: Events that a caller is answerable for, and what refuses them.
+CHECKS: dict[type[Any], Callable[[Scheduler, Any], None]] = {
+    GroupSubmitted: _group_submitted,
+    RequestSubmitted: _request_submitted,
+    InstanceJoined: _instance_joined,
+    WeightsPublished: _weights_published,
+}

@@ -1,0 +1,101 @@
+"""All that anybody outside the core may read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import Groups
+from rollout_sched.core.lifecycle import INTERRUPTING
+from rollout_sched.core.model import GroupState, Instance
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.requests import Requests
+from rollout_sched.core.sessions import Sessions
+
+
+class RunView(Protocol):
+    """How far the run is; more than policies are shown (`roles.Progress`)."""
+
+    @property
+    def prompts_per_step(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def fleet_version(self) -> int: ...
+    @property
+    def trainer_waiting(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def delivered(self) -> int: ...
+
+
+class SchedulerView:
+    """A scheduler as drivers, gateways and metrics see it. It always shows the present."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        groups: Groups,
+        requests: Requests,
+        progress: RunProgress,
+        sessions: Sessions,
+        anomalies: Mapping[str, int],
+        *,
+        keeps_partial: bool,
+    ) -> None:
+        self.keeps_partial = keeps_partial
+        self.anomalies = anomalies
+        self._fleet = fleet
+        self._groups = groups
+        self._requests = requests
+        self._progress = progress
+        self._sessions = sessions
+
+    @property
+    def run(self) -> RunView:
+        return self._progress
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts on instances."""
+        return len(self._fleet.attempts)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for an instance."""
+        return len(self._requests.waiting)
+
+    @property
+    def parked(self) -> int:
+        """Requests in the replay buffer."""
+        return len(self._requests.replay_buffer)
+
+    def groups(self, state: GroupState) -> int:
+        """How many groups are in a state."""
+        return self._groups.count(state)
+
+    @property
+    def instances(self) -> Collection[Instance]:
+        """Those that have joined."""
+        return self._fleet.instances.values()
+
+    def instance(self, name: str) -> Instance | None:
+        return self._fleet.instances.get(name)
+
+    def least_loaded(self) -> Instance | None:
+        """An instance that may be asked something: the least loaded, or any if all are full."""
+        return self._fleet.least() or next(iter(self._fleet.instances.values()), None)
+
+    def is_stopping(self, attempt: int) -> bool:
+        """Whether nobody wants this attempt to go on: it was interrupted, abandoned or is over."""
+        found = self._fleet.attempts.get(attempt)
+        if found is None or found.abandoned:
+            return True
+        return found.request.state is INTERRUPTING
+
+    def knows_session(self, session: str) -> bool:
+        return self._sessions.last_instance(session) is not None

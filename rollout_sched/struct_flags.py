@@ -1,0 +1,83 @@
+"""Command-line flags for the fields of a struct, which stays the one place that knows them.
+
+A flag has the field's name, type and default, and says what the struct's docstring says of it: a
+line `name  what it means`, two spaces or more between, and the indented lines that follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+_LINE = re.compile(r"(\w+)\s{2,}(\S.*)")
+
+
+def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> None:
+    """A flag for each field; one that is not given leaves nothing behind."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    about = meanings(kind)
+    for field in msgspec.structs.fields(kind):
+        flag = "--" + field.name.replace("_", "-")
+        text = f"{about[field.name]} (default: {_shown(field.default)})".replace("%", "%%")
+        name: dict[str, Any] = {
+            "dest": _dest(kind, field.name),
+            "default": argparse.SUPPRESS,
+            "help": text,
+        }
+        if isinstance(field.default, bool):
+            to.add_argument(flag, action=argparse.BooleanOptionalAction, **name)
+        else:
+            metavar = "SECONDS" if field.name.endswith("_s") else "N"
+            to.add_argument(flag, type=_reader(hints[field.name]), metavar=metavar, **name)
+
+
+def given_flags(options: argparse.Namespace, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `kind` that were given as flags."""
+    names = (field.name for field in msgspec.structs.fields(kind))
+    return {n: getattr(options, _dest(kind, n)) for n in names if hasattr(options, _dest(kind, n))}
+
+
+def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What the docstring says of each field."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    said: dict[str, str] = {}
+    name = ""
+    for line in (kind.__doc__ or "").splitlines()[1:]:
+        begun = _LINE.fullmatch(line.strip())
+        if begun and begun[1] in known:
+            name = begun[1]
+            said[name] = begun[2]
+        elif name and line.strip():
+            said[name] += " " + line.strip()
+        else:
+            name = ""
+    return said
+
+
+def _dest(kind: type[msgspec.Struct], name: str) -> str:
+    return f"{kind.__name__}.{name}"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _reader(wanted: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = msgspec.convert(text, wanted, strict=False)
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+        if isinstance(value, float) and not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
+        return value
+
+    return read

@@ -1,0 +1,83 @@
+"""Instances of unlike KV memory: a request runs where all of it fits, and is never cut short."""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Discard
+from rollout_sched.core.events import (
+    BatchRequested,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLost,
+    RequestFinished,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+from tests.core.told import BIG, LIMIT, PROMPT, Told, sent
+
+SMALL = PROMPT + LIMIT - 1
+
+
+def small_and_big(*, slots: int = 1) -> Told:
+    """A small instance that joined first, so that it is preferred, and a big one."""
+    told = Told(instances=0)
+    told(InstanceJoined("small", slots, SMALL), InstanceJoined("big", slots, BIG))
+    return told
+
+
+def ask(name: str, max_tokens: int = LIMIT) -> RequestSubmitted:
+    return RequestSubmitted(name, name, PROMPT, max_tokens)
+
+
+def test_it_runs_where_all_of_it_fits() -> None:
+    told = small_and_big()
+    assert told(ask("large")) == [sent("large", 1, "big")]
+    assert told(ask("little", 5)) == [sent("little", 2, "small", max_new_tokens=5)]
+
+
+def test_what_does_not_fit_where_there_is_room_holds_up_nobody() -> None:
+    told = small_and_big()
+    told(ask("first"))
+    assert told(ask("second")) == []
+    assert told(ask("little", 5)) == [sent("little", 2, "small", max_new_tokens=5)]
+    assert sent("second", 3, "big") in told(RequestFinished("first", 1, 7))
+
+
+def test_one_that_was_passed_over_may_hang_up() -> None:
+    told = small_and_big()
+    told(ask("first"), ask("second"))
+    assert told(RequestWithdrawn("second")) == [Discard("second", 0, "withdrawn", ends=True)]
+    told(RequestFinished("first", 1, 7))
+    assert len(told.scheduler.requests) == 0
+
+
+def test_a_smaller_instance_that_joins_cuts_nothing_short() -> None:
+    told = Told(slots=1)
+    told(ask("running"), ask("waiting"))
+    told(InstanceJoined("small", 1, SMALL))
+    assert told(RequestFinished("running", 1, 7))[1:] == [sent("waiting", 2, "i0")]
+
+
+def test_it_waits_for_the_one_instance_that_can_hold_it() -> None:
+    told = small_and_big()
+    told(InstanceLost("big"))
+    assert told(InstanceJoined("big", 1, BIG)) == []
+    assert told(ask("large")) == [sent("large", 1, "big")]
+    assert told(InstanceLost("big")) == []
+    assert "large" in told.scheduler.requests
+    assert told(InstanceJoined("big", 1, BIG)) == [sent("large", 2, "big")]
+
+
+def test_what_no_instance_could_ever_hold_is_refused_when_the_first_joins() -> None:
+    told = Told(instances=0)
+    told(ask("large"), ask("little", 5))
+    assert told(InstanceJoined("small", 1, SMALL)) == [
+        Discard("large", 0, "oversized", ends=True),
+        sent("little", 1, "small", max_new_tokens=5),
+    ]
+
+
+def test_a_group_waits_for_the_instance_that_can_hold_it() -> None:
+    told = small_and_big()
+    told(GroupSubmitted("a", 2, PROMPT, LIMIT))
+    assert told(BatchRequested()) == [sent("a/0", 1, "big")]
+    assert sent("a/1", 2, "big") in told(RequestFinished("a/0", 1, 7))

@@ -1,0 +1,61 @@
+"""What a caller may not ask is refused before anything is applied; see also TestCallerErrors."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import (
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    RequestSubmitted,
+    SubmissionsClosed,
+    WeightsPublished,
+)
+from rollout_sched.core.validation import CHECKS
+from tests.core.told import BIG, LIMIT, PROMPT, Told
+
+REFUSED: list[tuple[Event, str]] = [
+    (GroupSubmitted("a", 1, PROMPT, LIMIT), "group 'a' is already here"),
+    (GroupSubmitted("late", 1, PROMPT, LIMIT), "after submissions were closed"),
+    (GroupSubmitted("none", 0, PROMPT, LIMIT), "must be at least 1"),
+    (RequestSubmitted("d", "", PROMPT, LIMIT), "request 'd' is already here"),
+    (RequestSubmitted("large", "", BIG, 1), f"is {BIG + 1}, but the largest instance"),
+    (InstanceJoined("i1", 0, 1), "slots and kv_tokens"),
+    (InstanceJoined("i1", 1, BIG, 7), "but the trainer is at 0"),
+    (WeightsPublished(0), "version 0 was published after 0"),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), REFUSED)
+def test_it_is_refused_with_a_reason(event: Event, text: str) -> None:
+    told = Told()
+    told.submit("a")
+    told(RequestSubmitted("d", "", PROMPT, LIMIT), SubmissionsClosed())
+    with pytest.raises(CallerError, match=text):
+        CHECKS[type(event)](told.scheduler, event)
+
+
+@pytest.mark.parametrize(("event", "text"), REFUSED)
+def test_a_refusal_leaves_nothing_behind(event: Event, text: str) -> None:
+    told, beside = Told(), Told()
+    for each in (told, beside):
+        each.submit("a")
+        each(RequestSubmitted("d", "", PROMPT, LIMIT), SubmissionsClosed())
+    with pytest.raises(CallerError):
+        told(event)
+    following = InstanceJoined("i2", 8, BIG)
+    assert told(following) == beside(following)
+    assert told.anomalies == beside.anomalies == {}
+
+
+def test_the_possible_passes() -> None:
+    told = Told()
+    for event in (
+        GroupSubmitted("a", 1, PROMPT, BIG - PROMPT),
+        RequestSubmitted("d", "", PROMPT, BIG - PROMPT),
+        InstanceJoined("small", 1, 1),
+        WeightsPublished(1),
+    ):
+        CHECKS[type(event)](told.scheduler, event)
