@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.backoff import Backoff
 from rollout_sched.integrations.gateway import answers, dialects, fanout, forwarded, streamed
 from rollout_sched.integrations.gateway.envelope import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
@@ -121,14 +120,14 @@ def test_whatever_raises(
         instances = [Willing("i0"), Willing("i1")]
         async with Stage(*instances, interruption=PARTIAL) as stage:
             stage.scheduler.max_failures = 2
-            stage.scheduler.backoff = Backoff(0.001)
+            stage.scheduler.backoff.first_s = 0.001
             serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
             monkeypatch.setattr(place, name, fail)
             call = stage.call(body(endpoint, stream, samples), TARGETS[endpoint])
             async with asyncio.timeout(4):
                 await call.over.wait()
             assert_ended(call)
-            while stage.scheduler.requests:
+            while stage.driver._payloads:
                 await asyncio.sleep(0.001)
             monkeypatch.undo()
             for task in serving:
