@@ -7,14 +7,12 @@ end the parts are joined into one answer, as if nothing had happened.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
-from rollout_sched.core.events import Spans
 from rollout_sched.integrations.gateway.envelope import Endpoint
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import AnswerUntrue
 
 #: Where a request goes on whose prompt may have been text: with token ids.
 RESUME_PATH = {
@@ -56,65 +54,26 @@ class Part(msgspec.Struct):
     prompt_ids: list[int] | None = None
 
 
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*(?:"([^"]*)"|null)')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
+    """What there is to go on from; None if the answer does not give its tokens.
 
-
-def finish_of(body: bytes) -> str:
-    """The finish reason of an answer with one choice. Raises InstanceError if it has none."""
-    found = _last(body, b'"finish_reason"', _FINISH)
-    if found is None or found[1] is None:
-        raise InstanceError("the answer has no finish_reason")
-    return found[1].decode()
-
-
-def tokens_of(body: bytes) -> int:
-    """Tokens made, by the usage of an answer. Raises InstanceError if it does not say."""
-    found = _last(body, b'"completion_tokens"', _COMPLETION_TOKENS)
-    if found is None:
-        raise InstanceError("the answer has no usage.completion_tokens")
-    return int(found[1])
-
-
-def _last(body: bytes, key: bytes, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-    """Texts that hold the key have its quotes escaped, so the key as such is never in one."""
-    at = body.rfind(key)
-    return None if at < 0 else pattern.match(body, at)
-
-
-def decode(body: bytes) -> dict[str, Any]:
-    """An answer in full. Raises InstanceError if it is no JSON object with one choice."""
-    try:
-        answer = msgspec.json.decode(body)
-        choice = answer["choices"][0]
-        assert isinstance(choice, dict)
-    except (msgspec.DecodeError, LookupError, TypeError, AssertionError) as error:
-        raise InstanceError(f"not an answer: {type(error).__name__} {error}") from None
-    assert isinstance(answer, dict)
-    return answer
-
-
-def part_of(answer: dict[str, Any]) -> Part | None:
-    """What there is to go on from; None if the answer does not give its tokens."""
+    `answer` is one that `answers.read_answer` believes. Raises AnswerUntrue if it is nothing that
+    could be joined with others.
+    """
     choice = answer["choices"][0]
     token_ids = choice.get("token_ids")
-    if not isinstance(token_ids, list) or not all(type(token) is int for token in token_ids):
+    if token_ids is None:
         return None
     message = choice.get("message")
-    text = choice.get("text") if message is None else message.get("content")
+    text = (choice.get("text") if message is None else message.get("content")) or ""
     prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
-    return Part(token_ids, text or "", choice.get("logprobs"), prompt_ids)
-
-
-def spans_of(answer: dict[str, Any]) -> Spans:
-    """The weight versions vLLM >= 0.32 stamps on the tokens of a generate answer."""
-    spans = answer["choices"][0].get("weight_versions")
-    if not isinstance(spans, list):
-        return ()
+    part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
     try:
-        return tuple((int(s["version"]), int(s["end"]) - int(s["start"])) for s in spans)
-    except (KeyError, TypeError, ValueError):
-        return ()  # a label that is no number is not one of ours
+        sum(prompt_ids or ())
+        join(endpoint, [part], answer, "length")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise AnswerUntrue(f"the answer is nothing to go on from: {error!r}") from None
+    return part
 
 
 def resume(
@@ -151,19 +110,22 @@ def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def join(
-    endpoint: Endpoint, parts: list[Part], last: dict[str, Any], finish: str
+    endpoint: Endpoint, parts: list[Part], last: dict[str, Any] | None, finish: str
 ) -> dict[str, Any]:
     """One answer in the endpoint's dialect from all parts, of which `last` brought the last.
 
-    `finish` stands in where that one was interrupted with nothing left to do.
+    Without `last` nobody has said anything. `finish` is why the whole of it ended, which the last
+    that brought something may not know.
     """
+    if last is None:
+        last = {**envelope(endpoint, "whole"), "choices": [{"index": 0, "finish_reason": finish}]}
     token_ids = [token for part in parts for token in part.token_ids]
     choice = dict(last["choices"][0])
     choice.pop("weight_versions", None)
-    if choice.get("finish_reason") == "abort":
+    if choice["finish_reason"] in ("abort", "length"):
         choice["finish_reason"] = finish
     choice["token_ids"] = token_ids
-    text = "".join(part.text for part in parts)
+    text = "".join([part.text for part in parts])
     if endpoint == "chat":
         choice.pop("text", None)
         choice["message"] = {"role": "assistant", "content": text}
@@ -173,22 +135,50 @@ def join(
         choice["logprobs"] = _completion_logprobs([part.logprobs for part in parts])
     else:
         choice["logprobs"] = _content_logprobs([part.logprobs for part in parts])
-    prompt_ids = parts[0].prompt_ids
-    usage = dict(last.get("usage") or {})
-    prompt = len(prompt_ids) if prompt_ids else usage.get("prompt_tokens", 0)
-    usage |= {
-        "prompt_tokens": prompt,
-        "completion_tokens": len(token_ids),
-        "total_tokens": prompt + len(token_ids),
-    }
-    answer = {**last, "choices": [choice], "usage": usage}
+    prompt_ids = parts[0].prompt_ids if parts else None
+    said = last.get("usage") or {}
+    prompt = len(prompt_ids) if prompt_ids else said.get("prompt_tokens", 0)
+    answer = {**last, "choices": [choice], "usage": {**said, **usage(prompt, len(token_ids))}}
     if "prompt_token_ids" in choice:
         choice["prompt_token_ids"] = prompt_ids
     if endpoint == "chat":
         choice.pop("prompt_token_ids", None)
         answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
-        answer["id"] = "chat" + str(answer.get("id", ""))
+        answer["id"] = "chat" + str(answer.get("id", "")).removeprefix("chat")
     return answer
+
+
+def usage(prompt: int, made: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+    }
+
+
+#: What an answer, whole or in events, calls itself.
+_OBJECT = {
+    ("completions", "whole"): "text_completion",
+    ("completions", "event"): "text_completion",
+    ("chat", "whole"): "chat.completion",
+    ("chat", "event"): "chat.completion.chunk",
+}
+
+
+def envelope(endpoint: Endpoint, kind: str) -> dict[str, Any]:
+    """What stands around the choices of an answer of ours: `kind` "whole", or "event"."""
+    if endpoint == "generate":
+        return {"request_id": "", "model": "", "created": 0}
+    return {"id": "", "object": _OBJECT[endpoint, kind], "created": 0, "model": ""}
+
+
+def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[str, Any]:
+    """The event that ends a stream, where no instance has said one. `said`: see `envelope`."""
+    empty: dict[str, Any] = {"text": ""}
+    if endpoint != "completions":
+        empty = {"delta": {}} if endpoint == "chat" else {"token_ids": []}
+    choice = {"index": 0, **empty, "logprobs": None, "finish_reason": finish}
+    return {**said, "choices": [choice], "usage": None}
 
 
 def _content_logprobs(shares: list[Any]) -> Any:

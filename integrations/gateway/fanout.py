@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write
+from rollout_sched.integrations.gateway.answers import read_object
+from rollout_sched.integrations.gateway.call import FIELD, JSON, Headers, Reply, Write, error_body
+from rollout_sched.integrations.gateway.dialects import usage as total_usage
 from rollout_sched.integrations.gateway.wire import Passing
-from rollout_sched.live.ports import Outcome, Over
+from rollout_sched.integrations.vllm.event_stream import DONE, payload_of
+from rollout_sched.live.ports import InstanceError, Outcome, Over
 
-DONE = b"data: [DONE]"
+log = logging.getLogger(__name__)
 
 
 class WholeReply(Reply, Protocol):
@@ -22,36 +26,58 @@ class WholeReply(Reply, Protocol):
 
 
 class Fanout:
-    """Gathers the replies to the responses of one call."""
+    """Gathers the replies to the responses of one call; the first error ends it for all.
+
+    Towards the reply it is the one upstream (`wire.Passing`) of all its streams.
+    """
 
     def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
         self._reply = reply
         self._samples = samples
         self._answers: list[dict[str, Any] | None] = [None] * count
-        self._open = count
+        self._usages: list[dict[str, Any] | None] = [None] * count  # events that only tell that
+        self._open = set(range(count))
         self._write: Write | None = None  # where the events go, once there are any
         self._over = False
+        self._upstreams: list[Passing] = []
+        self._paused = False
 
     def child(self, index: int) -> Child:
         return Child(self, index)
 
     def answered(self, index: int, status: int, headers: bytes | Headers, body: bytes) -> None:
+        """The whole answer of one."""
         if self._over:
             return
         if status != 200:
-            self._over = True
+            self._fail(status, headers, body)
+            return
+        try:
+            self._answers[index] = read_object(body)
+            self._open.discard(index)
+            if self._open:
+                return
+            whole = msgspec.json.encode(self._joined())
+        except Exception as error:
+            self._break_down(error)
+            return
+        self._over = True
+        self._reply.answer(200, [JSON], whole)
+
+    def _break_down(self, error: Exception) -> None:
+        log.error("answers could not be joined", exc_info=error)
+        self._fail(502, [JSON], error_body(502, f"the answers could not be joined: {error!r}"))
+
+    def _fail(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        self._over = True
+        try:
             if self._write is not None:
-                self._write(b"data: " + body + b"\n\n")
+                self._write(b"data: %b\n\n" % body)
                 self._reply.end()
             else:
                 self._reply.answer(status, headers, body)
+        finally:
             self._reply.withdraw()
-            return
-        self._answers[index] = msgspec.json.decode(body)
-        self._open -= 1
-        if not self._open:
-            self._over = True
-            self._reply.answer(200, [JSON], msgspec.json.encode(self._joined()))
 
     def _joined(self) -> dict[str, Any]:
         answers = [answer for answer in self._answers if answer is not None]
@@ -59,18 +85,37 @@ class Fanout:
         for index, answer in enumerate(answers):
             added = answer.pop(FIELD, None)
             choices.append({**answer["choices"][0], "index": index, FIELD: added})
+        return {**answers[0], "choices": choices, "usage": self._usage(answers)}
+
+    def _usage(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
+        """What all of them have used; samples share their prompt."""
         usages = [answer.get("usage") or {} for answer in answers]
-        prompt = sum(usage.get("prompt_tokens", 0) for usage in usages[:: self._samples])
-        made = sum(usage.get("completion_tokens", 0) for usage in usages)
-        usage = {
-            **usages[0],
-            "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
-        }
-        return {**answers[0], "choices": choices, "usage": usage}
+        prompt = sum([usage.get("prompt_tokens", 0) for usage in usages[:: self._samples]])
+        made = sum([usage.get("completion_tokens", 0) for usage in usages])
+        return {**usages[0], **total_usage(prompt, made)}
 
     # -- streams ---------------------------------------------------------------------------
+
+    def upstream(self, passing: Passing) -> None:
+        if not self._upstreams:
+            self._reply.upstream(self)
+        self._upstreams.append(passing)
+        if self._paused:
+            passing.pause()
+
+    def pause(self) -> None:
+        self._paused = True
+        for passing in self._upstreams:
+            passing.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        for passing in self._upstreams:
+            passing.resume()
+
+    def cancel(self) -> None:
+        for passing in self._upstreams:
+            passing.cancel()
 
     def in_turn(self, over: Over, outcome: Outcome) -> None:
         self._reply.in_turn(over, outcome)
@@ -80,21 +125,52 @@ class Fanout:
             self._write = self._reply.begin(headers)
 
     def write(self, index: int, events: bytes) -> None:
-        if self._over or self._write is None:
+        """Pass events of one on. Raises InstanceError, and none has passed, if they are none."""
+        write = self._write
+        if self._over or write is None:
             return
+        told = []
         for event in events.split(b"\n\n"):
-            if not event or event.startswith(DONE):
+            payload = payload_of(event)
+            if not payload or payload == DONE:
                 continue
-            fields = msgspec.json.decode(event.removeprefix(b"data:"))
-            for choice in fields.get("choices") or ():
+            fields = read_object(payload)
+            if "error" in fields:
+                self._fail(200, [], payload)
+                return
+            choices = fields.get("choices")
+            if not isinstance(choices, list):
+                continue  # it says nothing of a response
+            if not choices and fields.get("usage"):
+                self._usages[index] = fields
+                continue
+            for choice in choices:
+                if not isinstance(choice, dict):
+                    raise InstanceError("an event is not understood: a choice is no object")
                 choice["index"] = index
-            self._write(b"data: " + msgspec.json.encode(fields) + b"\n\n")
+            told.append(b"data: %b\n\n" % msgspec.json.encode(fields))
+        if told:
+            write(b"".join(told))
 
-    def end(self) -> None:
-        self._open -= 1
-        if not self._open and not self._over and self._write is not None:
-            self._over = True
-            self._write(DONE + b"\n\n")
+    def end(self, index: int) -> None:
+        """The stream of one has ended."""
+        self._open.discard(index)
+        write = self._write
+        if self._open or self._over or write is None:
+            return
+        last = b"data: %b\n\n" % DONE
+        usages = [usage for usage in self._usages if usage is not None]
+        try:
+            if usages:
+                joined = {**usages[0], "usage": self._usage(usages)}
+                last = b"data: %b\n\n%b" % (msgspec.json.encode(joined), last)
+        except Exception as error:
+            self._break_down(error)
+            return
+        self._over = True
+        try:
+            write(last)
+        finally:
             self._reply.end()
 
 
@@ -106,7 +182,7 @@ class Child:
         self._index = index
 
     def upstream(self, passing: Passing) -> None:
-        """Slowing one of several streams down would not slow the others."""
+        self._fanout.upstream(passing)
 
     def in_turn(self, over: Over, outcome: Outcome) -> None:
         self._fanout.in_turn(over, outcome)
@@ -119,4 +195,4 @@ class Child:
         return partial(self._fanout.write, self._index)
 
     def end(self) -> None:
-        self._fanout.end()
+        self._fanout.end(self._index)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Spans
 from rollout_sched.core.model import Sample
-from rollout_sched.integrations.gateway import dialects
+from rollout_sched.integrations.gateway import answers, dialects
 from rollout_sched.integrations.gateway.call import (
     FIELD,
     JSON,
@@ -21,10 +21,13 @@ from rollout_sched.integrations.gateway.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, refuse
+from rollout_sched.integrations.gateway.envelope import Endpoint
+from rollout_sched.integrations.gateway.wire import Forwarding, Passing, refuse
 from rollout_sched.integrations.http.client import Gathering
 from rollout_sched.integrations.http.heads import Headers, write_fields
-from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
+from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
+
+log = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 
@@ -62,6 +65,7 @@ class Forwarded:
         self.reply = reply
         self.max_tokens = max_tokens
         self._pieces: dict[int, Raw | Share] = {}
+        self._answered = False
 
     def begin(
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
@@ -74,28 +78,33 @@ class Forwarded:
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
-        receiver = Receiver(self, over, whole=not parts, segment=segment)
-        return self.call.pass_on(client, order_id, path, body, receiver)
+        spoken = "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
+        receiver = Receiver(self, over, order_id, spoken, whole=not parts, segment=segment)
+        receiver.passing = self.call.pass_on(client, order_id, path, body, receiver)
+        return receiver
 
-    def outcome(self, body: bytes, *, whole: bool, segment: bool) -> Outcome:
+    def outcome(
+        self, body: bytes, order_id: str, spoken: Endpoint, *, whole: bool, segment: bool
+    ) -> Outcome:
         """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
-        end."""
-        said = dialects.finish_of(body)
-        if whole and said != "abort" and not (segment and said == "length"):
-            spans: Spans = ()
-            if self.call.endpoint == "generate":
-                spans = dialects.spans_of(dialects.decode(body))
-            finish: Any = "length" if said == "length" else "stop"
-            return Outcome(dialects.tokens_of(body), finish, spans, Raw(body))
-        answer = dialects.decode(body)
-        part = dialects.part_of(answer)
-        if part is None or self.call.prompt_ids([*self._parts(), part]) is None:
-            if said == "abort":
+        end. Raises InstanceError if it is not to be believed."""
+        said = answers.read_answer(body, spoken)
+        if answers.names_another(said.id, order_id):
+            raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
+        finish: Any = said.finish if said.finish in ("abort", "length") else "stop"
+        if whole and finish != "abort" and not (segment and finish == "length"):
+            return Outcome(said.tokens, finish, said.spans, Raw(body))
+        answer = answers.read_object(body)
+        parts = self._parts()
+        part = dialects.part_of(self.call.endpoint, answer)
+        if part is not None and not parts:
+            part.prompt_ids = self.call.prompt_ids([part])
+        if part is None or (not parts and part.prompt_ids is None):
+            if finish == "abort":
                 # Without its tokens there is nothing to go on from: it starts anew.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
-        finish = said if said in ("abort", "length") else "stop"
-        return Outcome(len(part.token_ids), finish, dialects.spans_of(answer), Share(part, answer))
+        return Outcome(said.tokens, finish, said.spans, Share(part, answer))
 
     def _parts(self) -> list[Part]:
         return [share.part for share in self._pieces.values() if isinstance(share, Share)]
@@ -123,22 +132,31 @@ class Forwarded:
     # -- answering -------------------------------------------------------------------------
 
     def answer(self, sample: Sample) -> None:
-        headers = header_lines(sample.segments[-1].instance if sample.segments else "")
+        try:
+            headers = header_lines(sample.segments[-1].instance if sample.segments else "")
+            body = self._body(sample)
+        except Exception as error:
+            log.exception("an answer could not be put together")
+            self.fail("failed", error)
+        else:
+            self._answered = True
+            self.reply.answer(200, headers, body)
+
+    def _body(self, sample: Sample) -> bytes:
         pieces = list(self._pieces.values())
-        first, last = pieces[0], pieces[-1]
-        if isinstance(first, Raw):
-            self.reply.answer(200, headers, self._whole(first.body, sample))
-            return
-        assert isinstance(last, Share)
-        answer = dialects.join(self.call.endpoint, self._parts(), last.answer, sample.finish)
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Raw):
+            return self._whole(last.body, sample)
+        said = None if last is None else last.answer
+        answer = dialects.join(self.call.endpoint, self._parts(), said, sample.finish)
         self._strip(answer)
         answer[FIELD] = msgspec.Raw(added(sample))
-        self.reply.answer(200, headers, msgspec.json.encode(answer))
+        return msgspec.json.encode(answer)
 
     def _whole(self, body: bytes, sample: Sample) -> bytes:
         if not self.call.resumable or self.call.keep_ids:
             return with_added(body, sample)
-        answer = dialects.decode(body)
+        answer = answers.read_object(body)
         self._strip(answer)
         return with_added(msgspec.json.encode(answer), sample)
 
@@ -151,35 +169,72 @@ class Forwarded:
                 choice.pop("prompt_token_ids", None)
 
     def fail(self, reason: str, error: Exception | None) -> None:
-        if reason == "withdrawn":
-            return
-        if isinstance(error, RequestRejected):
-            self.reply.answer(error.status, [JSON], error.body)
-        else:
-            self.reply.answer(502, [JSON], error_body(502, f"no instance could answer: {error}"))
+        if reason != "withdrawn" and not self._answered:
+            self._answered = True
+            status, body = failure(error)
+            self.reply.answer(status, [JSON], body)
+
+
+def failure(error: Exception | None) -> tuple[int, bytes]:
+    """(status, body) for a client whose call has failed; the body is JSON on one line."""
+    if isinstance(error, RequestRejected):
+        status, text, body = error.status, str(error), error.body
+    else:
+        status, text, body = 502, f"no instance could answer: {error}", b""
+    try:
+        answers.read_object(body)
+        return status, msgspec.json.format(body, indent=-1)
+    except Exception:  # whatever it is, it is nothing for a client
+        return status, error_body(status, text.encode(errors="replace").decode())
 
 
 class Receiver(Gathering):
-    """Gets the answer to one attempt."""
+    """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
 
-    __slots__ = ("_over", "_owner", "_segment", "_whole")
+    __slots__ = ("_order_id", "_over", "_owner", "_segment", "_spoken", "_whole", "passing")
 
-    def __init__(self, owner: Forwarded, over: Over, *, whole: bool, segment: bool) -> None:
+    def __init__(
+        self,
+        owner: Forwarded,
+        over: Over,
+        order_id: str,
+        spoken: Endpoint,
+        *,
+        whole: bool,
+        segment: bool,
+    ) -> None:
         super().__init__(MOST)
         self._owner = owner
-        self._over = over
+        self._over: Over | None = over
+        self._order_id = order_id
+        self._spoken = spoken
         self._whole = whole
         self._segment = segment
+        self.passing: Passing | None = None
+
+    def cancel(self) -> None:
+        self._over = None
+        if self.passing is not None:
+            self.passing.cancel()
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:
+        if self._over is None:
+            return
         try:
             if status != 200:
                 raise refuse(status, body)
-            outcome = self._owner.outcome(body, whole=self._whole, segment=self._segment)
+            outcome = self._owner.outcome(
+                body, self._order_id, self._spoken, whole=self._whole, segment=self._segment
+            )
         except Exception as error:
-            self._over(error)
+            self.on_error(error)
         else:
-            self._over(outcome)
+            self._tell(outcome)
 
     def on_error(self, error: Exception) -> None:
-        self._over(error)
+        self._tell(error)
+
+    def _tell(self, result: Outcome | Exception) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over(result)

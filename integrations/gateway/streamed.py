@@ -4,10 +4,15 @@ Only the end is held back: an event that says "abort" never reaches the client, 
 go on from another attempt instead; and the event that ends the stream waits for the scheduler,
 which knows the versions that go with it. What a stream has brought is with the client already, so
 of its own it keeps nothing but the token ids, to go on from.
+
+Every stream ends with a finish_reason, the usage if the client asked for it, and [DONE], or with an
+error: what no instance has said is made here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from typing import Any
 
@@ -16,21 +21,34 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import Spans
 from rollout_sched.core.model import Sample
-from rollout_sched.integrations.gateway import dialects
-from rollout_sched.integrations.gateway.call import JSON, Call, Reply, Write, error_body, with_added
+from rollout_sched.integrations.gateway import answers, dialects
+from rollout_sched.integrations.gateway.answers import Event, EventChoice
+from rollout_sched.integrations.gateway.call import JSON, Call, Reply, Write, with_added
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.integrations.gateway.wire import Forwarding, refuse
-from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
+from rollout_sched.integrations.gateway.envelope import are_token_ids, prompt_tokens
+from rollout_sched.integrations.gateway.forwarded import failure
+from rollout_sched.integrations.gateway.wire import Forwarding, Passing, refuse
+from rollout_sched.integrations.vllm.answers import spans_of
+from rollout_sched.integrations.vllm.event_stream import DONE, WholeEvents, payload_of
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    Attempting,
+    InstanceError,
+    Outcome,
+    Over,
+    RequestRejected,
+)
+
+log = logging.getLogger(__name__)
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-DONE = b"data: [DONE]"
-ERROR = b'data: {"error"'
 
-_IDS = re.compile(rb'"token_ids"\s*:\s*\[([^\]]*)\]')
+_IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
 _IDS_AS_VLLM = b'"token_ids":['
-_PROMPT_IDS = re.compile(rb'"prompt_token_ids"\s*:\s*(\[[^\]]*\])')
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"([^"]*)"')
-_ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
+_ID_BYTES = b"0123456789, "
+
+#: How a stream's events begin, as far as they are all alike: with the id, as OpenAI and vLLM do.
+_OPENING = re.compile(rb'data: ?\{\s*"(?:request_)?id"\s*:\s*"[^"\\]*"')
 
 #: What an event says that does not end the stream, as vLLM writes it.
 _GOES_ON = b'"finish_reason":null'
@@ -40,28 +58,60 @@ _NEWLINE = ord("\n")
 #: of them goes on while one counts.
 _READ_TOGETHER = 32
 
-#: Longest event that may come in pieces.
-_MAX_EVENT = 64 * 2**20
+#: Bytes of an answer that is an error.
+_LONGEST_ERROR = 2**20
 
 
 class Stream:
-    """What one attempt has streamed so far."""
+    """What one attempt has streamed so far.
 
-    __slots__ = ("events", "finish", "held", "ids", "rest", "tail", "unread", "until")
+    `given`: tokens of the response that it goes on from; `again`: the client has had events of
+    earlier attempts; `segment`: its "length" is not the end.
+    """
 
-    def __init__(self, attempt: int) -> None:
+    __slots__ = (
+        "again",
+        "cut",
+        "done",
+        "events",
+        "final",
+        "finish",
+        "given",
+        "ids",
+        "opening",
+        "order_id",
+        "segment",
+        "spans",
+        "unread",
+        "until",
+        "usage",
+        "whole",
+    )
+
+    def __init__(
+        self, attempt: int, order_id: str, *, given: int, again: bool, segment: bool
+    ) -> None:
+        self.order_id = order_id
+        self.given = given
+        self.again = again
+        self.segment = segment
         self.until = 1 + attempt % _READ_TOGETHER  # packets until the next count
+        self.opening = b""  # how events begin that may pass unread; "" if none may
+        self.whole = WholeEvents()
+        self.cut = False  # an event is not complete yet
         self.ids = bytearray()  # "1,2,3," as they stood in the events
         self.events = 0  # that brought no ids: a token each
         self.unread: list[bytes] = []  # passed on, but not counted yet
-        self.rest = b""  # an event that is not complete yet
-        self.held: list[bytes] = []  # from the event that ends the stream on
         self.finish = ""
-        self.tail: dict[str, Any] = {}  # the event that ended it
+        self.spans: Spans = ()
+        self.final = b""  # the event that ends it, held back
+        self.usage = b""  # the one that tells the usage then
+        self.done = False  # nothing that it says counts any more
 
     @property
     def tokens(self) -> int:
-        return self.ids.count(b",") + self.events
+        """By their ids; where there are none each event is taken for a token."""
+        return self.ids.count(b",") if self.ids else self.events
 
     @property
     def token_ids(self) -> list[int]:
@@ -71,26 +121,68 @@ class Stream:
 
 
 class Streamed:
-    """Passes events through, from as many attempts as it takes."""
+    """Passes events through, from as many attempts as it takes.
+
+    Towards the reply it is the one upstream (`wire.Passing`), whichever attempt is under way: one
+    that begins while the client does not read begins paused.
+    """
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
         self.call = call
         self.reply = reply
         self.max_tokens = max_tokens
         self._streams: dict[int, Stream] = {}
-        self._prompt_ids: list[int] | None = None
+        self._prompt_ids = b""  # as the instance said them
+        self._envelope: dict[str, Any] | None = None  # what the first event said of the response
         self._write: Write | None = None  # where the events go, once there are any
-        self._id = b""
+        self._passing: Passing | None = None
+        self._paused = False
+        self._ended = False
 
     def begin(
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
     ) -> Attempting:
+        for earlier in self._streams.values():
+            if earlier.final:
+                # It had ended when its instance was lost, and nobody had been told yet.
+                outcome = Outcome(0, _finish_of(earlier), (), None)
+                return asyncio.get_running_loop().call_soon(over, outcome)
         path, body = self._question(dispatch)
-        stream = self._streams[dispatch.attempt] = Stream(dispatch.attempt)
-        receiver = Receiver(self, stream, over, resumed=dispatch.response_tokens > 0)
+        given = dispatch.response_tokens
+        stream = self._streams[dispatch.attempt] = Stream(
+            dispatch.attempt,
+            order_id,
+            given=given,
+            again=self._envelope is not None,
+            segment=dispatch.max_new_tokens < self.max_tokens - given,
+        )
+        receiver = Receiver(self, stream, over)
         passing = self.call.pass_on(client, order_id, path, body, receiver)
-        self.reply.upstream(passing)
-        return passing
+        receiver.passing = passing
+        if self._passing is None:
+            self.reply.upstream(self)
+        self._passing = passing
+        if self._paused:
+            passing.pause()
+        return receiver
+
+    # -- towards the reply: the upstream ---------------------------------------------------
+
+    def pause(self) -> None:
+        self._paused = True
+        if self._passing is not None:
+            self._passing.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._passing is not None:
+            self._passing.resume()
+
+    def cancel(self) -> None:
+        if self._passing is not None:
+            self._passing.cancel()
+
+    # -- what is sent ----------------------------------------------------------------------
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
@@ -98,45 +190,42 @@ class Streamed:
         for stream in streams:
             self._read_up(stream)
         part = Part([token for stream in streams for token in stream.token_ids])
-        part.prompt_ids = self._prompt_ids
-        if not part.token_ids and not any(stream.events for stream in streams):
+        if self._prompt_ids:
+            part.prompt_ids = msgspec.json.decode(self._prompt_ids)
+        lost = any(stream.events for stream in streams)
+        if not part.token_ids and not lost:
             return self.call.first(dispatch, self.max_tokens)
         prompt_ids = self.call.prompt_ids([part])
-        if not part.token_ids or prompt_ids is None:
+        if lost or prompt_ids is None:
             raise RequestRejected("the stream broke off, and gave no token_ids to go on from", 502)
         return self.call.resumed(dispatch, prompt_ids, [part])
 
-    def outcome(self, stream: Stream) -> Outcome:
-        if not stream.finish:
-            raise InstanceError("the stream ended without a finish_reason")
-        self._read_up(stream)
-        spans: Spans = dialects.spans_of(stream.tail) if stream.tail.get("choices") else ()
-        finish: Any = stream.finish if stream.finish in ("abort", "length") else "stop"
-        return Outcome(stream.tokens, finish, spans, None)
-
     # -- what comes from an instance -------------------------------------------------------
 
-    def receive(self, stream: Stream, data: bytes, *, resumed: bool) -> None:
-        """Bytes of a stream of events, cut anywhere."""
-        if stream.rest:
-            data = stream.rest + data
-            stream.rest = b""
-        plain = not (stream.finish or resumed)
-        if plain and _go_on(data):
+    def receive(self, stream: Stream, data: bytes) -> bool:
+        """Bytes of a stream of events, cut anywhere; true after its last.
+
+        Raises InstanceError for what cannot be believed; the rest of these bytes is lost then.
+        """
+        if stream.opening and not stream.cut and _go_on(data, stream.opening):
             self._pass_unread(stream, data)
-            return
-        end = data.rfind(b"\n\n") + 2
-        if end < 2:
-            end = 0
-        data, stream.rest = data[:end], data[end:]
-        if len(stream.rest) > _MAX_EVENT:
-            raise InstanceError(f"an event is longer than {_MAX_EVENT} bytes")
-        if plain and _go_on(data):
+            return False
+        data = stream.whole.feed(data)
+        stream.cut = bool(stream.whole.rest)
+        if stream.opening and _go_on(data, stream.opening):
             self._pass_unread(stream, data)
         elif data:
             self._read_up(stream)
             for event in data[:-2].split(b"\n\n"):
-                self._one(stream, event, resumed=resumed)
+                self._one(stream, event)
+        return stream.done
+
+    def outcome(self, stream: Stream) -> Outcome:
+        """Raises InstanceError if it has not ended."""
+        if not stream.finish:
+            raise InstanceError("the stream ended without a finish_reason")
+        self._read_up(stream)
+        return Outcome(stream.tokens, _finish_of(stream), stream.spans, None)
 
     def _pass_unread(self, stream: Stream, data: bytes) -> None:
         """Pass on events none of which ends the stream; they are counted later, many together."""
@@ -146,31 +235,91 @@ class Streamed:
             stream.until = _READ_TOGETHER
             self._read_up(stream)
 
-    def _one(self, stream: Stream, event: bytes, *, resumed: bool) -> None:
-        if event.startswith(ERROR):
-            raise InstanceError(event[6:206].decode(errors="replace"))
-        if stream.finish and _FINISH.search(event) is not None:
+    def _one(self, stream: Stream, event: bytes) -> None:
+        payload = payload_of(event)
+        if stream.done or not payload:
+            return
+        if payload == DONE:
+            stream.done = True
+            stream.finish = stream.finish or "stop"  # not every server says why it ends
+        elif stream.finish:
+            self._one_after_the_end(stream, payload)
+        else:
+            self._one_before_the_end(stream, payload)
+
+    def _one_before_the_end(self, stream: Stream, payload: bytes) -> None:
+        event = self._believed(stream, payload)
+        choice = event.choices[0] if event.choices else None
+        ids = b"" if choice is None else choice.ids
+        self._learn(event, choice)
+        if stream.again:
+            payload = self._translated(stream, payload)
+        if choice is not None and choice.finish_reason is not None:
+            self._end(stream, payload, choice, ids)
+            return
+        self._pass(b"data: %b\n\n" % payload)
+        if choice is not None:
+            self._count_choice(stream, choice, ids)
+        if not stream.again:
+            opening = _OPENING.match(b"data: " + payload)
+            stream.opening = opening[0] if opening is not None else b""
+
+    def _end(self, stream: Stream, payload: bytes, choice: EventChoice, ids: bytes) -> None:
+        finish = choice.finish_reason or ""
+        goes_on = finish == "abort" or (finish == "length" and stream.segment)
+        if goes_on and (choice.speaks or ids):
+            # It brings tokens that the instance had held back.
+            fields = answers.read_object(payload)
+            fields["choices"][0]["finish_reason"] = None
+            self._pass(b"data: %b\n\n" % msgspec.json.encode(fields))
+        self._count_choice(stream, choice, ids)
+        if choice.weight_versions:
+            try:
+                stream.spans = spans_of(choice.weight_versions, stream.tokens)
+            except AnswerUntrue as error:
+                # The client has the tokens, so nothing can be made good.
+                raise RequestRejected(f"the stream cannot be true: {error}", 502) from None
+        stream.opening = b""
+        stream.finish = finish
+        if not goes_on:
+            stream.final = payload
+
+    def _one_after_the_end(self, stream: Stream, payload: bytes) -> None:
+        """Only the usage may follow; what is not understood is not passed on either."""
+        try:
+            event = self._believed(stream, payload)
+        except InstanceError:
+            return
+        if event.choices:
             # The client has what came before, so nothing can be made good.
             raise RequestRejected("the stream said more after its end", 502)
-        if stream.finish or event.startswith(DONE):
-            stream.finish = stream.finish or "stop"  # not every server says why it ends
-            stream.held.append(event)
-            return
-        self._count(stream, event)
-        found = _FINISH.search(event)
-        if found is not None:
-            stream.finish = found[1].decode()
-            stream.tail = _decode(event)
-            if stream.finish == "abort":
-                # It may bring tokens that the instance had held back.
-                stream.tail["choices"][0]["finish_reason"] = None
-                event = _event(stream.tail)
-        if resumed:
-            event = self._translated(event)
-        if stream.finish and stream.finish != "abort":
-            stream.held.append(event)
-        else:
-            self._pass(event + b"\n\n")
+        if event.usage is not None:
+            stream.usage = self._translated(stream, payload) if stream.again else payload
+
+    def _believed(self, stream: Stream, payload: bytes) -> Event:
+        event = answers.read_event(payload)
+        said = event.id or event.request_id or ""
+        if answers.names_another(said, stream.order_id):
+            raise InstanceError(f"an event for {stream.order_id} is of {said[:80]!r}, another's")
+        return event
+
+    def _learn(self, event: Event, choice: EventChoice | None) -> None:
+        """What the first event says of the response, all later ones say, whoever makes them."""
+        if self._envelope is None:
+            said = dialects.envelope(self.call.endpoint, "event")
+            for name in said:
+                value = getattr(event, name)
+                if value is not None:
+                    said[name] = value
+            self._envelope = said
+        if not self._prompt_ids:
+            self._prompt_ids = event.prompt_ids or (b"" if choice is None else choice.prompt_ids)
+
+    def _count_choice(self, stream: Stream, choice: EventChoice, ids: bytes) -> None:
+        if ids:
+            stream.ids += ids + b","
+        elif choice.speaks:
+            stream.events += 1
 
     def _read_up(self, stream: Stream) -> None:
         """Count what was passed on: many events together cost little more than one."""
@@ -182,33 +331,48 @@ class Streamed:
     def _count(self, stream: Stream, data: bytes) -> None:
         found = data.count(b'"token_ids"')
         if not found:
-            stream.events += data.count(b"data: {")
-        elif data.count(_IDS_AS_VLLM) == found:
+            stream.events += data.count(b"data:")
+            return
+        ids = bytearray()
+        if data.count(_IDS_AS_VLLM) == found:
             for rest in data.split(_IDS_AS_VLLM)[1:]:
-                ids, closed, _ = rest.partition(b"]")
-                if ids and closed:
-                    stream.ids += ids + b","
+                some, closed, _ = rest.partition(b"]")
+                if some and closed:
+                    ids += some + b","
         else:
-            for ids in _IDS.findall(data):
-                if ids:
-                    stream.ids += ids + b","
-        if not self._id:
-            self._id = (_ID.search(data) or [b"", b""])[1]
-        if self._prompt_ids is None and b'"prompt_token_ids"' in data:
-            prompt = _PROMPT_IDS.search(data)
-            self._prompt_ids = None if prompt is None else msgspec.json.decode(prompt[1])
+            for some in _IDS.findall(data):
+                if some:
+                    ids += some + b","
+        if ids.translate(None, _ID_BYTES):
+            stream.events += found  # what are no ids is nothing to go on from
+        else:
+            stream.ids += ids
 
-    def _translated(self, event: bytes) -> bytes:
+    def _translated(self, stream: Stream, payload: bytes) -> bytes:
         """An event of a later attempt as the client's own endpoint would have said it."""
-        fields = _decode(event)
-        if self._id:
-            fields["id"] = self._id.decode()
-        if self.call.endpoint == "chat" and fields.get("object") != "chat.completion.chunk":
-            fields["object"] = "chat.completion.chunk"
-            for choice in fields.get("choices", ()):
+        fields = answers.read_object(payload)
+        try:
+            self._translate(stream, fields)
+            return msgspec.json.encode(fields)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InstanceError(f"an event is not understood: {error!r}") from None
+
+    def _translate(self, stream: Stream, fields: dict[str, Any]) -> None:
+        chat = self.call.endpoint == "chat"
+        from_chat = fields.get("object") == "chat.completion.chunk"
+        fields.pop("prompt_token_ids", None)  # with what it goes on from
+        fields |= self._envelope or {}
+        for choice in fields.get("choices") or ():
+            choice.pop("prompt_token_ids", None)
+            if chat and from_chat:
+                (choice.get("delta") or {}).pop("role", None)  # said already
+            elif chat:
                 choice["delta"] = {"content": choice.pop("text", "")}
                 choice["logprobs"] = dialects.chat_logprobs([choice.get("logprobs")])
-        return _event(fields)
+        usage = fields.get("usage")
+        if usage:
+            made = usage.get("completion_tokens", 0) + stream.given
+            usage |= dialects.usage(usage.get("prompt_tokens", 0) - stream.given, made)
 
     def _pass(self, events: bytes) -> None:
         write = self._write
@@ -224,7 +388,7 @@ class Streamed:
         if stream is None:
             return 0
         self._read_up(stream)
-        return stream.tokens if stream.ids else 0
+        return 0 if stream.events else stream.tokens
 
     def partial(self, attempt: int, tokens: int) -> None:
         """The ids stay where they are."""
@@ -241,87 +405,166 @@ class Streamed:
     # -- answering -------------------------------------------------------------------------
 
     def answer(self, sample: Sample) -> None:
-        last = list(self._streams.values())[-1]
-        events = last.held
-        if last.finish == "abort":
-            choice = last.tail["choices"][0]
-            choice |= {"finish_reason": sample.finish, "token_ids": []}
-            choice |= {"text": "", "delta": {}}
-            del choice["delta" if self.call.endpoint == "completions" else "text"]
-            events = [self._translated(_event(last.tail)), DONE]
-        if not events[0].startswith(DONE):
-            events = [with_added(events[0], sample), *events[1:]]
-        self._pass(b"\n\n".join([*events, b""]))
-        self.reply.end()
+        try:
+            events = self._ending(sample)
+            self._pass(b"".join([b"data: %b\n\n" % event for event in events]))
+        except Exception as error:
+            log.exception("a stream could not be ended")
+            self.fail("failed", error)
+        else:
+            self._ended = True
+            self.reply.end()
+
+    def _ending(self, sample: Sample) -> list[bytes]:
+        """The last events; what no instance has said is made here."""
+        said = self._envelope or dialects.envelope(self.call.endpoint, "event")
+        final = usage = b""
+        complete = False
+        for stream in self._streams.values():
+            if stream.final:
+                final, usage, complete = stream.final, stream.usage, stream.done
+        if not final:
+            final = msgspec.json.encode(
+                dialects.last_event(self.call.endpoint, said, sample.finish)
+            )
+        if not (usage or complete) and self._wants_usage():
+            made = sum([segment.tokens for segment in sample.segments])
+            told = {**said, "choices": [], "usage": dialects.usage(self._prompt_tokens(), made)}
+            usage = msgspec.json.encode(told)
+        events = [with_added(final, sample)]
+        if usage:
+            events.append(usage)
+        return [*events, DONE]
+
+    def _wants_usage(self) -> bool:
+        if b"include_usage" not in self.call.body:
+            return False
+        options = answers.read_object(self.call.body).get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def _prompt_tokens(self) -> int:
+        """0 of a text whose tokens no instance has told."""
+        ids = self.call.prompt if are_token_ids(self.call.prompt) else self._prompt_ids
+        return prompt_tokens(ids) if ids else 0
 
     def fail(self, reason: str, error: Exception | None) -> None:
-        if reason == "withdrawn":
+        if reason == "withdrawn" or self._ended:
             return
-        status = error.status if isinstance(error, RequestRejected) else 502
-        text = f"no instance could answer: {error}"
-        body = getattr(error, "body", b"") or error_body(status, text)
-        if self._write is not None:
-            # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
-            self._write(b"data: " + body + b"\n\n")
-            self.reply.end()
-        else:
+        self._ended = True
+        status, body = failure(error)
+        write = self._write
+        if write is None:
             self.reply.answer(status, [JSON], body)
+            return
+        # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
+        try:
+            write(b"data: %b\n\n" % body)
+        finally:
+            self.reply.end()
 
 
 class Receiver:
-    """Hands an exchange's bytes to its stream."""
+    """Hands an exchange's bytes to its stream, to the end; it is the attempt that the driver holds.
 
-    __slots__ = ("_error_body", "_over", "_owner", "_resumed", "_status", "_stream")
+    What comes after the end is nobody's.
+    """
 
-    def __init__(self, owner: Streamed, stream: Stream, over: Over, *, resumed: bool) -> None:
+    __slots__ = ("_error", "_over", "_owner", "_status", "_stream", "passing")
+
+    def __init__(self, owner: Streamed, stream: Stream, over: Over) -> None:
         self._owner = owner
         self._stream = stream
-        self._over = over
-        self._resumed = resumed
+        self._over: Over | None = over
         self._status = 0
-        self._error_body = b""
+        self._error = b""
+        self.passing: Passing | None = None
+
+    def cancel(self) -> None:
+        self._let_go()
+        if self.passing is not None:
+            self.passing.cancel()
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._status = status
+        if self._over is not None:
+            self._status = status
 
     def on_data(self, data: bytes) -> None:
         if self._status != 200:
-            self._error_body += data
+            self._receive_error(data)
             return
         try:
-            self._owner.receive(self._stream, data, resumed=self._resumed)
-        except RequestRejected as error:
-            self.on_error(error)
-        except (InstanceError, msgspec.DecodeError) as error:
-            self.on_error(InstanceError(f"the stream broke off: {error}"))
+            done = self._owner.receive(self._stream, data)
+        except Exception as error:
+            self._break_off(error)
+        else:
+            if done:
+                self._complete()
 
     def on_end(self) -> None:
-        try:
-            if self._status != 200:
-                raise refuse(self._status, self._error_body)
-            outcome = self._owner.outcome(self._stream)
-        except Exception as error:
-            self._over(error)
-        else:
-            self._owner.reply.in_turn(self._over, outcome)
+        if self._status == 200:
+            self._complete()
+        elif self._over is not None:
+            self._fail(refuse(self._status, self._error))
 
     def on_error(self, error: Exception) -> None:
-        self._over(error)
+        if self._status == 200 and self._stream.finish:
+            self._complete()  # only what we can say ourselves is missing
+        else:
+            self._fail(error)
+
+    def _receive_error(self, data: bytes) -> None:
+        if self._over is None:
+            return
+        self._error += data
+        if len(self._error) > _LONGEST_ERROR:
+            self._fail(
+                InstanceError(f"status {self._status}, and more than {_LONGEST_ERROR} bytes")
+            )
+
+    def _break_off(self, error: Exception) -> None:
+        """What the stream brought last cannot be used."""
+        if isinstance(error, InstanceError):
+            if self._stream.finish:
+                self._complete()
+                self.cancel()
+                return
+            error = InstanceError(f"the stream broke off: {error}")
+        self._fail(error)
+
+    def _complete(self) -> None:
+        over = self._let_go()
+        if over is None:
+            return
+        try:
+            outcome = self._owner.outcome(self._stream)
+        except Exception as error:
+            over(error)
+        else:
+            self._owner.reply.in_turn(over, outcome)
+
+    def _fail(self, error: Exception) -> None:
+        over = self._let_go()
+        if over is not None:
+            over(error)
+
+    def _let_go(self) -> Over | None:
+        over, self._over = self._over, None
+        self._status = 0
+        return over
 
 
-def _go_on(data: bytes) -> bool:
-    """Whether these are whole events none of which ends its stream, as vLLM writes them."""
+def _finish_of(stream: Stream) -> Any:
+    """In the scheduler's words."""
+    return stream.finish if stream.finish in ("abort", "length") else "stop"
+
+
+def _go_on(data: bytes, opening: bytes) -> bool:
+    """Whether these are whole events of this stream none of which ends it, as vLLM writes them."""
     if data.find(_NEWLINE) == len(data) - 2:  # a single one, as most packets bring
-        return data[-1] == _NEWLINE and data.rfind(_GOES_ON) > 0
-    return data.endswith(b"\n\n") and data.count(_GOES_ON) == data.count(b"\n\n")
-
-
-def _event(fields: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(fields)
-
-
-def _decode(event: bytes) -> dict[str, Any]:
-    fields = msgspec.json.decode(event.removeprefix(b"data:"))
-    if not isinstance(fields, dict):
-        raise InstanceError("an event is not a JSON object")
-    return fields
+        return data[-1] == _NEWLINE and data.rfind(_GOES_ON) > 0 and data.startswith(opening)
+    events = data.count(b"\n\n")
+    return (
+        data.endswith(b"\n\n")
+        and data.startswith(opening)
+        and data.count(_GOES_ON) == data.count(opening) == events
+    )

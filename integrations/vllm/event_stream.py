@@ -1,4 +1,4 @@
-"""Server-sent events as vLLM writes them: `data: ...` lines, apart by empty lines."""
+"""Server-sent events: `data: ...` lines, apart by empty lines, that come cut anywhere."""
 
 from __future__ import annotations
 
@@ -6,26 +6,67 @@ from collections.abc import Iterator
 
 from rollout_sched.live.ports import InstanceError
 
-LONGEST_LINE = 16 * 2**20  # bytes; a chunk of a thousand tokens with log-probs has 0.2 MiB
+#: Bytes of one event; a chunk of a thousand tokens with log-probs has 0.2 MiB.
+LONGEST_EVENT = 64 * 2**20
+
+DONE = b"[DONE]"
+
+
+class WholeEvents:
+    """Holds the event that is not complete yet; every byte is looked at once."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        self._after_cr = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The events that are complete now, each with its empty line, all line ends "\\n".
+
+        Raises InstanceError for an event that does not end.
+        """
+        data = self._with_newlines(data)
+        rest = self.rest
+        known = max(0, len(rest) - 1)  # its last byte may be the first of the two that end an event
+        rest += data
+        end = rest.rfind(b"\n\n", known) + 2
+        whole = b""
+        if end >= 2:
+            whole = bytes(rest[:end])
+            del rest[:end]
+        if len(rest) > LONGEST_EVENT:
+            raise InstanceError(f"it streamed an event of more than {LONGEST_EVENT} bytes")
+        return whole
+
+    def _with_newlines(self, data: bytes) -> bytes:
+        """CRLF and CR end lines too; in JSON they stand nowhere else."""
+        if self._after_cr:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return data
+
+
+def payload_of(event: bytes) -> bytes:
+    """The data of an event, on one line; b"" of one that has none, as a comment."""
+    if b"\n" not in event:
+        return event[5:].strip() if event.startswith(b"data:") else b""
+    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b" ".join(lines)  # between two lines of JSON there is nothing but white space
 
 
 class EventStream:
-    """Takes bytes as they come, gives the payloads of whole events; `[DONE]` is left out."""
+    """Takes bytes as they come, gives the payloads of whole events, up to `[DONE]`."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._events = WholeEvents()
+        self._done = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Raises InstanceError for a line that does not end."""
-        self._rest += data
-        if b"\n" not in data:
-            if len(self._rest) > LONGEST_LINE:
-                raise InstanceError(f"it streamed a line of more than {LONGEST_LINE} bytes")
-            return
-        *lines, rest = bytes(self._rest).split(b"\n")
-        self._rest = bytearray(rest)
-        for line in lines:
-            if line.startswith(b"data:"):
-                payload = line[5:].strip()
-                if payload != b"[DONE]":
-                    yield payload
+        """Raises InstanceError for an event that does not end."""
+        for event in self._events.feed(data).split(b"\n\n"):
+            payload = payload_of(event)
+            self._done = self._done or payload == DONE
+            if payload and not self._done:
+                yield payload

@@ -3,6 +3,9 @@
 silent         accepts the request and never answers
 garbage        answers 200 with something that is no JSON
 twice          answers, and then sends the answer once more
+another        answers under the id of another request
+unfinished     closes the connection when all of the answer is there but for its end: a stream's
+               [DONE], the last bytes of a whole one
 wrong_version  answers with another version than it has
 reset          closes the connection instead of answering
 cut            closes the connection in the middle of the answer
@@ -23,6 +26,8 @@ Kind = Literal[
     "silent",
     "garbage",
     "twice",
+    "another",
+    "unfinished",
     "wrong_version",
     "reset",
     "cut",

@@ -27,6 +27,8 @@ async def serve(
     if request.content_type != "application/json":
         raise Refusal(400, "Unsupported Media Type: Only 'application/json' is allowed")
     asked = dialect.parse(await request.read(), request.headers, limits)
+    if fault == "another":
+        asked.id = _next_id(asked.id)
     answering = _Answering(request, dialect, engine, asked, fault)
     return await (answering.stream() if asked.stream else answering.whole())
 
@@ -56,7 +58,9 @@ class _Answering:
         answer = self.dialect.whole(self.asked, pieces, usage(self.asked, made))
         body = msgspec.json.encode(answer)
         if self.fault == "cut":
-            return await self._cut(body)
+            return await self._cut(body, len(body) // 2)
+        if self.fault == "unfinished":
+            return await self._cut(body, len(body) - 2)
         response = web.Response(body=body, content_type="application/json")
         if self.fault == "twice":
             await response.prepare(self.request)
@@ -64,11 +68,11 @@ class _Answering:
             _repeat(self.request, body)
         return response
 
-    async def _cut(self, body: bytes) -> web.StreamResponse:
+    async def _cut(self, body: bytes, sent: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(body)
         await response.prepare(self.request)
-        await response.write(body[: len(body) // 2])
+        await response.write(body[:sent])
         return hang_up(self.request, response)
 
     # -- streamed --------------------------------------------------------------------------
@@ -99,6 +103,8 @@ class _Answering:
             if self.asked.include_usage:
                 told = self.dialect.usage_chunk(self.asked, usage(self.asked, made))
                 await self._send(response, [told])
+            if self.fault == "unfinished":
+                return hang_up(self.request, response)
             await response.write(_DONE)
         finally:
             for run in runs:
@@ -188,6 +194,12 @@ class _News:
     def seen(self, index: int) -> bool:
         """Whether something of that choice was taken before the last look."""
         return index in self._seen
+
+
+def _next_id(answer_id: str) -> str:
+    """The id that ends with the next number, as of a request that came just after this one."""
+    name = answer_id.rstrip("0123456789")
+    return f"{name}{int(answer_id[len(name) :] or 0) + 1}"
 
 
 def hang_up(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:

@@ -175,6 +175,68 @@ def test_a_client_is_told_that_its_stream_cannot_be_true(tmp_path: Path) -> None
     assert any("more after its end" in reason for reason in reasons(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["generate", "completions, streamed"])
+def test_answers_under_anothers_id_are_not_passed_on(tmp_path: Path, name: str) -> None:
+    async def scene() -> None:
+        async with house(tmp_path) as the:
+            the.strike(0, "another", times=3)
+            await WAYS[name].ask(the)
+            assert not the.driver.scheduler.requests
+            assert the.anomalies == {}
+
+    run(scene())
+    assert [reason for reason in reasons(tmp_path) if "another's" in reason]
+
+
+def test_answers_that_lack_their_last_bytes(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with house(tmp_path) as the:
+            the.strike(0, "unfinished", times=3)
+            await WAYS["generate"].ask(the)
+            assert not the.driver.scheduler.requests
+
+    run(scene())
+    assert len(reasons(tmp_path)) >= 3
+
+
+def test_streams_that_lack_only_their_done_are_whole(tmp_path: Path) -> None:
+    """Clients waited for it for ever."""
+
+    async def scene() -> None:
+        async with house(tmp_path) as the:
+            the.strike(0, "unfinished")
+            the.strike(1, "unfinished")
+            await WAYS["completions, streamed"].ask(the)
+            assert not the.driver.scheduler.requests
+
+    run(scene())
+    assert not reasons(tmp_path)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_clients_that_set_no_limit_are_answered_when_an_instance_dies(
+    tmp_path: Path, samples: int
+) -> None:
+    """It may have made all its tokens, and then nobody is left to say so."""
+
+    async def scene() -> None:
+        async with house(tmp_path) as the, aiohttp.ClientSession(the.url) as session:
+            asked = {"prompt": PROMPTS[0], "max_tokens": None, "stream": True, "n": samples}
+            asked["vllm_xargs"] = {"fake_response_tokens": 200}
+
+            async def ask() -> bytes:
+                async with session.post("/v1/completions", json=asked) as answer:
+                    return await answer.read()
+
+            asking = [asyncio.create_task(ask()) for _ in range(8)]
+            await the.until_streamed(0)
+            await the.servers[0].close()
+            for said in await asyncio.gather(*asking):
+                assert said.endswith(b"data: [DONE]\n\n") or b'"error"' in said
+
+    run(scene())
+
+
 @pytest.mark.parametrize("name", ["trainer", "trainer, streamed", "generate"])
 def test_answers_of_another_version(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str

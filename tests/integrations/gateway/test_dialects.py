@@ -9,56 +9,31 @@ import pytest
 
 from rollout_sched.integrations.gateway import dialects
 from rollout_sched.integrations.gateway.dialects import Part
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import AnswerUntrue
 from tests.integrations.gateway.scripted import completion
 
-DECOY = 'a text: "finish_reason":"abort", "completion_tokens": 99'
+
+def test_an_answer_without_its_tokens_is_nothing_to_go_on_from() -> None:
+    assert dialects.part_of("completions", {"choices": [{"token_ids": None}]}) is None
 
 
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-def test_finish_and_tokens_are_found_whatever_the_text_says(separators: tuple[str, str]) -> None:
-    answer = completion([1, 2, 3], "length")
-    answer["choices"][0]["text"] = DECOY
-    body = json.dumps(answer, separators=separators).encode()
-    assert dialects.finish_of(body) == "length"
-    assert dialects.tokens_of(body) == 3
-
-
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"choices":[{"finish_reason":null}]}'])
-def test_an_answer_without_an_end_is_no_answer(body: bytes) -> None:
-    with pytest.raises(InstanceError):
-        dialects.finish_of(body)
-    with pytest.raises(InstanceError):
-        dialects.tokens_of(body)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices":[]}', b'{"choices":[1]}'])
-def test_what_is_no_answer_is_not_decoded(body: bytes) -> None:
-    with pytest.raises(InstanceError):
-        dialects.decode(body)
-
-
-@pytest.mark.parametrize("ids", [None, "1,2", [1, "2"], [1.5], [True]])
-def test_token_ids_that_are_none(ids: Any) -> None:
-    assert dialects.part_of({"choices": [{"token_ids": ids}]}) is None
-
-
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize(
-    ("spans", "read"),
+    "lie",
     [
-        ([{"version": "3", "start": 0, "end": 4}], ((3, 4),)),
-        (
-            [{"version": "3", "start": 0, "end": 4}, {"version": "4", "start": 4, "end": 5}],
-            ((3, 4), (4, 1)),
-        ),
-        ([{"version": "default", "start": 0, "end": 4}], ()),
-        ([{"start": 0}], ()),
-        (None, ()),
-        ([], ()),
+        {"logprobs": {"tokens": 7, "token_logprobs": [1]}},
+        {"logprobs": [7]},
+        {"logprobs": "x"},
+        {"prompt_token_ids": ["x"]},
+        {"text": ["x"]},
     ],
 )
-def test_spans(spans: Any, read: Any) -> None:
-    assert dialects.spans_of({"choices": [{"weight_versions": spans}]}) == read
+def test_what_cannot_be_joined_is_no_part(endpoint: Any, lie: dict[str, Any]) -> None:
+    """It would be found out when nobody can make it elsewhere any more."""
+    answer = completion([4], "abort")
+    answer["choices"][0] |= lie
+    with pytest.raises(AnswerUntrue):
+        dialects.part_of(endpoint, answer)
 
 
 def test_a_chat_goes_on_without_what_only_chat_knows() -> None:
@@ -97,3 +72,26 @@ def test_joined_usage_counts_the_whole() -> None:
     assert joined["usage"]["total_tokens"] == 6
     assert joined["choices"][0]["finish_reason"] == "length"
     assert joined["choices"][0]["text"] == "w4 w5 w6 "
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
+def test_a_response_of_which_nobody_has_said_anything(endpoint: Any) -> None:
+    joined = dialects.join(endpoint, [], None, "length")
+    (choice,) = joined["choices"]
+    assert (choice["finish_reason"], choice["token_ids"]) == ("length", [])
+    assert joined["usage"]["total_tokens"] == 0
+
+
+def test_the_last_answer_may_not_know_why_the_whole_ended() -> None:
+    for said, finish, told in [
+        ("abort", "length", "length"),
+        ("length", "stop", "stop"),
+        ("tool_calls", "stop", "tool_calls"),
+    ]:
+        joined = dialects.join("completions", [Part([4])], completion([4], said), finish)
+        assert joined["choices"][0]["finish_reason"] == told
+
+
+def test_a_chat_keeps_its_id() -> None:
+    last = {**completion([4], "abort"), "id": "chatcmpl-1"}
+    assert dialects.join("chat", [Part([4])], last, "stop")["id"] == "chatcmpl-1"

@@ -545,7 +545,8 @@ class TestStreams:
                 await instance.event(0, chunk([4]), end=True)
                 events = await call.events()
                 assert events[0]["choices"][0]["text"] == "w4 "
-                assert events[1:] == [b"[DONE]"]
+                assert events[1]["choices"][0]["finish_reason"] == "stop"
+                assert events[2:] == [b"[DONE]"]
                 stage.settled()
 
         run(scene())

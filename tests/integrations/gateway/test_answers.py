@@ -1,0 +1,204 @@
+"""Answers are believed as a whole or not at all; whose they are is in their id."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.integrations.gateway.answers import (
+    names_another,
+    read_answer,
+    read_event,
+    read_object,
+)
+from rollout_sched.live.ports import AnswerUntrue, InstanceError
+from tests.integrations.gateway.scripted import chunk, completion
+
+DECOY = 'a text: "finish_reason":"abort", "completion_tokens": 99'
+
+
+def told(**changes: Any) -> bytes:
+    """An answer of two tokens with fields of it, its choice or its usage changed."""
+    answer = completion([1, 2])
+    (choice,), usage = answer["choices"], answer["usage"]
+    for name, value in changes.items():
+        holder = answer if name in answer else usage if name in usage else choice
+        holder[name] = value
+    return json.dumps(answer).encode()
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_finish_and_tokens_are_found_whatever_the_text_says(separators: tuple[str, str]) -> None:
+    answer = completion([1, 2, 3], "length")
+    answer["choices"][0]["text"] = DECOY
+    whole = read_answer(json.dumps(answer, separators=separators).encode(), "completions")
+    assert (whole.tokens, whole.finish, whole.spans, whole.id) == (3, "length", (), "cmpl-1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        told()[:-1],
+        told() + b"}",
+        told(text="?").replace(b'"?"', b'"\xff"'),
+        told(object="?").replace(b'"?"', b'"\xff"'),
+        told(object="?").replace(b'"?"', b"[" * 100_000 + b"]" * 100_000),
+        told(choices=[]),
+        told(choices=None),
+        told(choices=[1]),
+        told(choices=[{"finish_reason": "stop", "text": ""}] * 2),
+        told(finish_reason=None),
+        told(finish_reason=7),
+        told(finish_reason="error"),
+        told(text=None),
+        told(text=7),
+        told(usage=None),
+        told(completion_tokens=None),
+        told(completion_tokens=-2),
+        told(completion_tokens=2.5),
+        told(completion_tokens="2"),
+        told(completion_tokens=3),
+        told(token_ids=[1]),
+        told(token_ids=["1", "2"]),
+        told(token_ids=[1.0, 2.0]),
+        told(token_ids=[[1], 2]),
+        told(token_ids={"1": 2}),
+        told(token_ids=[True, 2]),
+        told(id=7),
+    ],
+    ids=lambda body: f"{body[-40:]!r}" if len(body) < 1000 else "deep",
+)
+def test_what_is_not_whole_is_no_answer(body: bytes) -> None:
+    with pytest.raises(InstanceError):
+        read_answer(body, "completions")
+
+
+def test_other_writing_and_other_alphabets_are_as_good() -> None:
+    spaced = told(text="½ 字").replace(b"[1, 2]", b"[ 1 ,\n 2 ]")
+    assert read_answer(spaced, "completions").tokens == 2
+    raw = json.dumps(completion([1, 2]), ensure_ascii=False).replace("w1", "字").encode()
+    assert read_answer(raw, "completions").tokens == 2
+    assert read_answer(told(token_ids=[], completion_tokens=0), "completions").tokens == 0
+    assert read_answer(told(token_ids=None), "completions").tokens == 2
+
+
+def test_each_endpoint_has_its_shape() -> None:
+    chat = told(message={"role": "assistant", "content": None, "tool_calls": [{}]})
+    assert read_answer(chat, "chat").tokens == 2
+    assert read_answer(told(), "generate").tokens == 2
+    with pytest.raises(AnswerUntrue, match="'message' is missing"):
+        read_answer(told(), "chat")
+    with pytest.raises(AnswerUntrue, match="'token_ids' is missing"):
+        read_answer(told(token_ids=None), "generate")
+
+
+@pytest.mark.parametrize(
+    ("spans", "read"),
+    [
+        ([{"version": "3", "start": 0, "end": 2}], ((3, 2),)),
+        (
+            [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+            ((3, 1), (4, 1)),
+        ),
+        ([{"version": "default", "start": 0, "end": 2}], ()),
+        (None, ()),
+        ([], ()),
+    ],
+)
+def test_spans(spans: Any, read: Any) -> None:
+    assert read_answer(told(weight_versions=spans), "generate").spans == read
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"version": "3", "start": 0, "end": 3}],
+        [{"version": "3", "start": 1, "end": 2}],
+        [{"version": 3, "start": 0, "end": 2}],
+        [{"start": 0}],
+        "3",
+    ],
+)
+def test_spans_that_do_not_cover_the_tokens_cannot_be_true(spans: Any) -> None:
+    """By the same rule as the trainer's answers."""
+    with pytest.raises(AnswerUntrue):
+        read_answer(told(weight_versions=spans), "generate")
+
+
+@pytest.mark.parametrize(
+    ("said", "another"),
+    [
+        ("cmpl-ab12cd34-17", False),
+        ("cmpl-ab12cd34-17-0", False),
+        ("cmpl-ab12cd34-18", True),
+        ("cmpl-ab12cd34-170", True),
+        ("cmpl-ab12cd34-1", True),
+        ("generate-tokens-mine-ab12cd34-17", False),
+        ("generate-tokens-mine-ab12cd34-3", True),
+        ("cmpl-cmpl-ab12cd34-3-ab12cd34-17", False),  # named after an earlier answer of ours
+        ("cmpl-0123456789abcdef", False),
+        ("cmpl-ffffffff-18", False),
+        ("", False),
+    ],
+)
+def test_an_id_names_our_order_or_another(said: str, another: bool) -> None:
+    assert names_another(said, "ab12cd34-17") is another
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"",
+        b"7",
+        b"[]",
+        b"null",
+        b'{"choices":',
+        b'{"choices":{}}',
+        b'{"choices":[null]}',
+        b'{"choices":[{"finish_reason":1}]}',
+        b'{"choices":[{"finish_reason":"error"}]}',
+        b'{"choices":[{},{}]}',
+        b'{"choices":[{"text":[]}]}',
+        b'{"choices":[{"delta":"x"}]}',
+        b'{"usage":7}',
+        b'{"usage":{"prompt_tokens":"x"}}',
+        b'{"id":7}',
+        b'{"x":"\xff"}',
+        b'{ "error" : { "message" : "it died" } }',
+        b'{"id":"a","error":"it died"}',
+    ],
+)
+def test_what_is_no_event(event: bytes) -> None:
+    with pytest.raises(InstanceError):
+        read_event(event)
+
+
+@pytest.mark.parametrize("ids", [["1"], [1.5], 7, "1,2", [[1]], [-1]])
+def test_token_ids_that_are_none(ids: Any) -> None:
+    event = {"choices": [{"token_ids": ids, "finish_reason": None}]}
+    (choice,) = read_event(msgspec.json.encode(event)).choices or ()
+    with pytest.raises(InstanceError):
+        print(choice.ids)
+
+
+def test_what_an_event_brings() -> None:
+    (choice,) = read_event(json.dumps(chunk([4, 5])).encode()).choices or ()
+    assert (choice.ids, choice.speaks, choice.finish_reason) == (b"4,5", True, None)
+    opening = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "error": None}
+    (choice,) = read_event(json.dumps(opening).encode()).choices or ()
+    assert (choice.ids, choice.speaks) == (b"", False)
+    for nothing in (b'{"choices":null}', b'{"choices":[]}', b"{}"):
+        assert not read_event(nothing).choices
+
+
+def test_only_an_object_is_an_object() -> None:
+    assert read_object(b'{"a":1}') == {"a": 1}
+    for other in (b"", b"[]", b"7", b'{"a":"\xff"}'):
+        with pytest.raises(AnswerUntrue):
+            read_object(other)

@@ -1,0 +1,155 @@
+"""Whatever raises on an answer's way, wherever: the call is answered once, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_sched.integrations.gateway import answers, dialects, fanout, forwarded, streamed
+from rollout_sched.integrations.gateway.envelope import Endpoint
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
+from tests.integrations.gateway.scripted import Call, Instance, compact, completion
+from tests.integrations.gateway.test_front import PARTIAL, Stage, run
+from tests.integrations.gateway.test_streamed import TARGETS, asked_of, said_of
+
+pytestmark = pytest.mark.skipif(
+    not streamed.__file__.endswith(".py"), reason="nothing of compiled classes can be replaced"
+)
+
+WHOLE = [
+    (forwarded.Forwarded, "outcome"),
+    (forwarded.Forwarded, "keep"),
+    (forwarded.Forwarded, "drop"),
+    (forwarded.Forwarded, "_body"),
+    (forwarded.Forwarded, "_strip"),
+    (answers, "read_answer"),
+    (answers, "read_object"),
+    (dialects, "part_of"),
+    (dialects, "join"),
+    (fanout.Fanout, "_joined"),
+    (fanout.Fanout, "_usage"),
+]
+STREAMS = [
+    (streamed.Streamed, "_question"),
+    (streamed.Streamed, "receive"),
+    (streamed.Streamed, "_pass_unread"),
+    (streamed.Streamed, "_pass"),
+    (streamed.Streamed, "_one"),
+    (streamed.Streamed, "_end"),
+    (streamed.Streamed, "_one_after_the_end"),
+    (streamed.Streamed, "_believed"),
+    (streamed.Streamed, "_learn"),
+    (streamed.Streamed, "_count_choice"),
+    (streamed.Streamed, "_count"),
+    (streamed.Streamed, "_translate"),
+    (streamed.Streamed, "outcome"),
+    (streamed.Streamed, "streamed"),
+    (streamed.Streamed, "keep"),
+    (streamed.Streamed, "drop"),
+    (streamed.Streamed, "_ending"),
+    (answers, "read_event"),
+    (answers, "read_object"),
+    (fanout.Fanout, "write"),
+    (fanout.Fanout, "_usage"),
+]
+ERRORS = [
+    RuntimeError("boom"),
+    AnswerUntrue("boom"),
+    RequestRejected("boom", 502),
+]
+
+
+class Willing(Instance):
+    """An instance that answers whatever it is asked, and cuts every other stream off."""
+
+    async def serve(self, endpoint: Endpoint) -> None:
+        number = 0
+        while True:
+            asked = await self.asked(number) if number < 100 else None
+            assert asked is not None, "asked for ever"
+            receiver = asked.receiver
+            receiver.on_head(200, [])
+            for data in said(endpoint, asked.target, asked.body):
+                receiver.on_data(data)
+                await asyncio.sleep(0)
+            if number % 2 and asked.body.get("stream"):
+                receiver.on_error(InstanceError("reset"))
+            else:
+                receiver.on_end()
+            number += 1
+            while len(self.pool.asked) <= number:
+                await asyncio.sleep(0.001)
+
+
+def said(endpoint: Endpoint, target: str, body: dict[str, Any]) -> list[bytes]:
+    spoken: Endpoint = "completions" if target == TARGETS["completions"] else endpoint
+    if not body.get("stream"):
+        answer = completion([4, 5], prompt=[1, 2, 3])
+        answer["choices"][0]["message"] = {"content": "w4 w5 "}
+        return [compact(answer)]
+    usage = {**said_of(spoken, []), "choices": [], "usage": {"completion_tokens": 4}}
+    events = [said_of(spoken, [4]), said_of(spoken, [5]), said_of(spoken, [6])]
+    told = [b"data: %b\n\n" % compact(event) for event in events]
+    last = b"data: %b\n\n" % compact(said_of(spoken, [7], "stop"))
+    return [*told, told[0] + told[1], last, b"data: %b\n\n" % compact(usage), b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("endpoint", TARGETS)
+@pytest.mark.parametrize(
+    ("stream", "place", "name"),
+    [(False, *at) for at in WHOLE] + [(True, *at) for at in STREAMS],
+    ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
+)
+def test_whatever_raises(
+    stream: bool,
+    place: Any,
+    name: str,
+    endpoint: Endpoint,
+    samples: int,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any, **named: Any) -> Any:
+        raise error
+
+    async def scene() -> None:
+        instances = [Willing("i0"), Willing("i1")]
+        async with Stage(*instances, interruption=PARTIAL) as stage:
+            stage.scheduler.max_failures = 2
+            stage.scheduler.backoff.first_s = 0.001
+            serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
+            monkeypatch.setattr(place, name, fail)
+            call = stage.call(body(endpoint, stream, samples), TARGETS[endpoint])
+            async with asyncio.timeout(4):
+                await call.over.wait()
+            assert_ended(call)
+            while stage.driver._payloads:
+                await asyncio.sleep(0.001)
+            monkeypatch.undo()
+            for task in serving:
+                task.cancel()
+            stage.settled()
+
+    run(scene())
+
+
+def body(endpoint: Endpoint, stream: bool, samples: int) -> dict[str, Any]:
+    asked = asked_of(endpoint, 9, stream_options={"include_usage": True})
+    if not stream:
+        del asked["stream"], asked["stream_options"]
+    (asked["sampling_params"] if endpoint == "generate" else asked)["n"] = samples
+    return asked
+
+
+def assert_ended(call: Call) -> None:
+    """Well, or with an error; never something between the two."""
+    if call.answer_headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+        assert call.status == 200
+        assert (b'"error"' in call.data) != call.data.endswith(b"data: [DONE]\n\n")
+    else:
+        assert call.status == 200 or call.status >= 500
+        assert (b'"error"' in call.data) == (call.status >= 500)
