@@ -86,11 +86,20 @@ def check_growth(target: Target, data: bytes, start: int, end: int) -> None:
         times = _cpu_s(target, large)
         if times < NOISE_S:
             return
-        few = min(_cpu_s(target, small) for _ in range(3))
+        few = _often(target, small)
         many = min(times, _cpu_s(target, large))
     if many > NOISE_S and many > MOST_TIMES * few:
         told = f"{few:.4f} s for {len(small)} bytes, {many:.4f} s for {len(large)}"
         raise Broken("what an input costs grows with its length, not with the square", told)
+
+
+def _often(target: Target, data: bytes) -> float:
+    """CPU seconds of one time, of as many as the clock's coarse ticks can measure."""
+    start, times = time.process_time(), 0
+    while (spent := time.process_time() - start) < NOISE_S or times < 3:
+        target.spend(data)
+        times += 1
+    return spent / times
 
 
 def _cpu_s(target: Target, data: bytes) -> float:
