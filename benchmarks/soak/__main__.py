@@ -10,10 +10,13 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 
 import uvloop
 
+from benchmarks.live.machine import instant
 from benchmarks.live.processes import Processes
+from benchmarks.soak.hostile import ATTACKS
 from benchmarks.soak.load import Load
 from benchmarks.soak.verdict import Finding, Seen, findings
 from benchmarks.soak.world import FAULT_SHARE, World
@@ -36,28 +39,40 @@ def main() -> int:
     option("--seconds", type=float, help="as many requests as the rate makes of it")
     option("--rate", type=float, default=RATE, help="calls a second; default: %(default)g")
     option("--seed", type=int, default=1, help="of what is asked, and when; default: %(default)s")
+    option("--attack", choices=ATTACKS, action="append", help="only this one; repeatable")
     options = parser.parse_args()
     requests = int(options.seconds * options.rate) if options.seconds else options.requests
     print(f"{requests} calls, {options.rate:g} a second, seed {options.seed}", flush=True)
-    found = soak(requests, options.rate, options.seed)
+    found = soak(requests, options.rate, options.seed, options.attack)
     for finding in found:
         print(finding)
     return 0 if all(finding.holds for finding in found) else 1
 
 
-def soak(requests: int, rate: float, seed: int) -> list[Finding]:
+def soak(
+    requests: int, rate: float, seed: int, attacks: Sequence[str] | None = None
+) -> list[Finding]:
     """Start everything, send the calls, look at what is left, stop everything."""
     with Processes() as processes:
         world = World(processes)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seen = runner.run(_soak(world, requests, rate, seed))
+            before = instant(processes.sessions)
+            seen = runner.run(_soak(world, requests, rate, seed, attacks or list(ATTACKS)))
+            after = instant(processes.sessions)
+        print(
+            f"the machine was {before.busy_share(after):.0%} busy, others took "
+            f"{before.foreign_share(after):.0%} of it",
+            flush=True,
+        )
         if tracebacks := world.tracebacks():
             print(f"the gateway logged {tracebacks} tracebacks", flush=True)
         return findings(seen)
 
 
-async def _soak(world: World, requests: int, rate: float, seed: int) -> Seen:
-    load = Load(world.port, seed)
+async def _soak(
+    world: World, requests: int, rate: float, seed: int, attacks: Sequence[str]
+) -> Seen:
+    load = Load(world.port, seed, attacks)
     sampling = asyncio.create_task(_sample(world, load.seen))
     pairs = max(2, round(requests / rate / SLICE_S / 2))
     give_up = 120.0 + 3 * requests / rate

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from benchmarks.soak import hostile, innocents
 from benchmarks.soak.innocents import WrongAnswer
@@ -26,11 +27,12 @@ MOST_OPEN = 2000
 
 
 class Load:
-    """All calls of a soak; `seen` is what came of them."""
+    """All calls of a soak; `seen` is what came of them. `attacks`: the kinds of hostile ones."""
 
-    def __init__(self, port: int, seed: int) -> None:
+    def __init__(self, port: int, seed: int, attacks: Sequence[str]) -> None:
         self.seen = Seen()
         self._port = port
+        self._attacks = attacks
         self._dice = random.Random(seed)
         self._idle: deque[Line] = deque()
         self._number = 0
@@ -92,7 +94,7 @@ class Load:
             line.drop()
 
     async def _hostile(self) -> None:
-        kind = self._dice.choice(list(hostile.ATTACKS))
+        kind = self._dice.choice(self._attacks)
         wanted = hostile.ATTACKS[kind].statuses
         try:
             async with asyncio.timeout(HOSTILE_S):

@@ -16,6 +16,7 @@ from tests.fuzz.json_words import WORDS as JSON_WORDS
 from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
 from tests.fuzz.stage import (
     ENDPOINTS,
+    MOST_ATTEMPTS,
     PROMPT,
     Asked,
     Client,
@@ -127,6 +128,7 @@ class Answers:
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path), says, partial=kind.partial)
         )
+        hold("a call is not tried without end", len(asked) <= MOST_ATTEMPTS, len(asked))
         if client.status == 200:
             self._check_answer(client, kind, body, len(asked))
         else:

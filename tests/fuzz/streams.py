@@ -13,7 +13,16 @@ from rollout_sched.simulators import virtual_loop
 from tests.fuzz.answers import FIRST, Kind, request, says_first
 from tests.fuzz.answers import WORDS as ANSWER_WORDS
 from tests.fuzz.laws import Broken, cuts, hold, packets
-from tests.fuzz.stage import ENDPOINTS, Client, Says, ask, check_error, chunk, read_events
+from tests.fuzz.stage import (
+    ENDPOINTS,
+    MOST_ATTEMPTS,
+    Client,
+    Says,
+    ask,
+    check_error,
+    chunk,
+    read_events,
+)
 
 KINDS = [
     *itertools.product(ENDPOINTS, (False, True), (False, True), (200,), (False,)),
@@ -99,6 +108,7 @@ class Streams:
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path, stream=True), says, partial=kind.partial)
         )
+        hold("a call is not tried without end", len(asked) <= MOST_ATTEMPTS, len(asked))
         if not client.streamed:
             check_error(client, passed_on=400 <= kind.status < 500)
             return client.status
