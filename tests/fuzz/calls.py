@@ -41,6 +41,8 @@ class Calls:
         b"2" + BODIES[5],
         b'3{"prompt":"a","stream":true,"n":2}',
         b'4{"messages":[{"role":"user","content":"a"}],"stream":true}',
+        b'1{"messages":[{"role":"user"}],"stream":true,"return_token_ids":null}',
+        b'1{"messages":[{"role":"user"}],"stream":true,"return_token_ids":false}',
         b'5{"token_ids":[1,2],"stream":true,"sampling_params":{"n":3,"seed":7}}',
         b'2{"token_ids":[1],"sampling_params":{"n":1,"temperature":1e999}}',
         b'0{"prompt":["a","b"],"n":2,"seed":9223372036854775807}',
@@ -64,7 +66,8 @@ class Calls:
         )
         if client.status != 200:
             check_error(client)
-            hold("a refusal is the client's fault", client.status in REFUSALS, bytes(client.data))
+            blamed = client.status in REFUSALS
+            hold(f"a refusal, not a {client.status}", blamed, bytes(client.data))
             hold("what is refused reaches no instance", not asked, (client.data, asked))
             return
         try:

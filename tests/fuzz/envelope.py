@@ -37,6 +37,10 @@ BODIES = (
     b'{"prompt":"a","x":NaN}',
     b'{"prompt":"a","x":"\\ud800"}',
     b'{"prompt":[1 2]}',
+    b'{"prompt":[-2]}',
+    b'{"prompt":[[1e999],[1]]}',
+    b'{"prompt":[{"\xed":1}]}',
+    b'{"prompt":"a","session_id":"\x80"}',
     b'{"prompt":[1,2' + b" " * 2100 + b'3],"n":1}',
 )
 

@@ -76,6 +76,7 @@ class Client:
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\na: b\r\n\r\nHTTP/1.1 200 \r\n\r\nabc",
         b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 204\r\ncontent-length: 0\r\ntransfer-encoding: chunked\r\n\r\n",
         b"HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n",
         b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\na",
         b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nuntil the close",

@@ -98,6 +98,9 @@ class Server:
         b"fffffffffffffff\r\nabc\r\n0\r\n\r\n",
         b"POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
         b"1;" + b"x" * 1100 + b"\r\na\r\n0\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"0\r\ncontent-length: 1\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2;:\r\nab\r\n0\r\n\r\n",
         b"POST /a HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"content-length: 1\r\n\r\na",
     )
 

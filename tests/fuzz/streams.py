@@ -37,6 +37,7 @@ STREAMS = (
     chunk(ONE, [1]) + chunk(ONE, [2]) + chunk(ONE, [], "length") + DONE,
     chunk(ONE, [1]) + chunk(ONE, [2]) + chunk(ONE, [], "abort") + DONE,
     chunk(CHAT, [1]) + chunk(CHAT, [2]) + chunk(CHAT, [], "abort") + DONE,
+    chunk(ONE, [], "abort") + DONE,
     chunk(ONE, [1]) + chunk(ONE, [2]) + DONE,
     chunk(ONE, [1]) + chunk(ONE, [2], "stop"),
     chunk(ONE, [1]) + chunk(ONE, [2]),
@@ -80,7 +81,7 @@ class Streams:
     corpus = tuple(
         b"%c%b" % (FIRST + kind, body)
         for number, body in enumerate(STREAMS)
-        for kind in {0, 2, 3, 13, number % len(KINDS)}
+        for kind in sorted({0, 1, 2, 3, 13, number % len(KINDS)})
     )
 
     def make(self, dice: random.Random) -> bytes:
