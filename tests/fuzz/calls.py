@@ -92,9 +92,8 @@ class Calls:
         own = fields.get("cache_salt")
         salted = isinstance(salt, str) and salt.endswith("v0") and salt.startswith(own or "")
         hold("an instance is told the version's salt", salted, asked.body)
-        rest = {name: value for name, value in sent.items() if name not in ADDED}
-        asked_for = {name: value for name, value in fields.items() if name not in ADDED}
-        hold("an instance is asked what the client asked", _same(rest, asked_for), (sent, fields))
+        same = _same(_asked_for(sent), _asked_for(fields))
+        hold("an instance is asked what the client asked", same, (sent, fields))
         if fields.get("stream") and "generate" not in path:
             hold("a stream brings its token ids", sent.get("return_token_ids") is True, sent)
         lines = asked.header_lines.split(b"\r\n")
@@ -145,6 +144,17 @@ def _one(whole: dict[str, Any], endpoint: str, prompt: Any, number: int) -> dict
     if sampling.get("seed") is not None:
         sampling["seed"] += number
     return one
+
+
+def _asked_for(fields: dict[str, Any]) -> dict[str, Any]:
+    """Less what the gateway adds; that one response is meant may be said or not."""
+    rest = {name: value for name, value in fields.items() if name not in ADDED}
+    if rest.get("n", 1) == 1:
+        rest.pop("n", None)
+    sampling = rest.get("sampling_params")
+    if isinstance(sampling, dict) and sampling.get("n", 1) == 1:
+        rest["sampling_params"] = {key: sampling[key] for key in sampling if key != "n"}
+    return rest
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -131,7 +131,8 @@ class Streams:
             said = read_events(body)
         except Broken:
             return
-        if any("abort" in _ends(event) for event in said):
+        ends = [end for event in said for end in _ends(event)]
+        if "abort" in ends or not ends:  # the gateway says an end where there is none
             return
         for event in [*events, *said]:
             if event is not None:
