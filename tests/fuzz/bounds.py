@@ -21,6 +21,8 @@ CPU_S = 2.0
 #: Bytes that one input may need, and as many times its own length.
 MEMORY = 48 * 2**20
 MEMORY_TIMES = 100
+#: Of the whole process, for compiled code hears of no signal until it returns.
+ADDRESS_SPACE = 8 * 2**30
 
 #: Inputs of these lengths are compared; a cost that grows with the square would be 64 times higher.
 SMALL = 64 * 1024
@@ -44,6 +46,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         fired = True
         raise TookTooLong
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, hard))
     before = signal.signal(signal.SIGPROF, fire)
     signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
     try:
@@ -54,6 +58,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     if fired:
         raise Broken(f"an input takes less than {seconds:g} s")
 

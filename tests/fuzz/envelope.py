@@ -78,7 +78,7 @@ class Envelope:
         if endpoint == "generate":
             sampling = whole.get("sampling_params") or {}
             limit = sampling.get("max_tokens")
-        elif whole.get("max_completion_tokens") is not None:
+        elif endpoint == "chat" and whole.get("max_completion_tokens") is not None:
             limit = whole["max_completion_tokens"]
         if limit is None and endpoint == "completions":
             limit = envelopes.COMPLETIONS_MAX_TOKENS
@@ -88,7 +88,11 @@ class Envelope:
         hold("stream is the body's", ours.stream is bool(whole.get("stream")), whole.get("stream"))
         keep = endpoint == "generate" or bool(whole.get("return_token_ids"))
         hold("return_token_ids is the body's", ours.keep_ids is keep, whole)
-        hold("cache_salt is the body's", same(ours.salt, whole.get("cache_salt")), ours.salt)
+        hold(
+            "cache_salt is the body's",
+            same(ours.salt or None, whole.get("cache_salt") or None),
+            ours.salt,
+        )
         hold("group_id is the body's", ours.group == (whole.get("group_id") or ""), ours.group)
         hold("session_id is the body's", ours.session == (whole.get("session_id") or ""), whole)
 

@@ -114,7 +114,12 @@ class Orders:
 
 
 def _payloads(data: bytes) -> list[bytes]:
-    """Of the whole lines of a stream, read at once."""
-    lines = data.split(b"\n")[:-1]
-    payloads = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-    return [payload for payload in payloads if payload not in (b"", b"[DONE]")]
+    """Of the whole events of a stream up to `[DONE]`, read at once, as the standard has them."""
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    payloads = []
+    for event in lines.split(b"\n\n")[:-1]:
+        told = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        payloads.append(b" ".join(told))
+    if b"[DONE]" in payloads:
+        payloads = payloads[: payloads.index(b"[DONE]")]
+    return [payload for payload in payloads if payload]

@@ -223,15 +223,21 @@ def read_whole(data: bytes) -> dict[str, Any]:
     return dict(told)
 
 
-def read_events(data: bytes) -> list[dict[str, Any] | None]:
-    """The events of a stream; None is `[DONE]`. Broken if they are not server-sent events."""
+def read_events(data: bytes, unread: bytes = b"") -> list[dict[str, Any] | None]:
+    """The events of a stream; None is `[DONE]`. Broken if they are not server-sent events.
+
+    Those that hold `unread` pass unread, so that only their framing is the gateway's.
+    """
     hold("a stream ends with an empty line", data.endswith(b"\n\n"), data[-200:])
     events: list[dict[str, Any] | None] = []
     for event in data[:-2].split(b"\n\n"):
         hold("an event is a line of data", event.startswith(b"data:"), event)
         said = event.removeprefix(b"data:").strip()
         hold("an event is one line", b"\n" not in said and b"\r" not in said, event)
-        events.append(None if said == b"[DONE]" else read_whole(said))
+        if unread and unread in said:
+            events.append({"unread": said})
+        else:
+            events.append(None if said == b"[DONE]" else read_whole(said))
     hold("[DONE] comes last", None not in events[:-1], data[-400:])
     return events
 
