@@ -46,6 +46,7 @@ KINDS = [
     *itertools.product(ENDPOINTS[:1], (True,), (False, True), (400, 404, 500, 204), (False,)),
 ]
 FIRST = ord("A")
+LIMIT = 8  # tokens that the client asks for
 
 ANSWERS = (
     answer(ENDPOINTS[0], [1, 2]),
@@ -91,7 +92,7 @@ def kind_of(data: bytes) -> Kind | None:
 def request(path: str, **more: Any) -> bytes:
     name = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}.get(path, "token_ids")
     prompt: Any = [{"role": "user", "content": "a"}] if name == "messages" else PROMPT
-    return msgspec.json.encode({name: prompt, "max_tokens": 8, "model": "m", **more})
+    return msgspec.json.encode({name: prompt, "max_tokens": LIMIT, "model": "m", **more})
 
 
 class Answers:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from typing import Any
 
 from rollout_sched.simulators import virtual_loop
-from tests.fuzz.answers import FIRST, Kind, request, says_first
+from tests.fuzz.answers import FIRST, LIMIT, Kind, request, says_first
 from tests.fuzz.answers import WORDS as ANSWER_WORDS
 from tests.fuzz.laws import Broken, cuts, hold, packets
 from tests.fuzz.stage import (
@@ -71,6 +72,8 @@ WORDS = (
     *(*ANSWER_WORDS, DONE, b"data: ", b"data:", b"\n\n", b"\r\n", b": ping\n\n", b"event: x\n"),
     *(chunk(ONE, [1]), chunk(ONE, [2], "stop"), chunk(ONE, [], "abort"), b'data: {"error":1}\n\n'),
 )
+
+_IDS = re.compile(rb'"token_ids"\s*:\s*\[([^\]]*)')
 
 
 def kind_of(data: bytes) -> Kind | None:
@@ -139,6 +142,8 @@ class Streams:
         ends = [end for event in said for end in _ends(event)]
         if "abort" in ends or not ends:  # the gateway says an end where there is none
             return
+        if sum(1 + ids.count(b",") for ids in _IDS.findall(body) if ids) > LIMIT:
+            return  # it may be cut there
         told, said = ([event for event in each if event is not None] for each in (events, said))
         for event in told:
             event.pop("rollout_sched", None)
