@@ -9,7 +9,7 @@ COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live clean
+.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live fuzz soak clean
 
 # First what the policies would do, then three of them at work in front of simulated servers.
 demo: $(VENV)/.ready
@@ -54,6 +54,15 @@ bench: $(VENV)/.ready
 # About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+
+# For so many seconds over all targets; SEED=... makes the same inputs again.
+fuzz: $(VENV)/.ready
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
+# A quarter of an hour; `make soak REQUESTS=20000` takes a little more than a minute.
+soak: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.soak $(if $(REQUESTS),--requests $(REQUESTS)) \
+	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

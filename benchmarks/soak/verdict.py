@@ -1,0 +1,124 @@
+"""Whether what was seen in a soak is as it must be."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MIB = 2**20
+
+#: Bytes by which the gateway may grow over the last two thirds of a soak, by the line of least
+#: squares through its memory: 200,000 calls that leave 100 bytes each are 20 MB.
+MOST_GROWTH = 16 * MIB
+
+#: How many times longer the slowest in a hundred innocents may wait beside hostile clients, and
+#: milliseconds of noise on top.
+MOST_TIMES = 2.0
+NOISE_MS = 5.0
+
+
+@dataclass
+class Arm:
+    """What innocents saw, without or with hostile clients beside them."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    calls: int = 0
+    hung: int = 0
+    server_errors: int = 0
+    wrong: Counter[str] = field(default_factory=Counter)
+
+    def percentile_ms(self, share: float) -> float:
+        """Infinite without calls."""
+        if not self.latencies_s:
+            return float("inf")
+        ordered = sorted(self.latencies_s)
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass
+class Seen:
+    """Everything that was seen. `memory`: (seconds, bytes) of the gateway; `left`: what its state
+    still held at the end, in words; `hostile`: outcomes of each kind of attack; `unexpected`: those
+    that must not be; `skipped`: calls that were never begun."""
+
+    without: Arm = field(default_factory=Arm)
+    beside: Arm = field(default_factory=Arm)
+    memory: list[tuple[float, float]] = field(default_factory=list)
+    hostile: dict[str, Counter[str]] = field(default_factory=dict)
+    unexpected: Counter[str] = field(default_factory=Counter)
+    left: str = ""
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    holds: bool
+    told: str
+
+    def __str__(self) -> str:
+        return f"{'ok    ' if self.holds else 'BROKEN'} {self.name:9} {self.told}"
+
+
+def findings(seen: Seen) -> list[Finding]:
+    return [_memory(seen), _latency(seen), _answers(seen), _hostile(seen), _state(seen)]
+
+
+def growth(memory: Sequence[tuple[float, float]]) -> float:
+    """Bytes over the last two thirds, by the line of least squares."""
+    late = memory[len(memory) // 3 :]
+    if len(late) < 2:
+        return 0.0
+    slope = statistics.linear_regression(*zip(*late, strict=True)).slope
+    return slope * (late[-1][0] - late[0][0])
+
+
+def _memory(seen: Seen) -> Finding:
+    grown = growth(seen.memory)
+    levels = [level for _, level in seen.memory] or [0.0]
+    told = (
+        f"{grown / MIB:+.1f} MiB over the last two thirds (at most {MOST_GROWTH / MIB:.0f}); "
+        f"{levels[0] / MIB:.0f} MiB at first, {levels[-1] / MIB:.0f} at the end, "
+        f"at most {max(levels) / MIB:.0f}"
+    )
+    return Finding("memory", grown <= MOST_GROWTH, told)
+
+
+def _latency(seen: Seen) -> Finding:
+    without, beside = seen.without.percentile_ms(0.99), seen.beside.percentile_ms(0.99)
+    told = (
+        f"innocents' p50 / p99: {seen.without.percentile_ms(0.5):.1f} / {without:.1f} ms without, "
+        f"{seen.beside.percentile_ms(0.5):.1f} / {beside:.1f} ms with hostile clients "
+        f"(at most {MOST_TIMES:g} x)"
+    )
+    holds = math.isfinite(beside) and beside <= MOST_TIMES * without + NOISE_MS
+    return Finding("latency", holds, told)
+
+
+def _answers(seen: Seen) -> Finding:
+    arms = (seen.without, seen.beside)
+    calls, hung = sum(arm.calls for arm in arms), sum(arm.hung for arm in arms)
+    errors = sum(arm.server_errors for arm in arms)
+    wrong = seen.without.wrong + seen.beside.wrong
+    told = (
+        f"{calls} innocent calls, {seen.skipped} never begun, {hung} without an answer, "
+        f"{errors} with a 5xx, {wrong.total()} with another than their own whole one"
+    )
+    told += "".join(f"\n    {count} x {why}" for why, count in wrong.most_common(5))
+    holds = bool(calls) and not (hung or errors or wrong or seen.skipped)
+    return Finding("answers", holds, told)
+
+
+def _hostile(seen: Seen) -> Finding:
+    total = sum(outcomes.total() for outcomes in seen.hostile.values())
+    told = f"{total} hostile calls, {seen.unexpected.total()} ended as none may"
+    for kind, outcomes in sorted(seen.hostile.items()):
+        told += f"\n    {kind}: " + ", ".join(f"{n} x {how}" for how, n in outcomes.most_common(5))
+    return Finding("hostile", bool(total) and not seen.unexpected, told)
+
+
+def _state(seen: Seen) -> Finding:
+    return Finding("state", not seen.left, seen.left or "nothing is left in the gateway")

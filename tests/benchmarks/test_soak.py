@@ -1,0 +1,128 @@
+"""The soak, tiny, and that its verdict sees what it is there to see."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.soak import __main__ as command
+from benchmarks.soak import hostile, innocents, load
+from benchmarks.soak.innocents import TOKENS, WrongAnswer
+from benchmarks.soak.verdict import MIB, Arm, Seen, findings, growth
+from benchmarks.soak.wire import Answer
+
+
+def test_a_few_hundred_calls_get_what_they_must(monkeypatch):
+    monkeypatch.setattr(command, "WARM_UP_S", 0.5)
+    monkeypatch.setattr(command, "REST_S", 0.1)
+    monkeypatch.setattr(hostile, "SLOW_S", 0.5)
+    monkeypatch.setattr(load, "HOSTILE_SHARE", 0.3)
+    found = {one.name: one for one in command.soak(400, 100.0, seed=1)}
+    # Growth and latencies need more calls than a test can make.
+    for name in ("answers", "hostile", "state"):
+        assert found[name].holds, found[name]
+
+
+# -- the verdict ---------------------------------------------------------------------------
+
+
+def sound() -> Seen:
+    seen = Seen(Arm([0.010] * 100, calls=100), Arm([0.015] * 100, calls=100))
+    seen.memory = [(float(second), 100.0 * MIB) for second in range(60)]
+    seen.hostile = {"deep": Counter({"400": 3})}
+    return seen
+
+
+def broken(seen: Seen) -> list[str]:
+    return [finding.name for finding in findings(seen) if not finding.holds]
+
+
+def test_what_is_as_it_must_be_breaks_nothing():
+    assert broken(sound()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("hung", 1), ("server_errors", 1), ("wrong", Counter({"no": 1}))]
+)
+def test_one_innocent_is_enough(name, value):
+    seen = sound()
+    setattr(seen.beside, name, value)
+    assert broken(seen) == ["answers"]
+
+
+def test_nothing_seen_is_not_sound():
+    assert broken(Seen()) == ["latency", "answers", "hostile"]
+
+
+def test_slow_beside_hostile_clients_is_broken():
+    seen = sound()
+    seen.beside.latencies_s[:2] = [0.030, 0.030]
+    assert broken(seen) == ["latency"]
+
+
+def test_what_is_left_and_what_may_not_be_answered_is_broken():
+    seen = sound()
+    seen.left = "open 1"
+    seen.unexpected["deep: 500"] = 1
+    assert broken(seen) == ["hostile", "state"]
+
+
+def test_memory_may_swing_but_not_climb():
+    swings = [(float(t), (100 + 10 * (t % 7)) * MIB) for t in range(60)]
+    assert growth(swings) < 4 * MIB
+    seen = sound()
+    seen.memory = [(t, level + t * MIB / 2) for t, level in swings]
+    assert broken(seen) == ["memory"]
+
+
+# -- innocents -----------------------------------------------------------------------------
+
+
+def asked(kind: str) -> tuple[innocents.Asking, str]:
+    """A call of a kind, and its name."""
+    for number in range(1, 1000):
+        asking = innocents.asking(number, "key", random.Random(number))
+        body = json.loads(asking.data.partition(b"\r\n\r\n")[2])
+        wanted = "prompt" in body and "n" not in body and not asking.cancelled
+        if wanted and bool(body.get("stream")) is (kind == "stream"):
+            return asking, f"soak-{number}"
+    raise AssertionError(kind)
+
+
+def said(name: str, tokens: int = TOKENS, finish: str | None = "length") -> dict[str, object]:
+    choice = {"index": 0, "text": "w1 " * tokens, "finish_reason": finish}
+    return {"id": f"cmpl-{name}-0", "choices": [choice]}
+
+
+def test_a_whole_answer_of_its_own_is_right():
+    asking, name = asked("whole")
+    asking.check(Answer(200, json.dumps(said(name)).encode()))
+
+
+@pytest.mark.parametrize("wrong", ["status", "tokens", "name", "cut", "no end"])
+def test_any_other_whole_answer_is_wrong(wrong):
+    asking, name = asked("whole")
+    told = said(name)
+    if wrong == "tokens":
+        told = said(name, TOKENS + 1)
+    elif wrong == "name":
+        told = said(name + "1")
+    elif wrong == "no end":
+        told = said(name, finish=None)
+    body = json.dumps(told).encode()
+    answer = Answer(502 if wrong == "status" else 200, body[:-1] if wrong == "cut" else body)
+    with pytest.raises(WrongAnswer):
+        asking.check(answer)
+
+
+def test_a_stream_is_right_with_its_end_only():
+    asking, name = asked("stream")
+    events = [said(name, 3, None), said(name, TOKENS - 3)]
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    asking.check(Answer(200, body + b"data: [DONE]\n\n"))
+    for cut in (body, body + b"data: [DONE]", body * 2 + b"data: [DONE]\n\n"):
+        with pytest.raises(WrongAnswer):
+            asking.check(Answer(200, cut))

@@ -1,0 +1,126 @@
+"""Runs a target: its corpus first, then inputs that the seed decides, and shrinks what fails."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.fuzz.bounds import bounded, check_growth
+from tests.fuzz.laws import Broken
+from tests.fuzz.target import Target, next_input
+
+#: Every so many inputs the cost of a repeated part is looked at, which takes as long as many.
+GROWTH_EVERY = 150
+
+#: Tries, and seconds, of shrinking one input.
+SHRINK_TRIES = 1500
+SHRINK_S = 5.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An input that breaks a law; with `part` it is that part, repeated, that does."""
+
+    law: str
+    told: str
+    data: bytes
+    part: tuple[int, int] | None = None
+
+    def command(self, name: str) -> str:
+        repeat = f" --repeat {self.part[0]}:{self.part[1]}" if self.part else ""
+        return f"python -m tests.fuzz --target {name} --input {self.data.hex() or '-'}{repeat}"
+
+
+@dataclass
+class Report:
+    """What a run found; one failure for each law."""
+
+    name: str
+    inputs: int = 0
+    seconds: float = 0.0
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+
+def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> Report:
+    """The corpus, and then as many inputs, or seconds, as are given.
+
+    The same seed makes the same inputs, whatever the time.
+    """
+    report = Report(target.name)
+    dice = random.Random(f"{seed} {target.name}")
+    start = time.monotonic()
+    logging.disable(logging.CRITICAL)
+    try:
+        for data in target.corpus:
+            _try(target, data, report)
+        while report.inputs < inputs or time.monotonic() - start < seconds:
+            data = next_input(target, dice)
+            part = _part(data, dice)
+            _try(target, data, report)
+            if part is not None and report.inputs % GROWTH_EVERY == 0:
+                _try(target, data, report, part)
+    finally:
+        logging.disable(logging.NOTSET)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def failure(target: Target, data: bytes, part: tuple[int, int] | None = None) -> Failure | None:
+    """What an input breaks."""
+    try:
+        if part is None:
+            bounded(target, data)
+        else:
+            check_growth(target, data, *part)
+    except Broken as broken:
+        return Failure(broken.law, str(broken), data, part)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        law = f"only errors meant for the caller get out, not {type(error).__name__}"
+        return Failure(f"{law} in {where.name}", f"{law}: {error} ({where.filename})", data, part)
+    return None
+
+
+def _part(data: bytes, dice: random.Random) -> tuple[int, int] | None:
+    if not data:
+        return None
+    start = dice.randrange(len(data))
+    return start, min(len(data), start + 1 + int(dice.expovariate(1 / 12)))
+
+
+def _try(target: Target, data: bytes, report: Report, part: tuple[int, int] | None = None) -> None:
+    report.inputs += part is None
+    found = failure(target, data, part)
+    if found is None or found.law in report.failures:
+        return
+    if part is None:
+
+        def same(shorter: bytes) -> bool:
+            again = failure(target, shorter)
+            return again is not None and again.law == found.law
+
+        found = failure(target, shrunk(data, same)) or found
+    report.failures[found.law] = found
+
+
+def shrunk(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
+    """A shorter input that fails as well, with nothing in it that can be left out alone."""
+    tries, give_up = 0, time.monotonic() + SHRINK_S
+    size = max(1, len(data) // 2)
+    while size:
+        at, smaller = 0, False
+        while at < len(data):
+            if tries >= SHRINK_TRIES or time.monotonic() > give_up:
+                return data
+            tries += 1
+            without = data[:at] + data[at + size :]
+            if fails(without):
+                data, smaller = without, True
+            else:
+                at += size
+        size = size if smaller and size == 1 else size // 2
+    return data

@@ -1,0 +1,249 @@
+"""A gateway in virtual time before two instances that say what a target tells them, in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rollout_sched.integrations.gateway.front import Front
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.fuzz.laws import Broken, Unreadable, hold, plain_json
+from tests.live.scripted import Scripted
+
+#: Virtual seconds within which every call must have ended, whatever the instances say, and
+#: attempts that one for one response may take.
+ENDS_WITHIN_S = 600.0
+MOST_ATTEMPTS = 64
+
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
+PROMPT = [11, 12, 13]
+KEEPS_PARTIAL = {"use": "partial", "kv": "recompute", "at_update": "resubmit"}
+
+
+class Asked(NamedTuple):
+    """An attempt's call, as it reaches an instance."""
+
+    number: int
+    path: str
+    header_lines: bytes
+    body: bytes
+    receiver: Any
+
+
+class _Exchange:
+    """A call under way, as of the pool."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+#: Says the bytes of an answer, in packets, and whether the connection breaks off after them.
+Says = Callable[[Asked], tuple[int, list[bytes], bool]]
+
+
+class Instance(Scripted):
+    """Answers every call in the next turn of the loop."""
+
+    def __init__(self, name: str, says: Says, asked: list[Asked]) -> None:
+        super().__init__(name)
+        self.pool = None
+        self.request_headers: list[tuple[bytes, bytes]] = []
+        self._says = says
+        self._asked_for = asked
+
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Any,
+    ) -> _Exchange:
+        asked = Asked(len(self._asked_for), path, header_lines, body, receiver)
+        self._asked_for.append(asked)
+        exchange = _Exchange()
+        asyncio.get_running_loop().call_soon(self._answer, asked, exchange)
+        return exchange
+
+    def _answer(self, asked: Asked, exchange: _Exchange) -> None:
+        """As `integrations.http.exchange` would: silent once cancelled, one end."""
+        status, parts, breaks = self._says(asked)
+        receiver = asked.receiver
+        if not exchange.cancelled:
+            receiver.on_head(status, [(b"content-type", b"application/json")])
+        for part in parts:
+            if not exchange.cancelled:
+                receiver.on_data(part)
+        if exchange.cancelled:
+            return
+        if breaks:
+            receiver.on_error(ConnectionError("the connection closed in the middle of the answer"))
+        else:
+            receiver.on_end()
+
+
+class Client:
+    """A client's request (`front.HttpRequest`), which may be answered once."""
+
+    def __init__(self, target: str, body: bytes, headers: Mapping[bytes, bytes]) -> None:
+        self.method = b"POST"
+        self.target = target.encode()
+        self.headers = list(headers.items())
+        self.fields = dict(headers)
+        self.body = body
+        self.gone = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        self.status = 0
+        self.streamed = False
+        self.data = bytearray()
+        self.over = asyncio.Event()
+
+    def answer(self, status: int, headers: Any, body: bytes) -> None:
+        hold("a call is answered once", not self.status)
+        self.status = status
+        self.data += body
+        self.over.set()
+
+    def begin(self, status: int, headers: Any) -> None:
+        hold("a call is answered once", not self.status)
+        self.status, self.streamed = status, True
+
+    def write(self, data: bytes) -> None:
+        hold("nothing is said after the end", self.streamed and not self.over.is_set(), data)
+        self.data += data
+
+    def end(self) -> None:
+        hold("a call ends once", self.streamed and not self.over.is_set())
+        self.over.set()
+
+
+async def ask(
+    target: str,
+    body: bytes,
+    says: Says,
+    *,
+    partial: bool = False,
+    headers: Mapping[bytes, bytes] = {},
+) -> tuple[Client, list[Asked]]:
+    """One call from its coming to its end, and what the instances were asked for it.
+
+    Raises Broken if it does not end, or leaves anything behind.
+    """
+    asked: list[Asked] = []
+    roles: dict[str, Any] = {"interruption": KEEPS_PARTIAL} if partial else {}
+    scheduler = make_scheduler(batching="sync", **roles)
+    driver = Driver(scheduler, settings=Settings(poll_s=1e6))
+    front = Front(driver)
+    client = Client(target, body, headers)
+    try:
+        for name in ("a", "b"):
+            await driver.add_instance(Instance(name, says, asked))
+        front.handle(client)
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            await client.over.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        open_ = (front.open_requests, front.open_bytes, len(scheduler.requests))
+        hold("nothing is left of a call", open_ == (0, 0, 0), open_)
+        hold("the scheduler is sound", driver.broken is None, driver.broken)
+        scheduler.check_invariants()
+    except TimeoutError:
+        raise Broken("every call ends", len(asked)) from None
+    finally:
+        await driver.close()
+    return client, asked
+
+
+# -- what instances that work say ----------------------------------------------------------
+
+
+def good_answer(asked: Asked) -> tuple[int, list[bytes], bool]:
+    """Of two tokens, whole or streamed, as the call wants it."""
+    try:
+        streams = bool(plain_json(asked.body).get("stream"))
+    except Unreadable as error:
+        raise Broken("what an instance is asked is JSON", (str(error), asked.body)) from None
+    except RecursionError:  # deeper than the plain reading goes
+        streams = b'"stream":true' in asked.body
+    if streams:
+        events = [chunk(asked.path, [21]), chunk(asked.path, [22], finish="stop")]
+        return 200, [*events, b"data: [DONE]\n\n"], False
+    return 200, [answer(asked.path, [21, 22])], False
+
+
+def answer(path: str, ids: list[int], finish: str = "stop") -> bytes:
+    """As vLLM gives it with return_token_ids."""
+    usage = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
+    choice = {"index": 0, **_said(path, ids, "message"), "finish_reason": finish}
+    return _compact({"id": "x-1", "object": "o", "choices": [choice], "usage": usage})
+
+
+def chunk(path: str, ids: list[int], finish: str | None = None) -> bytes:
+    choice = {"index": 0, **_said(path, ids, "delta"), "finish_reason": finish}
+    return b"data: " + _compact({"id": "x-1", "object": "o", "choices": [choice]}) + b"\n\n"
+
+
+def _said(path: str, ids: list[int], role: str) -> dict[str, Any]:
+    text = "".join(f"w{token} " for token in ids)
+    named = {"token_ids": ids, "prompt_token_ids": PROMPT, "logprobs": None}
+    if "chat" in path:
+        return {role: {"role": "assistant", "content": text}, **named}
+    return named if "generate" in path else {"text": text, **named}
+
+
+def _compact(fields: Any) -> bytes:
+    return msgspec.json.encode(fields)
+
+
+# -- what clients may be told --------------------------------------------------------------
+
+
+def read_whole(data: bytes) -> dict[str, Any]:
+    """A whole answer, or an error; Broken if it is no JSON object."""
+    try:
+        told = plain_json(data)
+    except (Unreadable, RecursionError) as error:
+        raise Broken("what a client is told is JSON", (str(error), data)) from None
+    hold("what a client is told is an object", isinstance(told, dict), data)
+    return dict(told)
+
+
+def read_events(data: bytes, unread: bytes = b"") -> list[dict[str, Any] | None]:
+    """The events of a stream; None is `[DONE]`. Broken if they are not server-sent events.
+
+    Those that hold `unread` pass unread, so that only their framing is the gateway's.
+    """
+    hold("a stream ends with an empty line", data.endswith(b"\n\n"), data[-200:])
+    events: list[dict[str, Any] | None] = []
+    for event in data[:-2].split(b"\n\n"):
+        hold("an event is a line of data", event.startswith(b"data:"), event)
+        said = event.removeprefix(b"data:").strip()
+        hold("an event is one line", b"\n" not in said and b"\r" not in said, event)
+        if unread and unread in said:
+            events.append({"unread": said})
+        else:
+            events.append(None if said == b"[DONE]" else read_whole(said))
+    hold("[DONE] comes last", None not in events[:-1], data[-400:])
+    return events
+
+
+def check_error(client: Client, *, passed_on: bool = False) -> None:
+    """That a client that got no answer was told so; `passed_on`: perhaps in an instance's words."""
+    told = read_whole(bytes(client.data))
+    hold("an error has a status of its own", 400 <= client.status < 600, client.status)
+    hold("an error says what is wrong", passed_on or "error" in told, told)

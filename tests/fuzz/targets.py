@@ -1,0 +1,17 @@
+"""All targets."""
+
+from __future__ import annotations
+
+from tests.fuzz.answers import Answers
+from tests.fuzz.calls import Calls
+from tests.fuzz.envelope import Envelope
+from tests.fuzz.http_client import Client
+from tests.fuzz.http_server import Server
+from tests.fuzz.orders import Orders
+from tests.fuzz.streams import Streams
+from tests.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (Server(), Client(), Envelope(), Calls(), Answers(), Streams(), Orders())
+}

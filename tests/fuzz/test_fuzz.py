@@ -1,0 +1,116 @@
+"""A short run of every target with one seed, and that the runner finds what it is there to find."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from tests.fuzz import bounds
+from tests.fuzz.engine import failure, run
+from tests.fuzz.laws import hold
+from tests.fuzz.target import next_input
+from tests.fuzz.targets import TARGETS
+
+#: About a second each; generated ones, beyond the corpus.
+INPUTS = {
+    "http-server": 1500,
+    "http-client": 2000,
+    "envelope": 5000,
+    "calls": 500,
+    "answers": 400,
+    "streams": 400,
+    "orders": 3000,
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_law_holds_for_a_while(name):
+    report = run(TARGETS[name], 1, inputs=INPUTS[name])
+    told = [f"{found.told}\n  {found.command(name)}" for found in report.failures.values()]
+    assert not told, "\n".join(told)
+    assert report.inputs >= INPUTS[name]
+
+
+class Toy:
+    """Breaks where an input holds what it is told."""
+
+    name = "toy"
+    corpus = (b"a long beginning, x and a long end",)
+    words = (b"x",)
+
+    def __init__(self, on=b"x", do=None):
+        self._on = on
+        self._do = do or (lambda data: hold("no x", False, data))
+
+    def make(self, dice):
+        return b"a"
+
+    def check(self, data):
+        if self._on in data:
+            self._do(data)
+
+    spend = check
+
+
+def test_what_fails_is_shrunk_and_can_be_run_again():
+    report = run(Toy(), 1, inputs=10)
+    (found,) = report.failures.values()
+    assert (found.law, found.data) == ("no x", b"x")
+    assert found.command("toy") == "python -m tests.fuzz --target toy --input 78"
+    assert failure(Toy(), b"ax") is not None
+    assert failure(Toy(), b"a") is None
+
+
+def test_an_error_that_nobody_meant_is_a_failure():
+    def fail(data):
+        raise KeyError(data)
+
+    found = failure(Toy(do=fail), b"x")
+    assert found is not None
+    assert "KeyError in fail" in found.law
+
+
+def test_one_seed_makes_the_same_inputs():
+    for target in TARGETS.values():
+        made = [
+            [next_input(target, dice) for _ in range(100)]
+            for dice in (random.Random(7), random.Random(7), random.Random(8))
+        ]
+        assert made[0] == made[1] != made[2]
+
+
+def test_an_input_that_takes_too_long_is_a_failure(monkeypatch):
+    def spin(data):
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                sum(range(1000))
+            except Exception:
+                continue
+
+    monkeypatch.setattr(bounds, "CPU_S", 0.1)
+    found = failure(Toy(do=spin), b"x")
+    assert found is not None
+    assert "takes less than" in found.law
+
+
+def test_an_input_that_needs_much_memory_is_a_failure():
+    kept = []
+    with pytest.raises(Exception, match="little memory"):
+        bounds.check_memory(lambda data: kept.append(bytearray(bounds.MEMORY * 2)), b"x")
+
+
+@pytest.mark.parametrize(("power", "broken"), [(1, False), (2, True)])
+def test_a_cost_that_grows_with_the_square_is_a_failure(power, broken, monkeypatch):
+    monkeypatch.setattr(bounds, "NOISE_S", 0.02)
+    monkeypatch.setattr(bounds, "SMALL", 4096)
+    monkeypatch.setattr(bounds, "LARGE", 8 * 4096)
+
+    def spend(data):
+        for _ in range(len(data) // 64 if power == 2 else 200):
+            sum(data)
+
+    found = failure(Toy(do=spend), b"xa", (1, 2))
+    assert (found is not None) is broken
