@@ -152,6 +152,8 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
         if error.status < 400:
             raise
         return refusal(error.status, error.text or error.reason)
+    except ConnectionResetError:  # the client's: an instance's is an InstanceError
+        return refusal(400, "the request broke off")
     except Exception as error:
         log.exception("%s %s", request.method, request.raw_path)
         return refusal(500, f"the gateway failed: {error}")

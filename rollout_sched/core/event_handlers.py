@@ -306,8 +306,14 @@ class AttemptEvents:
 
     def interrupted(self, event: RequestInterrupted, now: float) -> None:
         attempt = self._close(event, now)
-        if attempt is not None:
-            self._outcomes.go_on(attempt.request)
+        if attempt is None:
+            return
+        request = attempt.request
+        if request.state is RUNNING and self._requests.room_for(request):
+            # Nobody here asked for it. Whoever pauses that instance may do so for a while, and one
+            # that always answers so must not be asked without end.
+            self._backoff.rest(request, 0, now)
+        self._outcomes.go_on(request)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)

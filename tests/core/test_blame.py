@@ -7,6 +7,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     RequestFailed,
     RequestFinished,
+    RequestInterrupted,
     RequestSubmitted,
     RequestWithdrawn,
     Woke,
@@ -163,3 +164,13 @@ def test_siblings_that_never_end_make_no_request_dearer() -> None:
     for number in range(500):
         told(RequestFinished(f"d{number}", number + 1, 5))
     assert len(told.scheduler.siblings) == 0
+
+
+def test_an_abort_that_nobody_asked_for_is_not_answered_with_another_attempt_at_once() -> None:
+    told = Told()
+    told(ask("d"))
+    assert told(RequestInterrupted("d", 1, 3)) == [Wake(1.0)]
+    told.seconds = 1.0
+    (dispatch,) = told(Woke())
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.response_tokens == 3

@@ -768,7 +768,9 @@ class TestFullyAsync:
         told = Told(1, slots=2, interruption=PARTIAL, **FULLY_ASYNC)
         told.submit("a", "b")
         told(WeightsPublished(1), InstancePaused("i0"), WeightsUpdated("i0", 1))
-        told(RequestInterrupted("b/0", 2, 0))  # both keep the stamp of version 0
+        told(RequestInterrupted("b/0", 2, 0))  # both are still dated by version 0
+        told.seconds = 1.0
+        told(Woke())
         told.submit("c")
         told(RequestFinished("a/0", 1, 5))
         told(RequestFinished("c/0", 4, 5), RequestFinished("b/0", 3, 5))

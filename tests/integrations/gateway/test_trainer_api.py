@@ -157,7 +157,8 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
     ("submissions", "status"),
     [
         ([[("a", 11)]], 413),
-        ([[("a", 100_000_000)]], 413),
+        ([[("a", 65_536)]], 413),
+        ([[("a", 100_000_000)]], 400),
         ([[("a", 5), ("b", 6)]], 413),
         ([[("a", 4), ("b", 6)]], 200),
         ([[("a", 6)], [("b", 5)]], 503),
@@ -176,7 +177,9 @@ def test_samples_are_counted_before_anything_is_made(
                 fresh += len(prompts) if told == 200 else 0
             assert told == status
             assert house.driver.scheduler.progress.fresh == fresh
-            if status != 200:
+            if status == 400:
+                assert "<= 65536" in said["error"]["message"]
+            elif status != 200:
                 assert "of at most 10" in said["error"]["message"]
                 assert "--max-samples" in said["error"]["message"]
 
