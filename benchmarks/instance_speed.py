@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from pathlib import Path
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import Ended, Instance, InstanceSpec, Work
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.sim_instance import Ended, Instance, InstanceSpec, Work
 
 QWEN2_5_7B_H100 = CostModel(
     step_s=0.6e-3,

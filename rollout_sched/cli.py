@@ -15,13 +15,14 @@ from rich.table import Table
 
 from rollout_sched import config
 from rollout_sched.core.errors import CallerError, RolloutError
-from rollout_sched.simulators import report as reports
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
-from rollout_sched.simulators.replay import Progress as Deliveries
-from rollout_sched.simulators.replay import replay
-from rollout_sched.simulators.scenario import Scenario, load_scenario
-from rollout_sched.simulators.workload import Workload
+from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.runs import Progress as Deliveries
+from rollout_sched.simulators.replay.runs import replay
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.statistics import statistics
 
 BASELINE = "round_robin_sync"
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
@@ -291,7 +292,7 @@ def _list_policies(options: argparse.Namespace) -> None:
 
 def _list_scenarios(options: argparse.Namespace) -> None:
     _print_list(
-        (name, load_scenario(name).about) for name in config.shipped("simulators/scenarios")
+        (name, load_scenario(name).about) for name in config.shipped("simulators/replay/scenarios")
     )
 
 
@@ -305,12 +306,12 @@ def _print_list(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _trace_stats(options: argparse.Namespace) -> None:
-    statistics = traces.statistics(traces.read(options.trace))
+    numbers = statistics(traces.read(options.trace))
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(statistics), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(numbers), indent=2).decode())
         return
     result = Table(show_header=False)
-    for name, value in msgspec.structs.asdict(statistics).items():
+    for name, value in msgspec.structs.asdict(numbers).items():
         shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
         result.add_row(name.replace("_", " "), shown)
     Console().print(result)

@@ -14,7 +14,7 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.cli import main
 from rollout_sched.config import shipped
-from tests.simulators.test_report import FIGURES, at
+from tests.simulators.replay.test_report import FIGURES, at
 
 SMALL = "lrm_math_open"
 
@@ -211,7 +211,7 @@ class TestCheck:
 
 @pytest.mark.parametrize(
     ("command", "room"),
-    [("policies", "policies/presets"), ("scenarios", "simulators/scenarios")],
+    [("policies", "policies/presets"), ("scenarios", "simulators/replay/scenarios")],
 )
 def test_lists_say_what_each_is(
     capsys: pytest.CaptureFixture[str], command: str, room: str

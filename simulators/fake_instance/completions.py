@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from rollout_sched.simulators import made_up_text as text
-from rollout_sched.simulators.fake_instance.asked import (
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.request_parsing import (
     Asked,
     CompletionBody,
     Limits,
@@ -18,7 +19,6 @@ from rollout_sched.simulators.fake_instance.asked import (
     room,
     sampling_of,
 )
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
 
 
 class Completions:

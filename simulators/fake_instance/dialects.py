@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rollout_sched.live.ports import Output
-from rollout_sched.simulators.fake_instance.asked import Asked, Limits
+from rollout_sched.simulators.fake_instance.request_parsing import Asked, Limits
 
 Json = dict[str, Any]
 

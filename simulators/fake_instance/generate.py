@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollout_sched.simulators.fake_instance.asked import (
+from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.request_parsing import (
     Asked,
     GenerateBody,
     Limits,
@@ -17,7 +18,6 @@ from rollout_sched.simulators.fake_instance.asked import (
     request_id,
     room,
 )
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
 
 
 class _Candidate(msgspec.Struct, gc=False):

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import Ended, Instance, InstanceSpec, Paused, Work
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.sim_instance import (
+    Ended,
+    Instance,
+    InstanceSpec,
+    Paused,
+    Work,
+)
 
 COST = CostModel(
     step_s=6e-4,

@@ -8,17 +8,20 @@ import pytest
 
 import rollout_sched
 from rollout_sched import config
-from rollout_sched.simulators.instance import Instance
-from rollout_sched.simulators.scenario import load_scenario
+from rollout_sched.simulators.instance.sim_instance import Instance
+from rollout_sched.simulators.replay.scenario import load_scenario
 
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
-SCENARIOS = config.shipped("simulators/scenarios")
+SCENARIOS = config.shipped("simulators/replay/scenarios")
 
 
 def test_all_files_are_listed_under_their_names() -> None:
     assert sorted(path.stem for path in (ROOT / "policies/presets").glob("*.toml")) == PRESETS
-    assert sorted(path.stem for path in (ROOT / "simulators/scenarios").glob("*.toml")) == SCENARIOS
+    assert (
+        sorted(path.stem for path in (ROOT / "simulators/replay/scenarios").glob("*.toml"))
+        == SCENARIOS
+    )
     assert len(PRESETS) >= 7
     assert len(SCENARIOS) >= 5
 

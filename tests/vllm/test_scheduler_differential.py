@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import (
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.sim_instance import (
     Ended,
     Instance,
     InstanceSpec,

@@ -1,0 +1,172 @@
+"""What a simulated instance is given, what it says of it, and what it keeps in between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from typing import Literal
+
+import msgspec
+
+from rollout_sched.simulators.instance.kv_blocks import Chain, Table
+
+Reason = Literal["stop", "length", "abort"]
+
+
+class Work(msgspec.Struct, gc=False):
+    """One attempt as an instance receives it. All lengths in tokens.
+
+    attempt         its unique number
+    context_tokens  what must be in the KV cache first: prompt, earlier tokens, observations
+    new_tokens      how many it would generate before it ends by itself, >= 1
+    max_new_tokens  how many it may generate, >= 1
+    prompt_stream   names the text of the first shared_tokens tokens (a group's prompt)
+    stream          names the text after those: one request's own, growing over its attempts. A
+                    request that is generated anew needs another name, for its text is another.
+    known_tokens    leading context tokens that some earlier attempt has computed already; they
+                    only separate prefill from re-prefill in the counters
+    salt            prefix-cache namespace: no hits across different salts
+    priority        lower is more urgent; ignored with fcfs
+    """
+
+    attempt: int
+    context_tokens: int
+    new_tokens: int
+    max_new_tokens: int
+    prompt_stream: Hashable
+    shared_tokens: int
+    stream: Hashable
+    known_tokens: int = 0
+    salt: Hashable = 0
+    priority: int = 0
+
+
+class Ended(msgspec.Struct, gc=False):
+    """An attempt is over.
+
+    tokens  new tokens of this attempt
+    spans   (version, tokens) in order; they sum up to tokens
+    reason  stop: made all its new_tokens; length: stopped by a limit before; abort
+    at      when, in seconds
+    """
+
+    attempt: int
+    tokens: int
+    spans: tuple[tuple[int, int], ...]
+    reason: Reason
+    at: float
+
+
+ARRIVING, WAITING, PREFILLING, DECODING, OVER = range(5)
+
+
+class Attempt(Table):
+    """State of one attempt on an instance, and the KV blocks it holds.
+
+    `tokens` (context and new ones) is not updated while it decodes: it is shift + step then,
+    with `step` the number of steps the instance has made.
+    """
+
+    __slots__ = (
+        "arrival",
+        "computed",
+        "context",
+        "goal",
+        "known",
+        "number",
+        "order",
+        "priority",
+        "reason",
+        "shift",
+        "span_start",
+        "spans",
+        "state",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        work: Work,
+        goal: int,
+        reason: Reason,
+        arrival: int,
+        shared: Chain,
+        own: Chain,
+        blocks: int,
+    ) -> None:
+        super().__init__(shared, own, blocks)
+        self.number = work.attempt
+        self.priority = work.priority
+        self.known = work.known_tokens
+        self.context = self.tokens = self.span_start = work.context_tokens
+        self.goal = goal  # tokens at its end, and why it ends there
+        self.reason = reason
+        self.arrival = arrival
+        self.state = ARRIVING
+        self.computed = 0  # while it prefills
+        self.shift = 0  # while it decodes
+        self.order = -1  # place in the running list, -1 outside of it
+        self.spans: tuple[tuple[int, int], ...] = ()
+
+    def tokens_at(self, step: int) -> int:
+        return self.shift + step if self.state == DECODING else self.tokens
+
+    def close_span(self, tokens: int, version: int) -> None:
+        """All tokens up to `tokens` that have no version yet were made by this one."""
+        made = tokens - self.span_start
+        if not made:
+            return
+        self.span_start = tokens
+        spans = self.spans
+        if spans and spans[-1][0] == version:
+            self.spans = (*spans[:-1], (version, spans[-1][1] + made))
+        else:
+            self.spans = (*spans, (version, made))
+
+
+class WaitingQueue:
+    """First come first served with preempted ones in front, or by (priority, arrival)."""
+
+    __slots__ = ("_deque", "_heap", "_priority", "size")
+
+    def __init__(self, priority: bool) -> None:
+        self._priority = priority
+        self._deque: deque[Attempt] = deque()
+        self._heap: list[tuple[int, int, Attempt]] = []
+        self.size = 0
+
+    def push(self, attempt: Attempt, front: bool = False) -> None:
+        attempt.state = WAITING
+        self.size += 1
+        if self._priority:
+            heappush(self._heap, (attempt.priority, attempt.arrival, attempt))
+        elif front:
+            self._deque.appendleft(attempt)
+        else:
+            self._deque.append(attempt)
+
+    def first(self) -> Attempt:
+        """The next in line; the queue must not be empty."""
+        if self._priority:
+            heap = self._heap
+            while heap[0][2].state != WAITING:
+                heappop(heap)
+            return heap[0][2]
+        queue = self._deque
+        while queue[0].state != WAITING:
+            queue.popleft()
+        return queue[0]
+
+    def pop(self) -> None:
+        """Remove what first() has just returned."""
+        self.size -= 1
+        if self._priority:
+            heappop(self._heap)
+        else:
+            self._deque.popleft()
+
+    def discard(self, attempt: Attempt) -> None:
+        """It has ended while it waited. It is skipped when it comes up, so this costs nothing."""
+        attempt.state = OVER
+        self.size -= 1
