@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.realtime_instance import PacedInstance, Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance, Response
 from rollout_sched.simulators.instance.sim_instance import InstanceSpec, PauseMode
 
 _UNLABELLED = -1
@@ -59,7 +59,7 @@ class Engine:
 
     def _start(self) -> None:
         settings = self.settings
-        self.instance = PacedInstance(
+        self.instance = RealtimeInstance(
             settings.model,
             settings.spec,
             self._length,

@@ -27,10 +27,10 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
 from rollout_sched.simulators.instance.sim_instance import (
     Ended,
-    Instance,
     InstanceSpec,
     PauseMode,
-    Work,
+    SimInstance,
+    SimRequest,
 )
 
 Stream = tuple[int, ...]
@@ -63,7 +63,7 @@ class _Answering:
         self.answer: asyncio.Future[Output]
 
 
-class PacedInstance:
+class RealtimeInstance:
     """One simulated instance; `speed` simulated seconds pass in a second of the running loop.
 
     `version` is the one it starts with. With `versioned_text` another version makes another text.
@@ -91,7 +91,7 @@ class PacedInstance:
         self._lengths = lengths
         self._speed = speed
         self._versioned = versioned_text
-        self._engine = Instance(spec, version)
+        self._engine = SimInstance(spec, version)
         self._streams = TokenStreams(self._engine)
         self._description = Description(
             spec.max_num_seqs,
@@ -249,7 +249,7 @@ class PacedInstance:
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
             stream = (*stream, number)
-        work = Work(
+        request = SimRequest(
             number,
             len(order.token_ids),
             max(1, length - context.made_tokens),
@@ -262,7 +262,7 @@ class PacedInstance:
             priority=order.sampling.get("priority", 0),
         )
         try:
-            self._engine.submit(work, self._tick())
+            self._engine.submit(request, self._tick())
         except ValueError as error:
             raise RequestRejected(str(error)) from None
         answering.stream = (order.salt, context.prompt, stream)

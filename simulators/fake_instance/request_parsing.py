@@ -74,7 +74,7 @@ class ChatBody(_OpenAIBody, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
 
-class Asked(msgspec.Struct):
+class ParsedRequest(msgspec.Struct):
     """A request understood: `orders` are `n` for each of `prompts`, in that order.
 
     `id` is that of the answer; `sent` counts the characters streamed of each choice.
@@ -176,13 +176,13 @@ def check(limits: Limits, model: str | None, sampling: Mapping[str, Any], n: obj
     return n
 
 
-def room(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
-    """How many tokens may be made: what is asked for, or what is left. Raises Refusal."""
-    left = limits.max_model_len - len(prompt)
+def output_limit(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
+    """How many tokens may be made: as asked for, within the context. Raises Refusal."""
+    available = limits.max_model_len - len(prompt)
     if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
         raise Refusal(400, f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens")
     wanted = 1 if max_tokens is None or clamp else max_tokens
-    if wanted > left:
+    if wanted > available:
         raise Refusal(
             400,
             f"This model's maximum context length is {limits.max_model_len} tokens. However, you "
@@ -190,13 +190,13 @@ def room(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> 
             f"tokens, for a total of {wanted + len(prompt)} tokens.",
             "input_tokens",
         )
-    return left if max_tokens is None else min(max_tokens, left)
+    return available if max_tokens is None else min(max_tokens, available)
 
 
 def orders(
     ids: Sequence[str],
     prompts: Sequence[Tokens],
-    rooms: Sequence[int],
+    output_limits: Sequence[int],
     n: int,
     sampling: Mapping[str, Any],
     salt: str,
@@ -204,7 +204,7 @@ def orders(
 ) -> list[Order]:
     """`n` for each prompt. Siblings share their id, as abort wants it, and their seeds count up."""
     made: list[Order] = []
-    for order_id, prompt, max_tokens in zip(ids, prompts, rooms, strict=True):
+    for order_id, prompt, max_tokens in zip(ids, prompts, output_limits, strict=True):
         for index in range(n):
             own = dict(sampling)
             if isinstance(own.get("seed"), int):

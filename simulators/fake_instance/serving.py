@@ -14,7 +14,7 @@ from rollout_sched.simulators.fake_instance import errors
 from rollout_sched.simulators.fake_instance.dialects import Dialect, Json, Piece, usage, versions
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import Asked, Limits
+from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _DONE = b"data: [DONE]\n\n"
@@ -35,7 +35,12 @@ class _Answering:
     """One request on its way."""
 
     def __init__(
-        self, request: web.Request, dialect: Dialect, engine: Engine, asked: Asked, fault: str
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        engine: Engine,
+        asked: ParsedRequest,
+        fault: str,
     ) -> None:
         self.request = request
         self.dialect = dialect

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from rollout_sched.simulators.instance.sim_instance import Instance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 #: Told how many new tokens an attempt has made so far, and with which step.
 OnProgress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ class _Stream:
 class TokenStreams:
     """The streamed attempts of one instance."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: SimInstance) -> None:
         self._instance = instance
         self._heap: list[tuple[int, int]] = []
         self._streams: dict[int, _Stream] = {}

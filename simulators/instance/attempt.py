@@ -14,7 +14,7 @@ from rollout_sched.simulators.instance.kv_blocks import Chain, Table
 Reason = Literal["stop", "length", "abort"]
 
 
-class Work(msgspec.Struct, gc=False):
+class SimRequest(msgspec.Struct, gc=False):
     """One attempt as an instance receives it. All lengths in tokens.
 
     attempt         its unique number
@@ -87,7 +87,7 @@ class Attempt(Table):
 
     def __init__(
         self,
-        work: Work,
+        request: SimRequest,
         goal: int,
         reason: Reason,
         arrival: int,
@@ -96,10 +96,10 @@ class Attempt(Table):
         blocks: int,
     ) -> None:
         super().__init__(shared, own, blocks)
-        self.number = work.attempt
-        self.priority = work.priority
-        self.known = work.known_tokens
-        self.context = self.tokens = self.span_start = work.context_tokens
+        self.number = request.attempt
+        self.priority = request.priority
+        self.known = request.known_tokens
+        self.context = self.tokens = self.span_start = request.context_tokens
         self.goal = goal  # tokens at its end, and why it ends there
         self.reason = reason
         self.arrival = arrival

@@ -37,14 +37,22 @@ from rollout_sched.simulators.instance.attempt import (
     Attempt,
     Ended,
     Reason,
+    SimRequest,
     WaitingQueue,
-    Work,
 )
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 
-__all__ = ["Ended", "Instance", "InstanceSpec", "PauseMode", "Paused", "StepRecord", "Work"]
+__all__ = [
+    "Ended",
+    "InstanceSpec",
+    "PauseMode",
+    "Paused",
+    "SimInstance",
+    "SimRequest",
+    "StepRecord",
+]
 
 PauseMode = Literal["keep", "abort", "wait"]
 
@@ -114,7 +122,7 @@ Saying = list[Ended | Paused]
 _RUN_ALL, _RUN_ADMITTED, _RUN_NOTHING = range(3)
 
 
-class Instance:
+class SimInstance:
     """One simulated vLLM instance.
 
     Inputs (submit, abort, pause, ...) may come at any time not before the last one; they take
@@ -205,29 +213,29 @@ class Instance:
 
     # Inputs
 
-    def submit(self, work: Work, now: float) -> None:
+    def submit(self, request: SimRequest, now: float) -> None:
         """Send an attempt.
 
         Raises ValueError if it could never run (naming the limit), if its number is in use, or
         if its stream already has an attempt here.
         """
-        goal, reason = _goal(work, self.spec)
-        if work.attempt in self._live:
-            raise ValueError(f"attempt {work.attempt} is already on this instance")
+        goal, reason = _goal(request, self.spec)
+        if request.attempt in self._live:
+            raise ValueError(f"attempt {request.attempt} is already on this instance")
         self._clock(now)
         self._plan = None
-        blocks = work.shared_tokens // self.spec.block_size
-        shared = self._kv.chain((work.salt, work.prompt_stream))
-        own = self._kv.chain((work.salt, work.prompt_stream, blocks, work.stream))
+        blocks = request.shared_tokens // self.spec.block_size
+        shared = self._kv.chain((request.salt, request.prompt_stream))
+        own = self._kv.chain((request.salt, request.prompt_stream, blocks, request.stream))
         if own.owner is not None:
             raise ValueError(
-                f"attempt {work.attempt}: stream {work.stream!r} already has attempt {own.owner} "
-                f"here; abort that one or give the copy its own stream"
+                f"attempt {request.attempt}: stream {request.stream!r} already has attempt "
+                f"{own.owner} here; abort that one or give the copy its own stream"
             )
-        own.owner = work.attempt
+        own.owner = request.attempt
         self._arrivals += 1
-        attempt = Attempt(work, goal, reason, self._arrivals, shared, own, blocks)
-        self._live[work.attempt] = attempt
+        attempt = Attempt(request, goal, reason, self._arrivals, shared, own, blocks)
+        self._live[request.attempt] = attempt
         self._inbox.append((now, self._on_submit, attempt))
 
     def abort(self, attempt: int, now: float) -> None:
@@ -805,33 +813,33 @@ class Instance:
         return attempt.tokens_at(self._step) - 1 + ahead
 
 
-def _goal(work: Work, spec: InstanceSpec) -> tuple[int, Reason]:
-    """Tokens at the end of this work and why it ends there, or ValueError if it cannot be."""
-    context = work.context_tokens
-    if context < 1 or work.new_tokens < 1 or work.max_new_tokens < 1:
+def _goal(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
+    """Tokens at the end of this request and why it ends there, or ValueError if it cannot be."""
+    context = request.context_tokens
+    if context < 1 or request.new_tokens < 1 or request.max_new_tokens < 1:
         raise ValueError(
-            f"attempt {work.attempt}: context_tokens ({context}), new_tokens ({work.new_tokens}) "
-            f"and max_new_tokens ({work.max_new_tokens}) must be >= 1"
+            f"attempt {request.attempt}: context_tokens ({context}), new_tokens "
+            f"({request.new_tokens}) and max_new_tokens ({request.max_new_tokens}) must be >= 1"
         )
-    if not (0 <= work.shared_tokens <= context and 0 <= work.known_tokens <= context):
+    if not (0 <= request.shared_tokens <= context and 0 <= request.known_tokens <= context):
         raise ValueError(
-            f"attempt {work.attempt}: shared_tokens ({work.shared_tokens}) and known_tokens "
-            f"({work.known_tokens}) must lie within context_tokens ({context})"
+            f"attempt {request.attempt}: shared_tokens ({request.shared_tokens}) and known_tokens "
+            f"({request.known_tokens}) must lie within context_tokens ({context})"
         )
     if context >= spec.max_model_len:
         raise ValueError(
-            f"attempt {work.attempt}: context of {context} tokens leaves no room for a new one "
+            f"attempt {request.attempt}: context of {context} tokens leaves no room for a new one "
             f"within max_model_len {spec.max_model_len}; raise max_model_len or cut the context"
         )
-    new = min(work.new_tokens, work.max_new_tokens, spec.max_model_len - context)
+    new = min(request.new_tokens, request.max_new_tokens, spec.max_model_len - context)
     blocks = -(-(context + new - 1) // spec.block_size)  # the last token's KV is never written
     if blocks > spec.kv_blocks:
         raise ValueError(
-            f"attempt {work.attempt}: {context} + {new} tokens need {blocks} blocks of "
+            f"attempt {request.attempt}: {context} + {new} tokens need {blocks} blocks of "
             f"{spec.block_size}, but the instance has {spec.kv_blocks}; raise kv_blocks or lower "
             f"max_new_tokens"
         )
-    return context + new, "stop" if new == work.new_tokens else "length"
+    return context + new, "stop" if new == request.new_tokens else "length"
 
 
 def _by_urgency(attempt: Attempt) -> tuple[int, int]:

@@ -40,8 +40,8 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.simulators.instance.sim_instance import Ended, Instance, Work
-from rollout_sched.simulators.replay.event_queue import Clockwork
+from rollout_sched.simulators.instance.sim_instance import Ended, SimInstance, SimRequest
+from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample
@@ -51,7 +51,7 @@ INFINITY = float("inf")
 Observer = Callable[[float, Event, list[Action]], None]
 
 
-class Station:
+class SimNode:
     """A simulated instance, when it is heard next, and who wants it to stand still.
 
     `pausing` lists whose pauses it has not confirmed yet, in order.
@@ -59,7 +59,7 @@ class Station:
 
     __slots__ = ("due", "engine", "holders", "name", "pausing")
 
-    def __init__(self, name: str, engine: Instance) -> None:
+    def __init__(self, name: str, engine: SimInstance) -> None:
         self.name = name
         self.engine = engine
         self.due = INFINITY
@@ -83,21 +83,21 @@ class ClosedLoop:
         single_step: bool = False,
     ) -> None:
         workload.check_fits(scenario)
-        self.clock = Clockwork()
+        self.queue = EventQueue()
         self.scheduler = scheduler
         self.workload = workload
         self.scenario = scenario
         self.observers = tuple(observers)
         self.trained = 0
-        self._stations = {
-            name: Station(name, Instance(scenario.instance, single_step=single_step))
+        self._nodes = {
+            name: SimNode(name, SimInstance(scenario.instance, single_step=single_step))
             for name in (f"instance-{i}" for i in range(scenario.fleet.instances))
         }
         # Of every attempt: what was ordered, what it will do, and the name of its text, which is
         # the number of the attempt that began it; for those between two attempts in `_streams`.
         self._running: dict[int, tuple[Dispatch, Sample, int]] = {}
         self._streams: dict[str, int] = {}
-        self._changed: dict[Station, None] = {}
+        self._changed: dict[SimNode, None] = {}
         self._ticks = 0
         self._batch: Deliver | None = None
         self._to_stop = 0
@@ -108,30 +108,30 @@ class ClosedLoop:
         Raises PolicyError if the policy brings everything to a standstill.
         """
         self._begin()
-        clock, prompts = self.clock, len(self.workload.prompts)
+        queue, prompts = self.queue, len(self.workload.prompts)
         while self.trained < prompts:
-            if len(clock) <= self._ticks:
+            if len(queue) <= self._ticks:
                 raise PolicyError(
-                    f"nothing can happen any more at {clock.now:.3f} s, with "
+                    f"nothing can happen any more at {queue.now:.3f} s, with "
                     f"{self.trained} of {prompts} prompts trained"
                 )
-            clock.step()
+            queue.step()
             if self._changed:
                 self._plan_changed()
         self._report(None)
         self._take_apart()
-        return clock.now
+        return queue.now
 
     def _take_apart(self) -> None:
         """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
-        self.clock.clear()
-        for station in self._stations.values():
-            station.engine.close()
+        self.queue.clear()
+        for node in self._nodes.values():
+            node.engine.close()
 
     # -- telling the scheduler -------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        now = self.clock.now
+        now = self.queue.now
         actions = self.scheduler.handle(event, now)
         for observer in self.observers:
             observer(now, event, actions)
@@ -139,26 +139,26 @@ class ClosedLoop:
             self._DO[type(action)](self, action)
 
     def _plan_changed(self) -> None:
-        """Once after each deed, however many answers and orders it brought."""
-        for station in self._changed:
-            self._plan(station)
+        """Once after each callback, however many answers and orders it brought."""
+        for node in self._changed:
+            self._plan(node)
         self._changed.clear()
 
     def _begin(self) -> None:
         fleet = self.scenario.fleet
         tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        for name in self._stations:
+        for name in self._nodes:
             self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens))
         last = 0.0
         for prompt in self.workload.prompts:
             arrival = self.workload.arrival_s(prompt)
             last = max(last, arrival)
             if arrival > 0:
-                self.clock.at(arrival, self._submit, prompt)
+                self.queue.at(arrival, self._submit, prompt)
             else:
                 self._submit(prompt)
-        self.clock.at(last, lambda _: self._tell(SubmissionsClosed()))
-        self.clock.at(0.0, lambda _: self._tell(BatchRequested()))
+        self.queue.at(last, lambda _: self._tell(SubmissionsClosed()))
+        self.queue.at(0.0, lambda _: self._tell(BatchRequested()))
         visibility = self.scenario.visibility
         if visibility.poll_s:
             self._tick(visibility.poll_s, self._report)
@@ -173,27 +173,27 @@ class ClosedLoop:
             )
         )
 
-    def _tick(self, seconds: float, deed: Callable[[Any], None]) -> None:
+    def _tick(self, seconds: float, callback: Callable[[Any], None]) -> None:
         """Do it every so many seconds, without keeping a run alive that is stuck."""
 
         def again(_: Any) -> None:
             self._ticks -= 1
-            deed(None)
-            self._tick(seconds, deed)
+            callback(None)
+            self._tick(seconds, callback)
 
         self._ticks += 1
-        self.clock.after(seconds, again)
+        self.queue.after(seconds, again)
 
     def _report(self, _: Any) -> None:
-        for station in self._stations.values():
-            self._catch_up(station)
-            if not station.holders:  # a paused vLLM's gauges freeze
-                self._tell(self._gauges(station))
+        for node in self._nodes.values():
+            self._catch_up(node)
+            if not node.holders:  # a paused vLLM's gauges freeze
+                self._tell(self._gauges(node))
 
-    def _gauges(self, station: Station) -> InstanceReported:
-        engine = station.engine
+    def _gauges(self, node: SimNode) -> InstanceReported:
+        engine = node.engine
         return InstanceReported(
-            station.name,
+            node.name,
             engine.running,
             engine.waiting,
             engine.kv_usage,
@@ -205,36 +205,36 @@ class ClosedLoop:
         )
 
     def _stream(self, _: Any) -> None:
-        for station in self._stations.values():
-            self._catch_up(station)
-            for attempt, tokens in station.engine.progress(self.clock.now).items():
+        for node in self._nodes.values():
+            self._catch_up(node)
+            for attempt, tokens in node.engine.progress(self.queue.now).items():
                 self._tell(TokensArrived(self._running[attempt][0].request, attempt, tokens))
 
     # -- instances -------------------------------------------------------------------------
 
-    def _catch_up(self, station: Station) -> None:
+    def _catch_up(self, node: SimNode) -> None:
         """Let it say what is due: then its counters are those of this very moment."""
-        while station.engine.next_at() <= self.clock.now:
-            self._listen(station)
-        station.engine.advance(self.clock.now)  # says nothing
+        while node.engine.next_at() <= self.queue.now:
+            self._listen(node)
+        node.engine.advance(self.queue.now)  # says nothing
 
-    def _plan(self, station: Station) -> None:
-        """Put the next thing the instance has to say on the clock; older plans are void."""
-        station.due = at = station.engine.next_at()
+    def _plan(self, node: SimNode) -> None:
+        """Put the next thing the instance has to say in the event queue; older plans are void."""
+        node.due = at = node.engine.next_at()
         if at < INFINITY:
-            self.clock.at(at, self._ring, station)
+            self.queue.at(at, self._ring, node)
 
-    def _ring(self, station: Station) -> None:
-        if station.due == self.clock.now:
-            self._listen(station)
+    def _ring(self, node: SimNode) -> None:
+        if node.due == self.queue.now:
+            self._listen(node)
 
-    def _listen(self, station: Station) -> None:
-        self._changed[station] = None
-        for word in station.engine.advance(self.clock.now):
+    def _listen(self, node: SimNode) -> None:
+        self._changed[node] = None
+        for word in node.engine.advance(self.queue.now):
             if isinstance(word, Ended):
                 self._answer(word)
-            elif station.pausing.popleft() == "scheduler":
-                self._tell(InstancePaused(station.name))
+            elif node.pausing.popleft() == "scheduler":
+                self._tell(InstancePaused(node.name))
             else:
                 self._stopped()
 
@@ -251,7 +251,7 @@ class ClosedLoop:
         if ended.reason == "stop" and not last:
             turn = sample.turns[dispatch.turn]
             returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
-            self.clock.after(turn.tool_s, self._tell, returned)
+            self.queue.after(turn.tool_s, self._tell, returned)
             self._tell(TurnFinished(request, ended.attempt, tokens, spans))
             return
         cut = ended.reason == "length" or sample.finish == "length"
@@ -259,17 +259,17 @@ class ClosedLoop:
             RequestFinished(request, ended.attempt, tokens, spans, "length" if cut else "stop")
         )
 
-    def _hold(self, station: Station, holder: str, mode: Any, clear_cache: bool) -> None:
-        station.holders.add(holder)
-        station.pausing.append(holder)
-        station.engine.pause(self.clock.now, mode, clear_cache)
-        self._changed[station] = None
+    def _hold(self, node: SimNode, holder: str, mode: Any, clear_cache: bool) -> None:
+        node.holders.add(holder)
+        node.pausing.append(holder)
+        node.engine.pause(self.queue.now, mode, clear_cache)
+        self._changed[node] = None
 
-    def _release(self, station: Station, holder: str) -> None:
-        station.holders.discard(holder)
-        if not station.holders:
-            station.engine.resume(self.clock.now)
-            self._changed[station] = None
+    def _release(self, node: SimNode, holder: str) -> None:
+        node.holders.discard(holder)
+        if not node.holders:
+            node.engine.resume(self.queue.now)
+            self._changed[node] = None
 
     # -- carrying out actions --------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class ClosedLoop:
         turns, made = sample.turns, action.response_tokens
         if action.turn:
             made -= sum(turn.output_tokens for turn in turns[: action.turn])
-        work = Work(
+        request = SimRequest(
             action.attempt,
             action.context_tokens,
             turns[action.turn].output_tokens - made,
@@ -294,27 +294,27 @@ class ClosedLoop:
             salt=action.salt,
         )
         self._running[action.attempt] = (action, sample, stream)
-        station = self._stations[action.instance]
-        station.engine.submit(work, self.clock.now)
-        self._changed[station] = None
+        node = self._nodes[action.instance]
+        node.engine.submit(request, self.queue.now)
+        self._changed[node] = None
 
     def _interrupt(self, action: Interrupt) -> None:
-        station = self._stations[action.instance]
-        station.engine.abort(action.attempt, self.clock.now)
-        self._changed[station] = None
+        node = self._nodes[action.instance]
+        node.engine.abort(action.attempt, self.queue.now)
+        self._changed[node] = None
 
     def _pause(self, action: Pause) -> None:
-        station = self._stations[action.instance]
-        self._hold(station, "scheduler", action.mode, action.clear_cache)
+        node = self._nodes[action.instance]
+        self._hold(node, "scheduler", action.mode, action.clear_cache)
 
     def _resume(self, action: Resume) -> None:
-        self._release(self._stations[action.instance], "scheduler")
+        self._release(self._nodes[action.instance], "scheduler")
 
     def _update_weights(self, action: UpdateWeights) -> None:
-        self.clock.after(self.scenario.weights.seconds, self._loaded, action)
+        self.queue.after(self.scenario.weights.seconds, self._loaded, action)
 
     def _loaded(self, action: UpdateWeights) -> None:
-        self._stations[action.instance].engine.set_version(action.version, self.clock.now)
+        self._nodes[action.instance].engine.set_version(action.version, self.queue.now)
         self._tell(WeightsUpdated(action.instance, action.version))
 
     def _deliver(self, action: Deliver) -> None:
@@ -325,9 +325,9 @@ class ClosedLoop:
         if not trainer.colocated:
             self._begin_training(action)
             return
-        self._batch, self._to_stop = action, len(self._stations)
-        for station in self._stations.values():
-            self._hold(station, "trainer", "keep", not trainer.keeps_kv)
+        self._batch, self._to_stop = action, len(self._nodes)
+        for node in self._nodes.values():
+            self._hold(node, "trainer", "keep", not trainer.keeps_kv)
 
     def _stopped(self) -> None:
         """An instance made way for the colocated trainer, which waits for the last to do so."""
@@ -337,7 +337,7 @@ class ClosedLoop:
 
     def _begin_training(self, action: Deliver) -> None:
         tokens = sum(s.prompt_tokens + s.response_tokens for s in action.samples)
-        self.clock.after(self.scenario.trainer.step_s(tokens), self._train, action)
+        self.queue.after(self.scenario.trainer.step_s(tokens), self._train, action)
 
     def _train(self, action: Deliver) -> None:
         """The training step is over."""
@@ -345,8 +345,8 @@ class ClosedLoop:
         if self.trained >= len(self.workload.prompts):
             return
         if self.scenario.trainer.colocated:
-            for station in self._stations.values():
-                self._release(station, "trainer")
+            for node in self._nodes.values():
+                self._release(node, "trainer")
         self._tell(WeightsPublished(action.version + 1))
         self._tell(BatchRequested())
 
@@ -356,7 +356,7 @@ class ClosedLoop:
             self._streams.pop(action.request, None)
 
     def _wake(self, action: Wake) -> None:
-        self.clock.at(action.at, lambda _: self._tell(Woke()))
+        self.queue.at(action.at, lambda _: self._tell(Woke()))
 
     _DO: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
         Dispatch: _dispatch,

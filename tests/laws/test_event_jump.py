@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.sim_instance import (
     Ended,
-    Instance,
     InstanceSpec,
     Paused,
-    Work,
+    SimInstance,
+    SimRequest,
 )
 
 COST = CostModel(
@@ -29,7 +29,7 @@ COST = CostModel(
 )
 STEP_S = 7e-3
 
-Input = Callable[[Instance, float], None]
+Input = Callable[[SimInstance, float], None]
 Said = list[Ended | Paused]
 
 
@@ -37,7 +37,7 @@ def run(
     spec: InstanceSpec, inputs: list[tuple[float, Input]], single_step: bool, polls: bool
 ) -> tuple[Said, dict[str, Any], list[dict[int, int]]]:
     """Give the inputs at their times and follow next_at in between, up to silence."""
-    instance = Instance(spec, single_step=single_step)
+    instance = SimInstance(spec, single_step=single_step)
     said: Said = []
     progress = []
     for at, give in [*sorted(inputs, key=lambda entry: entry[0]), (math.inf, lambda i, t: None)]:
@@ -53,7 +53,7 @@ def run(
     return said, counters(instance), progress
 
 
-def counters(instance: Instance) -> dict[str, Any]:
+def counters(instance: SimInstance) -> dict[str, Any]:
     names = (
         "running waiting kv_blocks_used preemptions prefill_tokens cached_tokens "
         "reprefilled_tokens generated_tokens steps busy_s"
@@ -106,12 +106,12 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
     inputs: list[tuple[float, Input]] = []
     for number in range(count):
         at = draw(times)
-        inputs.append((at, submit(draw(works(number)))))
+        inputs.append((at, submit(draw(requests(number)))))
         if draw(st.integers(0, 4)) == 0:
             later = at + draw(st.floats(0, 60 * STEP_S))
             inputs.append((later, abort(number)))
             if draw(st.booleans()):
-                inputs.append((later, submit(draw(works(number + 1000, stream=number)))))
+                inputs.append((later, submit(draw(requests(number + 1000, stream=number)))))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(times)
         mode, clear = draw(st.sampled_from(["keep", "abort", "wait"])), draw(st.booleans())
@@ -126,11 +126,11 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
 
 
 @st.composite
-def works(draw: st.DrawFn, number: int, stream: int | None = None) -> Work:
+def requests(draw: st.DrawFn, number: int, stream: int | None = None) -> SimRequest:
     prompt = draw(st.integers(0, 3))
     context = 20 + 16 * prompt + (0 if stream is None else draw(st.integers(0, 60)))
     new = draw(st.integers(1, 120))
-    return Work(
+    return SimRequest(
         attempt=number,
         context_tokens=context,
         new_tokens=new,
@@ -144,10 +144,10 @@ def works(draw: st.DrawFn, number: int, stream: int | None = None) -> Work:
     )
 
 
-def submit(work: Work) -> Input:
-    def give(instance: Instance, now: float) -> None:
+def submit(request: SimRequest) -> Input:
+    def give(instance: SimInstance, now: float) -> None:
         try:
-            instance.submit(work, now)
+            instance.submit(request, now)
         except ValueError as error:
             # Its stream's first attempt may still be here, if the abort did not come before.
             if "already has attempt" not in str(error):

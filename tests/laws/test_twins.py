@@ -23,7 +23,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Order, Outcome
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.realtime_instance import PacedInstance, Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance, Response
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
@@ -122,7 +122,7 @@ async def live(policy: Any, workload: Workload, world: Scenario) -> list[Any]:
     )
     for number in range(world.fleet.instances):
         name = f"instance-{number}"
-        await driver.add_instance(PacedInstance(name, world.instance, length_of))
+        await driver.add_instance(RealtimeInstance(name, world.instance, length_of))
     for number, group in enumerate(workload.prompts):
         tokens = workload.prompt_tokens(group)
 

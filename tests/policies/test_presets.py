@@ -8,7 +8,7 @@ import pytest
 
 import rollout_sched
 from rollout_sched import config
-from rollout_sched.simulators.instance.sim_instance import Instance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.scenario import load_scenario
 
 ROOT = Path(rollout_sched.__file__).parent
@@ -43,7 +43,7 @@ def test_scenario_says_what_it_is_and_makes_instances(name: str) -> None:
     assert scenario.about.endswith(".")
     assert scenario.source
     assert scenario.name.endswith("-disaggregated") <= (not scenario.trainer.colocated)
-    assert Instance(scenario.instance).kv_usage == 0
+    assert SimInstance(scenario.instance).kv_usage == 0
 
 
 @pytest.mark.parametrize("name", PRESETS)

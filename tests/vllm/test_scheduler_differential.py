@@ -22,11 +22,11 @@ import pytest
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.sim_instance import (
     Ended,
-    Instance,
     InstanceSpec,
     Paused,
     PauseMode,
-    Work,
+    SimInstance,
+    SimRequest,
 )
 
 SEEDS = 40
@@ -74,12 +74,12 @@ class RealInstance:
     def number(self, name: str) -> int:
         return int(name.removeprefix(self.prefix))
 
-    def submit(self, work: Work, prompt: list[int], own: list[int]) -> Any:
+    def submit(self, request: SimRequest, prompt: list[int], own: list[int]) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(
-            max_tokens=min(work.new_tokens, work.max_new_tokens),
+            max_tokens=min(request.new_tokens, request.max_new_tokens),
             temperature=1.0,
             ignore_eos=True,
             allowed_token_ids=own,
@@ -87,13 +87,13 @@ class RealInstance:
             output_kind=RequestOutputKind.CUMULATIVE,
         )
         text: dict[str, Any] = {"prompt_token_ids": prompt}
-        if work.salt:
-            text["cache_salt"] = str(work.salt)
+        if request.salt:
+            text["cache_salt"] = str(request.salt)
         self.arrivals += 1
-        self.tokens[work.attempt] = []
-        name = self.name(work.attempt)
+        self.tokens[request.attempt] = []
+        name = self.name(request.attempt)
         self.engine.add_request(
-            name, text, parameters, arrival_time=float(self.arrivals), priority=work.priority
+            name, text, parameters, arrival_time=float(self.arrivals), priority=request.priority
         )
         return self.scheduler.requests[name]
 
@@ -209,8 +209,8 @@ class Lockstep:
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.simulated = Instance(self.spec, single_step=True)
-        self.jumping = Instance(self.spec)
+        self.simulated = SimInstance(self.spec, single_step=True)
+        self.jumping = SimInstance(self.spec)
         self.said: list[Ended | Paused] = []
         self.said_jumping: list[Ended | Paused] = []
 
@@ -222,7 +222,7 @@ class Lockstep:
         getattr(self.jumping, name)(*arguments)
 
     def submit(self, text: Text, new: int, limit: int, priority: int) -> None:
-        work = Work(
+        request = SimRequest(
             attempt=self.attempts,
             context_tokens=len(text.tokens),
             new_tokens=new,
@@ -235,10 +235,10 @@ class Lockstep:
             priority=priority,
         )
         self.attempts += 1
-        self.tell("submit", work, self.now)
+        self.tell("submit", request, self.now)
         self.settle()
-        self.requests[work.attempt] = self.real.submit(work, text.tokens, text.own)
-        self.live[work.attempt] = text
+        self.requests[request.attempt] = self.real.submit(request, text.tokens, text.own)
+        self.live[request.attempt] = text
         text.resting = False
 
     def abort(self, number: int) -> None:

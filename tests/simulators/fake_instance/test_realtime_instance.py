@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
-from rollout_sched.simulators.fake_instance.realtime_instance import PacedInstance
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.sim_instance import InstanceSpec
 from rollout_sched.simulators.replay import virtual_loop
@@ -19,11 +19,11 @@ PROMPT = list(range(10))
 GREEDY = {"temperature": 0, "logprobs": 0}
 
 
-def make(length: int = 20, speed: float = 1.0, **settings: Any) -> PacedInstance:
+def make(length: int = 20, speed: float = 1.0, **settings: Any) -> RealtimeInstance:
     named = {key: settings.pop(key) for key in ("versioned_text",) if key in settings}
     defaults: dict[str, Any] = {"cost": SECOND, "kv_blocks": 1000, "block_size": 4}
     spec = InstanceSpec(**{**defaults, "max_num_seqs": 8, **settings})
-    return PacedInstance(
+    return RealtimeInstance(
         "one", spec, lambda order, response: length, speed=speed, version=1, **named
     )
 

@@ -10,8 +10,8 @@ from rollout_sched.simulators.fake_instance.request_parsing import (
     Limits,
     Message,
     orders,
+    output_limit,
     prompts_of,
-    room,
     words,
 )
 
@@ -35,15 +35,15 @@ def test_a_next_turn_begins_with_the_last_one() -> None:
     assert turn[: len(first) + 2] == [*first, text.NAMES, text.MADE]
 
 
-def test_room_is_clamped_or_refused() -> None:
-    assert room(LIMITS, [1] * 90, None, clamp=False) == 10
-    assert room(LIMITS, [1] * 90, 5, clamp=False) == 5
-    assert room(LIMITS, [1] * 90, 50, clamp=True) == 10
+def test_an_output_limit_is_clamped_or_refused() -> None:
+    assert output_limit(LIMITS, [1] * 90, None, clamp=False) == 10
+    assert output_limit(LIMITS, [1] * 90, 5, clamp=False) == 5
+    assert output_limit(LIMITS, [1] * 90, 50, clamp=True) == 10
     for max_tokens, clamp in ((50, False), (0, True), ("5", True)):
         with pytest.raises(Refusal):
-            room(LIMITS, [1] * 90, max_tokens, clamp=clamp)
+            output_limit(LIMITS, [1] * 90, max_tokens, clamp=clamp)
     with pytest.raises(Refusal):
-        room(LIMITS, [1] * 100, None, clamp=True)
+        output_limit(LIMITS, [1] * 100, None, clamp=True)
 
 
 def test_seeds_of_siblings_count_up() -> None:

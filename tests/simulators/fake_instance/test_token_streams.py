@@ -8,7 +8,12 @@ import pytest
 
 from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import Ended, Instance, InstanceSpec, Work
+from rollout_sched.simulators.instance.sim_instance import (
+    Ended,
+    InstanceSpec,
+    SimInstance,
+    SimRequest,
+)
 
 COST = CostModel(step_s=1.0, weights_s=0.0, token_s=0.01, sequence_s=0.05, context_s=0.001)
 
@@ -27,12 +32,12 @@ def play(
             **settings,
         }  # type: ignore[arg-type]
     )
-    one = Instance(spec, single_step=single_step)
+    one = SimInstance(spec, single_step=single_step)
     streams = TokenStreams(one)
     seen: list[object] = []
     now = 0.0
     for number, length in enumerate(lengths):
-        one.submit(Work(number, 30, length, 1000, number, 0, number), now)
+        one.submit(SimRequest(number, 30, length, 1000, number, 0, number), now)
 
         def note(tokens: int, step: int, number: int = number) -> None:
             seen.append((now, number, tokens))
@@ -65,9 +70,9 @@ def test_every_chunk_comes_with_its_step(settings: dict[str, int]) -> None:
 
 
 def test_without_streams_nothing_is_due() -> None:
-    one = Instance(InstanceSpec(cost=COST, kv_blocks=100))
+    one = SimInstance(InstanceSpec(cost=COST, kv_blocks=100))
     streams = TokenStreams(one)
-    one.submit(Work(1, 30, 5, 10, 1, 0, 1), 0.0)
+    one.submit(SimRequest(1, 30, 5, 10, 1, 0, 1), 0.0)
     assert streams.next_at() == math.inf
     streams.add(1, 2, lambda tokens, step: None)
     streams.remove(1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import Attempt, WaitingQueue, Work
+from rollout_sched.simulators.instance.attempt import Attempt, SimRequest, WaitingQueue
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 
 
 def make(number: int, *, arrival: int = 0, priority: int = 0) -> Attempt:
-    work = Work(number, 10, 5, 5, "prompt", 4, number, priority=priority)
+    request = SimRequest(number, 10, 5, 5, "prompt", 4, number, priority=priority)
     blocks = KvBlocks(8, True)
     shared, own = blocks.chain(("p", number)), blocks.chain(("o", number))
-    return Attempt(work, 15, "stop", arrival, shared, own, 0)
+    return Attempt(request, 15, "stop", arrival, shared, own, 0)
 
 
 def drain(queue: WaitingQueue) -> list[int]:

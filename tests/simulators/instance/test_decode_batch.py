@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.attempt import Attempt, Work
+from rollout_sched.simulators.instance.attempt import Attempt, SimRequest
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 
@@ -16,9 +16,9 @@ SIZE = 4
 def batch_of(contexts: list[int], step: int) -> tuple[DecodeBatch, list[Attempt]]:
     batch, attempts, blocks = DecodeBatch(SIZE), [], KvBlocks(1, True)
     for order, context in enumerate(contexts):
-        work = Work(order, context, 50, 50, "p", 0, order)
+        request = SimRequest(order, context, 50, 50, "p", 0, order)
         chains = blocks.chain(("p", order)), blocks.chain(("o", order))
-        attempt = Attempt(work, context + 3 + order, "stop", order, *chains, 0)
+        attempt = Attempt(request, context + 3 + order, "stop", order, *chains, 0)
         attempt.order = order
         batch.join(attempt, step)
         attempts.append(attempt)
