@@ -14,12 +14,9 @@ from heapq import heapify, heapreplace
 from pathlib import Path
 
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import (
-    Ended,
-    InstanceSpec,
-    SimInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 QWEN2_5_7B_H100 = CostModel(
     step_s=0.6e-3,
@@ -76,12 +73,12 @@ def run(
 
 
 def report(name: str, seconds: float, instances: list[SimInstance], requests: int) -> None:
-    tokens = sum(instance.generated_tokens for instance in instances)
-    preemptions = sum(instance.preemptions for instance in instances)
-    hits = sum(instance.cached_tokens for instance in instances)
+    tokens = sum(instance.gauges().generated_tokens for instance in instances)
+    preemptions = sum(instance.gauges().preemptions for instance in instances)
+    hits = sum(instance.gauges().cached_tokens for instance in instances)
     print(
         f"{name}: {requests:,} requests, {tokens / 1e6:.1f} M tokens, {preemptions:,} preemptions, "
-        f"{hits / 1e6:.2f} M cached, makespan {max(i.busy_s for i in instances):,.0f} s: "
+        f"{hits / 1e6:.2f} M cached, makespan {max(i.gauges().busy_s for i in instances):,.0f} s: "
         f"{seconds:.2f} s = {seconds / requests * 1e6:.1f} us per request"
     )
 

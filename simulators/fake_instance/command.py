@@ -15,7 +15,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.fake_instance import faults
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
-from rollout_sched.simulators.instance.sim_instance import InstanceSpec
+from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.replay.scenario import load_scenario
 
 DEFAULT_SCENARIO = "qwen7b-8xh100"

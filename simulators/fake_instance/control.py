@@ -15,7 +15,7 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.request_parsing import Message, decode, words
-from rollout_sched.simulators.instance.sim_instance import PauseMode
+from rollout_sched.simulators.instance.sim_request import PauseMode
 
 #: The vLLM whose behaviour this is.
 VERSION = "0.32.0"

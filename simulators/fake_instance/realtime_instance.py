@@ -25,13 +25,9 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
-from rollout_sched.simulators.instance.sim_instance import (
-    Ended,
-    InstanceSpec,
-    PauseMode,
-    SimInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, PauseMode, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 Stream = tuple[int, ...]
 
@@ -357,16 +353,16 @@ class RealtimeInstance:
         return ids, text.logprobs(answering.name, start, len(ids)) if wanted else None
 
     def _look(self) -> Gauges:
-        engine = self._engine
+        gauges = self._engine.gauges()
         return Gauges(
-            engine.running,
-            engine.waiting,
-            engine.kv_usage,
-            engine.preemptions,
-            engine.prefill_tokens,
-            engine.cached_tokens,
-            engine.reprefilled_tokens,
-            engine.generated_tokens,
+            gauges.running,
+            gauges.waiting,
+            gauges.kv_usage,
+            gauges.preemptions,
+            gauges.prefill_tokens,
+            gauges.cached_tokens,
+            gauges.reprefilled_tokens,
+            gauges.generated_tokens,
         )
 
 

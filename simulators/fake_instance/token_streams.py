@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 #: Told how many new tokens an attempt has made so far, and with which step.
@@ -30,7 +31,7 @@ class _Stream:
 class TokenStreams:
     """The streamed attempts of one instance."""
 
-    def __init__(self, instance: SimInstance) -> None:
+    def __init__(self, instance: SimInstance | ReferenceInstance) -> None:
         self._instance = instance
         self._heap: list[tuple[int, int]] = []
         self._streams: dict[int, _Stream] = {}

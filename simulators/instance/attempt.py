@@ -1,68 +1,18 @@
-"""What a simulated instance is given, what it says of it, and what it keeps in between."""
+"""The attempts on a simulated instance, and the queue in which some of them wait."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 from heapq import heappop, heappush
-from typing import Literal
-
-import msgspec
 
 from rollout_sched.simulators.instance.kv_blocks import Chain, Table
-
-Reason = Literal["stop", "length", "abort"]
-
-
-class SimRequest(msgspec.Struct, gc=False):
-    """One attempt as an instance receives it. All lengths in tokens.
-
-    attempt         its unique number
-    context_tokens  what must be in the KV cache first: prompt, earlier tokens, observations
-    new_tokens      how many it would generate before it ends by itself, >= 1
-    max_new_tokens  how many it may generate, >= 1
-    prompt_stream   names the text of the first shared_tokens tokens (a group's prompt)
-    stream          names the text after those: one request's own, growing over its attempts. A
-                    request that is generated anew needs another name, for its text is another.
-    known_tokens    leading context tokens that some earlier attempt has computed already; they
-                    only separate prefill from re-prefill in the counters
-    salt            prefix-cache namespace: no hits across different salts
-    priority        lower is more urgent; ignored with fcfs
-    """
-
-    attempt: int
-    context_tokens: int
-    new_tokens: int
-    max_new_tokens: int
-    prompt_stream: Hashable
-    shared_tokens: int
-    stream: Hashable
-    known_tokens: int = 0
-    salt: Hashable = 0
-    priority: int = 0
-
-
-class Ended(msgspec.Struct, gc=False):
-    """An attempt is over.
-
-    tokens  new tokens of this attempt
-    spans   (version, tokens) in order; they sum up to tokens
-    reason  stop: made all its new_tokens; length: stopped by a limit before; abort
-    at      when, in seconds
-    """
-
-    attempt: int
-    tokens: int
-    spans: tuple[tuple[int, int], ...]
-    reason: Reason
-    at: float
-
+from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
 
 ARRIVING, WAITING, PREFILLING, DECODING, OVER = range(5)
 
 
 class Attempt(Table):
-    """State of one attempt on an instance, and the KV blocks it holds.
+    """State of one attempt on an instance, and the KV blocks it uses.
 
     `tokens` (context and new ones) is not updated while it decodes: it is shift + step then,
     with `step` the number of steps the instance has made.

@@ -2,10 +2,10 @@
 
 What is reproduced (vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py):
 
-* A block is *cached* once all its tokens are scheduled; it stays cached after its holder has let
+* A block is *cached* once all its tokens are scheduled; it stays cached after its user has let
   it go, until it is handed out again. Only whole blocks are ever found.
 * The free list has two parts. Free blocks without content (*blank*) are handed out first; then
-  cached ones, least recently freed first. A holder's blocks are freed tail first, so a chain is
+  cached ones, least recently freed first. A user's blocks are freed tail first, so a chain is
   eaten from its end and what is left of it is always a prefix.
 * Equal content may exist twice: a prompt that is a multiple of the block size has its last block
   computed by every sibling, since at least one token must be computed. The oldest copy is found.
@@ -29,7 +29,7 @@ ChainKey = tuple[Hashable, ...]
 class Chain:
     """One line of text: block i of it always has the same content.
 
-    runs   its cached blocks; several runs may hold the same block numbers
+    runs   its cached blocks; several runs may have the same block numbers
     users  live tables that refer to it
     owner  who is writing it now, for those that only one may write; else None
     """
@@ -44,28 +44,28 @@ class Chain:
 
 
 class Run:
-    """Blocks lo <= i < hi of one chain, cached, with the same holders.
+    """Blocks lo <= i < hi of one chain, cached, used by the same `ref_count` tables.
 
-    Without holders it is a link of the free list. When a held run must be split, the right part
-    is hung behind the left one (`rest`), so that holders of the whole still reach it.
+    Unused it is a link of the free list. When a run in use must be split, the right part is hung
+    behind the left one (`rest`), so that users of the whole still reach it.
     """
 
-    __slots__ = ("birth", "chain", "hi", "holders", "lo", "newer", "older", "rest")
+    __slots__ = ("birth", "chain", "hi", "lo", "newer", "older", "ref_count", "rest")
 
     older: Run
     newer: Run
 
-    def __init__(self, chain: Chain, lo: int, hi: int, birth: int, holders: int) -> None:
+    def __init__(self, chain: Chain, lo: int, hi: int, birth: int, ref_count: int) -> None:
         self.chain = chain
         self.lo = lo
         self.hi = hi
         self.birth = birth
-        self.holders = holders
+        self.ref_count = ref_count
         self.rest: Run | None = None
 
 
 class Table:
-    """The blocks that one attempt holds: shared runs in front, its own growing run behind.
+    """The blocks that one attempt uses: shared runs in front, its own growing run behind.
 
     Blocks below `shared_blocks` belong to the prompt's chain, the others to the attempt's own.
     The own run is not an object before it is freed: it starts at `own_lo` and its end follows
@@ -81,7 +81,7 @@ class Table:
         self.own = own
         self.shared_blocks = self.own_lo = shared_blocks
         self.runs: tuple[tuple[Run, int], ...] = ()
-        """(first run, end of what is held): runs behind the first are reached by `rest`"""
+        """(first run, end of what is used): runs behind the first are reached by `rest`"""
 
 
 class Hit(NamedTuple):
@@ -90,7 +90,7 @@ class Hit(NamedTuple):
     blocks: int
     idle: int
     """how many of them are free now, that is, would leave the free list when taken"""
-    pieces: list[tuple[Run, int, int]]
+    parts: list[tuple[Run, int, int]]
 
 
 NO_HIT = Hit(0, 0, [])
@@ -122,7 +122,7 @@ class KvBlocks:
         return chain
 
     def retire(self, table: Table) -> None:
-        """A table, with nothing held any more, goes out of use."""
+        """A table that uses nothing any more is done with."""
         shared, own = table.shared, table.own
         shared.users -= 1
         if not shared.users and not shared.runs:
@@ -131,52 +131,52 @@ class KvBlocks:
         if not own.users and not own.runs:
             del self._chains[own.key]
 
-    # Finding and holding
+    # Finding and using
 
     def lookup(self, table: Table, limit: int) -> Hit:
         """The longest cached prefix of at most `limit` whole blocks. Changes nothing."""
         shared = table.shared_blocks
         found = 0
-        pieces: list[tuple[Run, int, int]] = []
+        parts: list[tuple[Run, int, int]] = []
         if shared and table.shared.runs:
-            found = _follow(table.shared, 0, min(shared, limit), pieces)
+            found = _follow(table.shared, 0, min(shared, limit), parts)
         if found == shared and table.own.runs:
-            found = _follow(table.own, shared, limit, pieces)
-        if not pieces:
+            found = _follow(table.own, shared, limit, parts)
+        if not parts:
             return NO_HIT
         idle = 0
-        for run, lo, hi in pieces:
-            if not run.holders:
+        for run, lo, hi in parts:
+            if not run.ref_count:
                 idle += hi - lo
-        return Hit(found, idle, pieces)
+        return Hit(found, idle, parts)
 
     def take(self, table: Table, hit: Hit) -> None:
-        """Hold the blocks of a hit that `lookup` has just returned."""
+        """Use the blocks of a hit that `lookup` has just returned."""
         runs: list[tuple[Run, int]] = []
         # Backwards, because cutting a run leaves its left part under the old name.
-        for run, lo, hi in reversed(hit.pieces):
-            held = self._carve(run, lo, hi)
-            if not held.holders:
-                _unlink(held)
+        for run, lo, hi in reversed(hit.parts):
+            taken = self._carve(run, lo, hi)
+            if not taken.ref_count:
+                _unlink(taken)
                 self.free -= hi - lo
-            held.holders += 1
-            runs.append((held, hi))
+            taken.ref_count += 1
+            runs.append((taken, hi))
         table.runs = tuple(reversed(runs))
         table.own_lo = max(hit.blocks, table.shared_blocks)
 
     def _carve(self, run: Run, lo: int, hi: int) -> Run:
-        """Cut lo <= i < hi out of a run, leaving the free list and the holders as they are."""
+        """Cut lo <= i < hi out of a run, leaving the free list and who uses it as they are."""
         if hi < run.hi:
             self._split(run, hi)
         return self._split(run, lo) if lo > run.lo else run
 
     def _split(self, run: Run, at: int) -> Run:
-        right = Run(run.chain, at, run.hi, run.birth, run.holders)
+        right = Run(run.chain, at, run.hi, run.birth, run.ref_count)
         right.rest = run.rest
         run.hi = at
         run.rest = right
         run.chain.runs += (right,)
-        if not run.holders:  # the tail goes first
+        if not run.ref_count:  # the tail goes first
             _link(right, run)
         return right
 
@@ -218,20 +218,20 @@ class KvBlocks:
         if start < end and self.caching:
             table.runs += ((self._cache(table.shared, start, end, 1), end),)
 
-    def _cache(self, chain: Chain, lo: int, hi: int, holders: int) -> Run:
+    def _cache(self, chain: Chain, lo: int, hi: int, ref_count: int) -> Run:
         self._births += 1
-        run = Run(chain, lo, hi, self._births, holders)
+        run = Run(chain, lo, hi, self._births, ref_count)
         chain.runs += (run,)
         return run
 
-    def release(self, table: Table, full: int, held: int) -> None:
-        """Give back all `held` blocks of a table, of which the first `full` are cached."""
+    def release(self, table: Table, full: int, used: int) -> None:
+        """Give back all `used` blocks of a table, of which the first `full` are cached."""
         if not self.caching:
-            self.free += held
-            self.blank += held
+            self.free += used
+            self.blank += used
             return
-        self.free += held - full
-        self.blank += held - full
+        self.free += used - full
+        self.blank += used - full
         if full > table.own_lo and not self._regrow(table, full):
             self.free += full - table.own_lo
             _link(self._cache(table.own, table.own_lo, full, 0), self._ring)
@@ -239,8 +239,8 @@ class KvBlocks:
             if run.hi < end:
                 self._let_go_of_parts(run, end)
                 continue
-            run.holders -= 1
-            if not run.holders:
+            run.ref_count -= 1
+            if not run.ref_count:
                 self.free += run.hi - run.lo
                 _link(run, self._ring)
         table.runs = ()
@@ -253,8 +253,8 @@ class KvBlocks:
             run = run.rest
             parts.append(run)
         for part in reversed(parts):
-            part.holders -= 1
-            if not part.holders:
+            part.ref_count -= 1
+            if not part.ref_count:
                 self.free += part.hi - part.lo
                 _link(part, self._ring)
 
@@ -264,14 +264,14 @@ class KvBlocks:
         if len(table.own.runs) != 1 or not table.runs:
             return False
         run, hi = table.runs[-1]
-        if run is not table.own.runs[0] or run.hi != hi or run.holders != 1:
+        if run is not table.own.runs[0] or run.hi != hi or run.ref_count != 1:
             return False
         run.hi = full
         table.runs = (*table.runs[:-1], (run, full))
         return True
 
     def clear(self) -> bool:
-        """Forget all cached content, which is possible only while nothing is held."""
+        """Forget all cached content, which is possible only while nothing is in use."""
         if self.free != self.blocks:
             return False
         self.blank = self.blocks
@@ -301,24 +301,24 @@ class KvBlocks:
             run = run.newer
 
     def check_invariants(self, tables: Iterable[tuple[Table, int, int]]) -> None:
-        """Compare with all holding tables, each with its (full, held) block counts.
+        """Compare with all tables that use blocks, each with its (full, used) block counts.
 
         Raises AssertionError naming the first broken promise.
         """
-        holders: dict[Run, int] = {}
+        refs: dict[Run, int] = {}
         private = 0
-        for table, full, held in tables:
-            private += held - full + max(0, full - table.own_lo) if self.caching else held
+        for table, full, used in tables:
+            private += used - full + max(0, full - table.own_lo) if self.caching else used
             for run, end in table.runs:
-                holders[run] = holders.get(run, 0) + 1
+                refs[run] = refs.get(run, 0) + 1
                 while run.hi < end:
-                    assert run.rest is not None, "a held run ends early"
+                    assert run.rest is not None, "a run in use ends early"
                     run = run.rest
-                    holders[run] = holders.get(run, 0) + 1
-                assert run.hi == end, "a held run was cut in the middle"
-        assert all(run.holders == count for run, count in holders.items()), "wrong holders"
-        held_blocks = private + sum(run.hi - run.lo for run in holders)
-        assert self.free == self.blocks - held_blocks, f"free {self.free}, held {held_blocks}"
+                    refs[run] = refs.get(run, 0) + 1
+                assert run.hi == end, "a run in use was cut in the middle"
+        assert all(run.ref_count == count for run, count in refs.items()), "wrong ref_count"
+        used_blocks = private + sum(run.hi - run.lo for run in refs)
+        assert self.free == self.blocks - used_blocks, f"free {self.free}, used {used_blocks}"
         cached = sum(1 for _ in self.eviction_order())
         assert self.free == self.blank + cached, f"free {self.free} = {self.blank} + {cached}?"
         for key, chain in self._chains.items():
@@ -327,7 +327,7 @@ class KvBlocks:
             assert all(run.lo < run.hi for run in chain.runs), "an empty run is kept"
 
 
-def _follow(chain: Chain, at: int, limit: int, pieces: list[tuple[Run, int, int]]) -> int:
+def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[Run, int, int]]) -> int:
     """Add the cached blocks at <= i < limit of a chain up to the first gap; returns its place."""
     runs = chain.runs
     while at < limit:
@@ -337,10 +337,10 @@ def _follow(chain: Chain, at: int, limit: int, pieces: list[tuple[Run, int, int]
                 oldest = run
         if oldest is None:
             break
-        # No older copy begins further on: whoever lets go of a block has held all before it, so
+        # No older copy begins further on: whoever lets go of a block has used all before it, so
         # these outlive it in the free list.
         end = min(oldest.hi, limit)
-        pieces.append((oldest, at, end))
+        parts.append((oldest, at, end))
         at = end
     return at
 

@@ -40,7 +40,9 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.simulators.instance.sim_instance import Ended, SimInstance, SimRequest
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
@@ -57,13 +59,13 @@ class SimNode:
     `pausing` lists whose pauses it has not confirmed yet, in order.
     """
 
-    __slots__ = ("due", "engine", "holders", "name", "pausing")
+    __slots__ = ("due", "instance", "name", "paused_by", "pausing")
 
-    def __init__(self, name: str, engine: SimInstance) -> None:
+    def __init__(self, name: str, instance: SimInstance | ReferenceInstance) -> None:
         self.name = name
-        self.engine = engine
+        self.instance = instance
         self.due = INFINITY
-        self.holders: set[str] = set()
+        self.paused_by: set[str] = set()
         self.pausing: deque[str] = deque()
 
 
@@ -80,7 +82,7 @@ class ClosedLoop:
         scenario: Scenario,
         observers: Sequence[Observer] = (),
         *,
-        single_step: bool = False,
+        instance: type[SimInstance] | type[ReferenceInstance] = SimInstance,
     ) -> None:
         workload.check_fits(scenario)
         self.queue = EventQueue()
@@ -90,7 +92,7 @@ class ClosedLoop:
         self.observers = tuple(observers)
         self.trained = 0
         self._nodes = {
-            name: SimNode(name, SimInstance(scenario.instance, single_step=single_step))
+            name: SimNode(name, instance(scenario.instance))
             for name in (f"instance-{i}" for i in range(scenario.fleet.instances))
         }
         # Of every attempt: what was ordered, what it will do, and the name of its text, which is
@@ -126,7 +128,7 @@ class ClosedLoop:
         """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
         self.queue.clear()
         for node in self._nodes.values():
-            node.engine.close()
+            node.instance.close()
 
     # -- telling the scheduler -------------------------------------------------------------
 
@@ -187,40 +189,40 @@ class ClosedLoop:
     def _report(self, _: Any) -> None:
         for node in self._nodes.values():
             self._catch_up(node)
-            if not node.holders:  # a paused vLLM's gauges freeze
+            if not node.paused_by:  # a paused vLLM's gauges freeze
                 self._tell(self._gauges(node))
 
     def _gauges(self, node: SimNode) -> InstanceReported:
-        engine = node.engine
+        gauges = node.instance.gauges()
         return InstanceReported(
             node.name,
-            engine.running,
-            engine.waiting,
-            engine.kv_usage,
-            engine.preemptions,
-            engine.prefill_tokens,
-            engine.cached_tokens,
-            engine.reprefilled_tokens,
-            engine.generated_tokens,
+            gauges.running,
+            gauges.waiting,
+            gauges.kv_usage,
+            gauges.preemptions,
+            gauges.prefill_tokens,
+            gauges.cached_tokens,
+            gauges.reprefilled_tokens,
+            gauges.generated_tokens,
         )
 
     def _stream(self, _: Any) -> None:
         for node in self._nodes.values():
             self._catch_up(node)
-            for attempt, tokens in node.engine.progress(self.queue.now).items():
+            for attempt, tokens in node.instance.progress(self.queue.now).items():
                 self._tell(TokensArrived(self._running[attempt][0].request, attempt, tokens))
 
     # -- instances -------------------------------------------------------------------------
 
     def _catch_up(self, node: SimNode) -> None:
         """Let it say what is due: then its counters are those of this very moment."""
-        while node.engine.next_at() <= self.queue.now:
+        while node.instance.next_at() <= self.queue.now:
             self._listen(node)
-        node.engine.advance(self.queue.now)  # says nothing
+        node.instance.advance(self.queue.now)  # says nothing
 
     def _plan(self, node: SimNode) -> None:
         """Put the next thing the instance has to say in the event queue; older plans are void."""
-        node.due = at = node.engine.next_at()
+        node.due = at = node.instance.next_at()
         if at < INFINITY:
             self.queue.at(at, self._ring, node)
 
@@ -230,7 +232,7 @@ class ClosedLoop:
 
     def _listen(self, node: SimNode) -> None:
         self._changed[node] = None
-        for word in node.engine.advance(self.queue.now):
+        for word in node.instance.advance(self.queue.now):
             if isinstance(word, Ended):
                 self._answer(word)
             elif node.pausing.popleft() == "scheduler":
@@ -259,16 +261,16 @@ class ClosedLoop:
             RequestFinished(request, ended.attempt, tokens, spans, "length" if cut else "stop")
         )
 
-    def _hold(self, node: SimNode, holder: str, mode: Any, clear_cache: bool) -> None:
-        node.holders.add(holder)
-        node.pausing.append(holder)
-        node.engine.pause(self.queue.now, mode, clear_cache)
+    def _pause_for(self, owner: str, node: SimNode, mode: Any, clear_cache: bool) -> None:
+        node.paused_by.add(owner)
+        node.pausing.append(owner)
+        node.instance.pause(self.queue.now, mode, clear_cache)
         self._changed[node] = None
 
-    def _release(self, node: SimNode, holder: str) -> None:
-        node.holders.discard(holder)
-        if not node.holders:
-            node.engine.resume(self.queue.now)
+    def _resume_for(self, owner: str, node: SimNode) -> None:
+        node.paused_by.discard(owner)
+        if not node.paused_by:
+            node.instance.resume(self.queue.now)
             self._changed[node] = None
 
     # -- carrying out actions --------------------------------------------------------------
@@ -295,26 +297,26 @@ class ClosedLoop:
         )
         self._running[action.attempt] = (action, sample, stream)
         node = self._nodes[action.instance]
-        node.engine.submit(request, self.queue.now)
+        node.instance.submit(request, self.queue.now)
         self._changed[node] = None
 
     def _interrupt(self, action: Interrupt) -> None:
         node = self._nodes[action.instance]
-        node.engine.abort(action.attempt, self.queue.now)
+        node.instance.abort(action.attempt, self.queue.now)
         self._changed[node] = None
 
     def _pause(self, action: Pause) -> None:
         node = self._nodes[action.instance]
-        self._hold(node, "scheduler", action.mode, action.clear_cache)
+        self._pause_for("scheduler", node, action.mode, action.clear_cache)
 
     def _resume(self, action: Resume) -> None:
-        self._release(self._nodes[action.instance], "scheduler")
+        self._resume_for("scheduler", self._nodes[action.instance])
 
     def _update_weights(self, action: UpdateWeights) -> None:
         self.queue.after(self.scenario.weights.seconds, self._loaded, action)
 
     def _loaded(self, action: UpdateWeights) -> None:
-        self._nodes[action.instance].engine.set_version(action.version, self.queue.now)
+        self._nodes[action.instance].instance.set_version(action.version, self.queue.now)
         self._tell(WeightsUpdated(action.instance, action.version))
 
     def _deliver(self, action: Deliver) -> None:
@@ -327,7 +329,7 @@ class ClosedLoop:
             return
         self._batch, self._to_stop = action, len(self._nodes)
         for node in self._nodes.values():
-            self._hold(node, "trainer", "keep", not trainer.keeps_kv)
+            self._pause_for("trainer", node, "keep", not trainer.keeps_kv)
 
     def _stopped(self) -> None:
         """An instance made way for the colocated trainer, which waits for the last to do so."""
@@ -346,7 +348,7 @@ class ClosedLoop:
             return
         if self.scenario.trainer.colocated:
             for node in self._nodes.values():
-                self._release(node, "trainer")
+                self._resume_for("trainer", node)
         self._tell(WeightsPublished(action.version + 1))
         self._tell(BatchRequested())
 

@@ -8,7 +8,7 @@ import msgspec
 
 from rollout_sched.config import ConfigError, check_finite, read_toml, unknown_key
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import InstanceSpec
+from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -11,13 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import (
-    Ended,
-    InstanceSpec,
-    Paused,
-    SimInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, Paused, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 COST = CostModel(
     step_s=6e-4,
@@ -29,15 +26,17 @@ COST = CostModel(
 )
 STEP_S = 7e-3
 
-Input = Callable[[SimInstance, float], None]
+Simulated = SimInstance | ReferenceInstance
+Kind = type[SimInstance] | type[ReferenceInstance]
+Input = Callable[[Simulated, float], None]
 Said = list[Ended | Paused]
 
 
 def run(
-    spec: InstanceSpec, inputs: list[tuple[float, Input]], single_step: bool, polls: bool
+    kind: Kind, spec: InstanceSpec, inputs: list[tuple[float, Input]], *, polls: bool
 ) -> tuple[Said, dict[str, Any], list[dict[int, int]]]:
     """Give the inputs at their times and follow next_at in between, up to silence."""
-    instance = SimInstance(spec, single_step=single_step)
+    instance = kind(spec)
     said: Said = []
     progress = []
     for at, give in [*sorted(inputs, key=lambda entry: entry[0]), (math.inf, lambda i, t: None)]:
@@ -53,14 +52,8 @@ def run(
     return said, counters(instance), progress
 
 
-def counters(instance: SimInstance) -> dict[str, Any]:
-    names = (
-        "running waiting kv_blocks_used preemptions prefill_tokens cached_tokens "
-        "reprefilled_tokens generated_tokens steps busy_s"
-    )
-    values: dict[str, Any] = {name: getattr(instance, name) for name in names.split()}
-    values["eviction"] = list(instance.eviction_order())
-    return values
+def counters(instance: Simulated) -> dict[str, Any]:
+    return {**instance.gauges()._asdict(), "eviction": list(instance.eviction_order())}
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -145,7 +138,7 @@ def requests(draw: st.DrawFn, number: int, stream: int | None = None) -> SimRequ
 
 
 def submit(request: SimRequest) -> Input:
-    def give(instance: SimInstance, now: float) -> None:
+    def give(instance: Simulated, now: float) -> None:
         try:
             instance.submit(request, now)
         except ValueError as error:
@@ -184,13 +177,14 @@ relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_jump_says_what_single_steps_say(
     spec: InstanceSpec, inputs: list[tuple[float, Input]]
 ) -> None:
-    assert_same(run(spec, inputs, False, polls=True), run(spec, inputs, True, polls=True))
+    stepped = run(ReferenceInstance, spec, inputs, polls=True)
+    assert_same(run(SimInstance, spec, inputs, polls=True), stepped)
 
 
 @relaxed
 @given(specs(), scripts())
 def test_looking_changes_nothing(spec: InstanceSpec, inputs: list[tuple[float, Input]]) -> None:
-    said, values, _ = run(spec, inputs, False, polls=True)
-    quiet, quiet_values, _ = run(spec, inputs, False, polls=False)
+    said, values, _ = run(SimInstance, spec, inputs, polls=True)
+    quiet, quiet_values, _ = run(SimInstance, spec, inputs, polls=False)
     assert said == quiet
     assert values == quiet_values

@@ -43,7 +43,7 @@ def test_scenario_says_what_it_is_and_makes_instances(name: str) -> None:
     assert scenario.about.endswith(".")
     assert scenario.source
     assert scenario.name.endswith("-disaggregated") <= (not scenario.trainer.colocated)
-    assert SimInstance(scenario.instance).kv_usage == 0
+    assert SimInstance(scenario.instance).gauges().kv_usage == 0
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -20,14 +20,10 @@ from typing import Any
 import pytest
 
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import (
-    Ended,
-    InstanceSpec,
-    Paused,
-    PauseMode,
-    SimInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, Paused, PauseMode, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 SEEDS = 40
 # Sums of powers of two are exact, so jumping and stepping get the very same times.
@@ -209,7 +205,7 @@ class Lockstep:
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.simulated = SimInstance(self.spec, single_step=True)
+        self.simulated = ReferenceInstance(self.spec)
         self.jumping = SimInstance(self.spec)
         self.said: list[Ended | Paused] = []
         self.said_jumping: list[Ended | Paused] = []
@@ -275,14 +271,14 @@ class Lockstep:
 
     def can_run(self) -> bool:
         self.real.flush()
-        assert self.real.can_run() == self.simulated._can_run()
+        assert self.real.can_run() == self.simulated.can_run()
         self.finish_waits()
         return self.real.can_run()
 
     def step(self, aborted_within: int | None = None) -> None:
         self.remember_hashes()
         self.go_to(self.simulated.next_at())
-        end = self.simulated._end
+        end = self.simulated.step_end
         assert end is not None, "the step should have begun"
         if aborted_within is not None:
             self.tell("abort", aborted_within, (self.now + end) / 2)
@@ -343,10 +339,10 @@ class Lockstep:
     def compare_state(self) -> None:
         scheduler, simulated = self.real.scheduler, self.simulated
         running = [self.real.number(r.request_id) for r in scheduler.running]
-        assert running == [a.number for a in simulated._running]
-        assert len(scheduler.waiting) == simulated.waiting
+        assert running == simulated.running
+        assert len(scheduler.waiting) == simulated.gauges().waiting
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        assert self.spec.kv_blocks - free == simulated.kv_blocks_used
+        assert self.spec.kv_blocks - free == simulated.gauges().kv_blocks_used
         evicted = [self.labels[h] for h in self.real.eviction_order()]
         assert evicted == list(simulated.eviction_order())
         progress = simulated.progress(self.now)
@@ -364,10 +360,11 @@ class Lockstep:
 
     def compare_jumping(self) -> None:
         assert self.said_jumping == self.said
+        jumping, simulated = self.jumping.gauges(), self.simulated.gauges()
         for name in ("steps", "preemptions", "prefill_tokens", "cached_tokens", "kv_blocks_used"):
-            assert getattr(self.jumping, name) == getattr(self.simulated, name)
-        assert self.jumping.reprefilled_tokens == self.simulated.reprefilled_tokens
-        assert self.jumping.generated_tokens == self.simulated.generated_tokens
+            assert getattr(jumping, name) == getattr(simulated, name)
+        assert jumping.reprefilled_tokens == simulated.reprefilled_tokens
+        assert jumping.generated_tokens == simulated.generated_tokens
         assert list(self.jumping.eviction_order()) == list(self.simulated.eviction_order())
 
 

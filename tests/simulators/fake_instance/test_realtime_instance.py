@@ -11,7 +11,7 @@ import pytest
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import InstanceSpec
+from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.replay import virtual_loop
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)

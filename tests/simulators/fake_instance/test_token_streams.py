@@ -8,19 +8,17 @@ import pytest
 
 from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_instance import (
-    Ended,
-    InstanceSpec,
-    SimInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
+
+Kind = type[SimInstance] | type[ReferenceInstance]
 
 COST = CostModel(step_s=1.0, weights_s=0.0, token_s=0.01, sequence_s=0.05, context_s=0.001)
 
 
-def play(
-    every: int, lengths: list[int], single_step: bool = False, **settings: int
-) -> list[object]:
+def play(every: int, lengths: list[int], kind: Kind = SimInstance, **settings: int) -> list[object]:
     """(time, attempt, tokens) of every chunk and (time, attempt) of every end."""
     spec = InstanceSpec(
         **{
@@ -32,7 +30,7 @@ def play(
             **settings,
         }  # type: ignore[arg-type]
     )
-    one = SimInstance(spec, single_step=single_step)
+    one = kind(spec)
     streams = TokenStreams(one)
     seen: list[object] = []
     now = 0.0
@@ -62,7 +60,7 @@ def test_every_chunk_comes_with_its_step(settings: dict[str, int]) -> None:
     for number, length in enumerate(lengths):
         chunks = [what[2] for what in seen if len(what) == 3 and what[1] == number]  # type: ignore
         assert chunks == list(range(1, length, 4))
-    stepped = play(4, lengths, single_step=True, **settings)
+    stepped = play(4, lengths, ReferenceInstance, **settings)
     key = lambda what: (what[1], len(what), *what[2:])  # noqa: E731
     for one, other in zip(sorted(seen, key=key), sorted(stepped, key=key), strict=True):
         assert one[1:] == other[1:]  # type: ignore[index]

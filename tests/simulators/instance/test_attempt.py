@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import Attempt, SimRequest, WaitingQueue
+from rollout_sched.simulators.instance.attempt import Attempt, WaitingQueue
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
+from rollout_sched.simulators.instance.sim_request import SimRequest
 
 
 def make(number: int, *, arrival: int = 0, priority: int = 0) -> Attempt:

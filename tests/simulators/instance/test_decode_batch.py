@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.attempt import Attempt, SimRequest
+from rollout_sched.simulators.instance.attempt import Attempt
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
+from rollout_sched.simulators.instance.sim_request import SimRequest
 
 SIZE = 4
 

@@ -17,6 +17,8 @@ from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core import events as ev
 from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.runs import (
@@ -157,7 +159,7 @@ def test_the_event_jump_changes_nothing_here(preset: str) -> None:
     scenario = msgspec.structs.replace(scenario, cost=cost)  # so that no two things coincide
     trace = make_trace({f"g{i}": [5 + 9 * i % 23, 3 + 7 * i % 29] for i in range(8)})
     logs = []
-    for single_step in (False, True):
+    for instance in (SimInstance, ReferenceInstance):
         workload = Workload(trace, scenario.job)
         scheduler = PRESETS[preset].scheduler(2, lengths=workload.length)
         log: list[tuple[float, Any]] = []
@@ -167,7 +169,7 @@ def test_the_event_jump_changes_nothing_here(preset: str) -> None:
                 event = msgspec.structs.replace(event, kv_usage=0.0)
             log.append((round(now, 6), event))
 
-        ClosedLoop(scheduler, workload, scenario, [note], single_step=single_step).run()
+        ClosedLoop(scheduler, workload, scenario, [note], instance=instance).run()
         logs.append(log)
     assert logs[0] == logs[1]
 
