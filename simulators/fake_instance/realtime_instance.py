@@ -64,7 +64,7 @@ class RealtimeInstance:
 
     `version` is the one it starts with. With `versioned_text` another version makes another text.
 
-    KV identity is read off the tokens (see `made_up_text`): requests with equal prompts share
+    KV identity is read off the tokens (see `synthetic_tokens`): requests with equal prompts share
     theirs, and a context that holds a response of ours finds the KV of that response's line if the
     salt is the same. Two limits: prompts that are equal only in part share nothing, and what
     follows a response (an observation) is taken for the same whenever the response is. Where two

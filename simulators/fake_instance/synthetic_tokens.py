@@ -1,13 +1,13 @@
-"""Made-up text: token ids that follow from the context alone, as a language model's would.
+"""Synthetic tokens: ids that follow from the context alone, as a language model's would.
 
 A response begins with its *name*, an id of its own, drawn from the context (greedy: from nothing
 else); every later token follows from that name and the place in the response. So a request that
 was interrupted goes on with the same text on any instance, in any process, and a context tells
 what it is made of: the prompt ends where the first name stands, and a response is under way if
-nothing but made-up ids follow the last name.
+nothing but synthetic ids follow the last name.
 
-Ids below MADE are left to prompts and observations, whose ids never lie in our ranges unless their
-vocabulary has more than 262,144 entries.
+Ids below SYNTHETIC are left to prompts and observations, whose ids never lie in our ranges unless
+their vocabulary has more than 262,144 entries.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MADE = 1 << 18
-"""made-up ids lie in MADE ... MADE + _WORDS - 1, and ..."""
+SYNTHETIC = 1 << 18
+"""synthetic ids lie in SYNTHETIC ... SYNTHETIC + _WORDS - 1, and ..."""
 NAMES = 1 << 30
 """... in NAMES ... LIMIT - 1 if they are names"""
 LIMIT = 1 << 31
@@ -40,7 +40,7 @@ class Context(NamedTuple):
     prompt         digest of what comes before the first response
     prompt_tokens  how many those are
     stream         name of the first response, 0 if there is none
-    known_tokens   everything up to the last made-up token
+    known_tokens   everything up to the last synthetic token
     name           of the response under way, 0 if a new one is to begin
     made_tokens    of the response under way
     """
@@ -69,8 +69,8 @@ def read(token_ids: Sequence[int]) -> Context:
     if not len(names):
         return Context(digest, digest, len(ids))
     first, last = int(names[0]), int(names[-1])
-    known = int(np.flatnonzero(ids >= MADE)[-1]) + 1
-    under_way = bool((ids[last:] >= MADE).all())
+    known = int(np.flatnonzero(ids >= SYNTHETIC)[-1]) + 1
+    under_way = bool((ids[last:] >= SYNTHETIC).all())
     return Context(
         digest,
         _digest(ids[:first]),
@@ -94,7 +94,7 @@ def tokens(response: int, start: int, spans: Spans) -> list[int]:
     ids: list[int] = []
     for version, count in spans:
         words = _mixed(response, start + len(ids), count, version)
-        ids += (MADE + (words >> np.uint64(40)) % np.uint64(_WORDS)).tolist()
+        ids += (SYNTHETIC + (words >> np.uint64(40)) % np.uint64(_WORDS)).tolist()
     if ids and not start:
         ids[0] = response
     return ids
@@ -107,7 +107,7 @@ def logprobs(response: int, start: int, count: int) -> list[float]:
 
 
 def encode(text: str) -> list[int]:
-    """One id per word: "w623" is 623, any other word gets an id below MADE from its spelling."""
+    """One id per word: "w623" is 623, any other gets an id below SYNTHETIC from its spelling."""
     return [_word_id(word) for word in text.split()]
 
 
@@ -119,7 +119,7 @@ def decode(token_ids: Iterable[int]) -> str:
 def _word_id(word: str) -> int:
     if word[0] == "w" and word[1:].isdecimal() and (token := int(word[1:])) < LIMIT:
         return token
-    return zlib.crc32(word.encode()) % MADE
+    return zlib.crc32(word.encode()) % SYNTHETIC
 
 
 def _digest(ids: NDArray[np.int64]) -> bytes:

@@ -6,7 +6,6 @@ through it only what a fleet could tell: answers, polls, streams, confirmations.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -28,13 +27,8 @@ from rollout_sched.core.events import (
     GroupSubmitted,
     InstanceJoined,
     InstancePaused,
-    InstanceReported,
-    RequestFinished,
-    RequestInterrupted,
     SubmissionsClosed,
     TokensArrived,
-    ToolReturned,
-    TurnFinished,
     WeightsPublished,
     WeightsUpdated,
     Woke,
@@ -42,31 +36,14 @@ from rollout_sched.core.events import (
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.instance.sim_request import Ended
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.sim_attempts import SimAttempts
+from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample
-
-INFINITY = float("inf")
 
 Observer = Callable[[float, Event, list[Action]], None]
-
-
-class SimNode:
-    """A simulated instance, when it is heard next, and who wants it to stand still.
-
-    `pausing` lists whose pauses it has not confirmed yet, in order.
-    """
-
-    __slots__ = ("due", "instance", "name", "paused_by", "pausing")
-
-    def __init__(self, name: str, instance: SimInstance | ReferenceInstance) -> None:
-        self.name = name
-        self.instance = instance
-        self.due = INFINITY
-        self.paused_by: set[str] = set()
-        self.pausing: deque[str] = deque()
 
 
 class ClosedLoop:
@@ -95,10 +72,7 @@ class ClosedLoop:
             name: SimNode(name, instance(scenario.instance))
             for name in (f"instance-{i}" for i in range(scenario.fleet.instances))
         }
-        # Of every attempt: what was ordered, what it will do, and the name of its text, which is
-        # the number of the attempt that began it; for those between two attempts in `_streams`.
-        self._running: dict[int, tuple[Dispatch, Sample, int]] = {}
-        self._streams: dict[str, int] = {}
+        self._attempts = SimAttempts(workload)
         self._changed: dict[SimNode, None] = {}
         self._ticks = 0
         self._batch: Deliver | None = None
@@ -190,114 +164,55 @@ class ClosedLoop:
         for node in self._nodes.values():
             self._catch_up(node)
             if not node.paused_by:  # a paused vLLM's gauges freeze
-                self._tell(self._gauges(node))
-
-    def _gauges(self, node: SimNode) -> InstanceReported:
-        gauges = node.instance.gauges()
-        return InstanceReported(
-            node.name,
-            gauges.running,
-            gauges.waiting,
-            gauges.kv_usage,
-            gauges.preemptions,
-            gauges.prefill_tokens,
-            gauges.cached_tokens,
-            gauges.reprefilled_tokens,
-            gauges.generated_tokens,
-        )
+                self._tell(node.report())
 
     def _stream(self, _: Any) -> None:
         for node in self._nodes.values():
             self._catch_up(node)
             for attempt, tokens in node.instance.progress(self.queue.now).items():
-                self._tell(TokensArrived(self._running[attempt][0].request, attempt, tokens))
+                self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
 
     # -- instances -------------------------------------------------------------------------
 
     def _catch_up(self, node: SimNode) -> None:
-        """Let it say what is due: then its counters are those of this very moment."""
+        """Tell what is due: then its counters are those of this very moment."""
         while node.instance.next_at() <= self.queue.now:
-            self._listen(node)
-        node.instance.advance(self.queue.now)  # says nothing
+            self._advance(node)
+        node.instance.advance(self.queue.now)  # nothing is due any more
 
     def _plan(self, node: SimNode) -> None:
-        """Put the next thing the instance has to say in the event queue; older plans are void."""
+        """Into the event queue when the instance is to be advanced next; older plans are void."""
         node.due = at = node.instance.next_at()
         if at < INFINITY:
-            self.queue.at(at, self._ring, node)
+            self.queue.at(at, self._due, node)
 
-    def _ring(self, node: SimNode) -> None:
+    def _due(self, node: SimNode) -> None:
         if node.due == self.queue.now:
-            self._listen(node)
+            self._advance(node)
 
-    def _listen(self, node: SimNode) -> None:
+    def _advance(self, node: SimNode) -> None:
+        """Tell what has happened on the instance."""
         self._changed[node] = None
-        for word in node.instance.advance(self.queue.now):
-            if isinstance(word, Ended):
-                self._answer(word)
+        for outcome in node.instance.advance(self.queue.now):
+            if isinstance(outcome, Ended):
+                self._answer(outcome)
             elif node.pausing.popleft() == "scheduler":
                 self._tell(InstancePaused(node.name))
             else:
                 self._stopped()
 
     def _answer(self, ended: Ended) -> None:
-        dispatch, sample, stream = self._running.pop(ended.attempt)
-        request, tokens, spans = dispatch.request, ended.tokens, ended.spans
-        if ended.reason != "stop" or len(sample.turns) > 1:
-            self._streams[request] = stream  # it may go on
-        if ended.reason == "abort":
-            self._tell(RequestInterrupted(request, ended.attempt, tokens, spans))
-            return
-        made = dispatch.response_tokens + tokens
-        last = dispatch.turn == len(sample.turns) - 1 or made >= self.workload.max_tokens
-        if ended.reason == "stop" and not last:
-            turn = sample.turns[dispatch.turn]
-            returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
-            self.queue.after(turn.tool_s, self._tell, returned)
-            self._tell(TurnFinished(request, ended.attempt, tokens, spans))
-            return
-        cut = ended.reason == "length" or sample.finish == "length"
-        self._tell(
-            RequestFinished(request, ended.attempt, tokens, spans, "length" if cut else "stop")
-        )
-
-    def _pause_for(self, owner: str, node: SimNode, mode: Any, clear_cache: bool) -> None:
-        node.paused_by.add(owner)
-        node.pausing.append(owner)
-        node.instance.pause(self.queue.now, mode, clear_cache)
-        self._changed[node] = None
-
-    def _resume_for(self, owner: str, node: SimNode) -> None:
-        node.paused_by.discard(owner)
-        if not node.paused_by:
-            node.instance.resume(self.queue.now)
-            self._changed[node] = None
+        event, tool = self._attempts.end(ended)
+        if tool is not None:
+            seconds, returned = tool
+            self.queue.after(seconds, self._tell, returned)
+        self._tell(event)
 
     # -- carrying out actions --------------------------------------------------------------
 
     def _dispatch(self, action: Dispatch) -> None:
-        group, _, index = action.request.rpartition("/")
-        sample = self.workload.sample(group, int(index))
-        stream = self._streams.pop(action.request, action.attempt)
-        if not action.computed_tokens:
-            stream = action.attempt  # a new text from here on
-        turns, made = sample.turns, action.response_tokens
-        if action.turn:
-            made -= sum(turn.output_tokens for turn in turns[: action.turn])
-        request = SimRequest(
-            action.attempt,
-            action.context_tokens,
-            turns[action.turn].output_tokens - made,
-            action.max_new_tokens,
-            prompt_stream=group,
-            shared_tokens=self.workload.prompt_tokens(group),
-            stream=stream,
-            known_tokens=action.computed_tokens,
-            salt=action.salt,
-        )
-        self._running[action.attempt] = (action, sample, stream)
         node = self._nodes[action.instance]
-        node.instance.submit(request, self.queue.now)
+        node.instance.submit(self._attempts.begin(action), self.queue.now)
         self._changed[node] = None
 
     def _interrupt(self, action: Interrupt) -> None:
@@ -307,10 +222,15 @@ class ClosedLoop:
 
     def _pause(self, action: Pause) -> None:
         node = self._nodes[action.instance]
-        self._pause_for("scheduler", node, action.mode, action.clear_cache)
+        node.pause("scheduler", self.queue.now, action.mode, action.clear_cache)
+        self._changed[node] = None
 
     def _resume(self, action: Resume) -> None:
         self._resume_for("scheduler", self._nodes[action.instance])
+
+    def _resume_for(self, owner: str, node: SimNode) -> None:
+        if node.resume(owner, self.queue.now):
+            self._changed[node] = None
 
     def _update_weights(self, action: UpdateWeights) -> None:
         self.queue.after(self.scenario.weights.seconds, self._loaded, action)
@@ -320,16 +240,15 @@ class ClosedLoop:
         self._tell(WeightsUpdated(action.instance, action.version))
 
     def _deliver(self, action: Deliver) -> None:
-        if self._streams:
-            for sample in action.samples:
-                self._streams.pop(sample.request, None)
+        self._attempts.forget(sample.request for sample in action.samples)
         trainer = self.scenario.trainer
         if not trainer.colocated:
             self._begin_training(action)
             return
         self._batch, self._to_stop = action, len(self._nodes)
         for node in self._nodes.values():
-            self._pause_for("trainer", node, "keep", not trainer.keeps_kv)
+            node.pause("trainer", self.queue.now, "keep", not trainer.keeps_kv)
+            self._changed[node] = None
 
     def _stopped(self) -> None:
         """An instance made way for the colocated trainer, which waits for the last to do so."""
@@ -355,7 +274,7 @@ class ClosedLoop:
     def _discard(self, action: Discard) -> None:
         """A simulated instance keeps no tokens for us, only the name of the text."""
         if action.ends:
-            self._streams.pop(action.request, None)
+            self._attempts.forget((action.request,))
 
     def _wake(self, action: Wake) -> None:
         self.queue.at(action.at, lambda _: self._tell(Woke()))

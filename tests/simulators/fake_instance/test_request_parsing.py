@@ -30,9 +30,9 @@ def test_prompts_are_texts_or_ids_or_lists_of_such() -> None:
 def test_a_next_turn_begins_with_the_last_one() -> None:
     hello = Message("user", "Hello")
     first = text.encode(words([hello]))
-    answer = text.decode([text.NAMES, text.MADE])
+    answer = text.decode([text.NAMES, text.SYNTHETIC])
     turn = text.encode(words([hello, Message("assistant", answer), Message("user", None)]))
-    assert turn[: len(first) + 2] == [*first, text.NAMES, text.MADE]
+    assert turn[: len(first) + 2] == [*first, text.NAMES, text.SYNTHETIC]
 
 
 def test_an_output_limit_is_clamped_or_refused() -> None:
