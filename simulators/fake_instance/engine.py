@@ -13,7 +13,8 @@ import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance, Response
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.instance.sim_request import PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 

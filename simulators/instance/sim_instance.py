@@ -229,10 +229,6 @@ class SimInstance:
     def paused(self) -> bool:
         return self._core.scheduler.gate != RUN_ALL
 
-    @property
-    def running(self) -> int:
-        return len(self._core.scheduler.running)
-
     def gauges(self) -> SimGauges:
         """As of the last call of advance."""
         core, now = self._core, self._inbox.now

@@ -23,7 +23,8 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Order, Outcome
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance, Response
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario

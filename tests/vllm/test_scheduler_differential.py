@@ -1,8 +1,8 @@
 """The simulated instance against the real scheduler, step by step.
 
 A real LLMEngine (real scheduler, real KV cache manager, real tiny model, real sampled tokens) and
-two simulated instances, one in single steps and one jumping, get the same random workload and
-must decide the same in every step. See README.md in this folder for what is compared, and for
+two simulated ones, the reference step by step and the jumping one, get the same random workload
+and must decide the same in every step. See README.md in this folder for what is compared, and for
 what cannot be.
 """
 
