@@ -1,7 +1,7 @@
 """When streamed attempts have something to say.
 
 Every attempt that decodes gains a token per step, so the step with which its next chunk is full is
-known from the start: a heap by that step finds the next. Those that wait for their turn are looked
+known from the start: a heap by that step finds the next. Those that do not decode yet are looked
 at whenever the instance has decided something. Nothing is done per token.
 """
 

@@ -11,7 +11,7 @@ from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
 ARRIVING, WAITING, PREFILLING, DECODING, OVER = range(5)
 
 
-class Attempt(Table):
+class SimAttempt(Table):
     """State of one attempt on an instance, and the KV blocks it uses.
 
     `tokens` (context and new ones) is not updated while it decodes: it is shift + step then,
@@ -82,11 +82,11 @@ class WaitingQueue:
 
     def __init__(self, priority: bool) -> None:
         self._priority = priority
-        self._deque: deque[Attempt] = deque()
-        self._heap: list[tuple[int, int, Attempt]] = []
+        self._deque: deque[SimAttempt] = deque()
+        self._heap: list[tuple[int, int, SimAttempt]] = []
         self.size = 0
 
-    def push(self, attempt: Attempt, front: bool = False) -> None:
+    def push(self, attempt: SimAttempt, front: bool = False) -> None:
         attempt.state = WAITING
         self.size += 1
         if self._priority:
@@ -96,7 +96,7 @@ class WaitingQueue:
         else:
             self._deque.append(attempt)
 
-    def first(self) -> Attempt:
+    def first(self) -> SimAttempt:
         """The next in line; the queue must not be empty."""
         if self._priority:
             heap = self._heap
@@ -116,7 +116,7 @@ class WaitingQueue:
         else:
             self._deque.popleft()
 
-    def discard(self, attempt: Attempt) -> None:
+    def discard(self, attempt: SimAttempt) -> None:
         """It has ended while it waited. It is skipped when it comes up, so this costs nothing."""
         attempt.state = OVER
         self.size -= 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from rollout_sched.simulators.instance.attempt import DECODING, Attempt
+from rollout_sched.simulators.instance.attempt import DECODING, SimAttempt
 
 
 class DecodeBatch:
@@ -29,9 +29,9 @@ class DecodeBatch:
         self._shifts = 0
         self._needs = [0] * block_size
         # (-end, -order, attempt), the next to end last: taking it out touches nothing else.
-        self._ends: list[tuple[int, int, Attempt]] = []
+        self._ends: list[tuple[int, int, SimAttempt]] = []
 
-    def join(self, attempt: Attempt, step: int) -> None:
+    def join(self, attempt: SimAttempt, step: int) -> None:
         """It gains its first token with the step after boundary `step`."""
         attempt.state = DECODING
         attempt.shift = shift = attempt.tokens - step
@@ -40,14 +40,14 @@ class DecodeBatch:
         self._needs[(1 - shift) % self._size] += 1
         insort(self._ends, (shift - attempt.goal, -attempt.order, attempt))
 
-    def leave(self, attempt: Attempt, step: int) -> None:
+    def leave(self, attempt: SimAttempt, step: int) -> None:
         shift = attempt.shift
         attempt.tokens = shift + step
         self.count -= 1
         self._shifts -= shift
         self._needs[(1 - shift) % self._size] -= 1
 
-    def delay(self, attempt: Attempt, step: int) -> None:
+    def delay(self, attempt: SimAttempt, step: int) -> None:
         """It was left out of the step that ended with boundary `step`: all that it does comes
         one step later."""
         self.leave(attempt, step - 1)
@@ -66,7 +66,7 @@ class DecodeBatch:
                 return -end
             ends.pop()  # it has left, or was delayed
 
-    def ending(self, step: int) -> list[Attempt]:
+    def ending(self, step: int) -> list[SimAttempt]:
         """Those that end with this step, in running order. They still have to leave."""
         ends, found = self._ends, []
         while ends and ends[-1][0] >= -step:
@@ -79,7 +79,7 @@ class DecodeBatch:
         """Blocks that the step after this boundary takes."""
         return self._needs[step % self._size]
 
-    def needing(self, step: int, running: Iterable[Attempt]) -> list[Attempt]:
+    def needing(self, step: int, running: Iterable[SimAttempt]) -> list[SimAttempt]:
         """Who of those running takes them. Asked only when there are too few."""
         size = self._size
         decoding = (a for a in running if a.state == DECODING)
@@ -107,7 +107,7 @@ class DecodeBatch:
                 return min(steps, cycles * size + offset)
         raise AssertionError("a full cycle needs as many blocks as there are attempts")
 
-    def check_invariants(self, attempts: list[Attempt]) -> None:
+    def check_invariants(self, attempts: list[SimAttempt]) -> None:
         """Compare with the attempts that should be here. Raises AssertionError."""
         assert self.count == len(attempts), "decoding attempts are miscounted"
         assert self._shifts == sum(a.shift for a in attempts), "contexts are summed up wrongly"

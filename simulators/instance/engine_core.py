@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import ARRIVING, DECODING, WAITING, Attempt
+from rollout_sched.simulators.instance.attempt import ARRIVING, DECODING, WAITING, SimAttempt
 from rollout_sched.simulators.instance.inbox import Inbox
 from rollout_sched.simulators.instance.sim_request import (
     Ended,
@@ -35,7 +35,7 @@ class EngineCore:
         self.scheduler = StepScheduler(spec)
         self.version = version
         self.at = inbox.now
-        self.requests: dict[int, Attempt] = {}
+        self.requests: dict[int, SimAttempt] = {}
         self.outcomes: list[Outcome] = []
         self._pauses: list[tuple[PauseMode, bool]] = []  # not yet complete
         self._inbox = inbox
@@ -45,7 +45,7 @@ class EngineCore:
         """Some pause waits for the step under way."""
         return bool(self._pauses)
 
-    def accept(self, request: SimRequest, last_token: int, reason: Reason) -> Attempt:
+    def accept(self, request: SimRequest, last_token: int, reason: Reason) -> SimAttempt:
         """A new attempt, not queued yet. Raises ValueError if its stream already has one here."""
         kv, number = self.scheduler.kv, request.attempt
         blocks = request.shared_tokens // self.scheduler.spec.block_size
@@ -57,13 +57,13 @@ class EngineCore:
                 f"here; abort that one or give the copy its own stream"
             )
         own.owner = number
-        attempt = Attempt(request, last_token, reason, self._inbox.count, shared, own, blocks)
+        attempt = SimAttempt(request, last_token, reason, self._inbox.count, shared, own, blocks)
         self.requests[number] = attempt
         return attempt
 
     # -- inputs taking effect --------------------------------------------------------------
 
-    def enqueue(self, attempt: Attempt) -> None:
+    def enqueue(self, attempt: SimAttempt) -> None:
         self.scheduler.add(attempt)
 
     def abort(self, number: int) -> None:
@@ -110,7 +110,7 @@ class EngineCore:
         self.at = end
         self._conclude(step.idled)
 
-    def _conclude(self, idled: list[Attempt]) -> None:
+    def _conclude(self, idled: list[SimAttempt]) -> None:
         """Aborts that came while the step ran go before its results, as in vLLM."""
         for number in self._inbox.aborts_within(self.at):
             attempt = self.requests.get(number)
@@ -122,7 +122,7 @@ class EngineCore:
         if self._pauses:
             self._complete_pauses()
 
-    def _finish(self, attempt: Attempt, reason: Reason, lost: int = 0) -> None:
+    def _finish(self, attempt: SimAttempt, reason: Reason, lost: int = 0) -> None:
         self.scheduler.remove(attempt, lost)
         attempt.close_span(attempt.tokens, self.version)
         del self.requests[attempt.number]

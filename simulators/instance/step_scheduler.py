@@ -23,7 +23,7 @@ from rollout_sched.simulators.instance.attempt import (
     OVER,
     PREFILLING,
     WAITING,
-    Attempt,
+    SimAttempt,
     WaitingQueue,
 )
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
@@ -33,7 +33,7 @@ from rollout_sched.simulators.instance.spec import InstanceSpec
 
 RUN_ALL, RUN_ADMITTED, RUN_NOTHING = range(3)
 
-Chunks = list[tuple[Attempt, int]]
+Chunks = list[tuple[SimAttempt, int]]
 
 
 class Step(msgspec.Struct, gc=False):
@@ -46,7 +46,7 @@ class Step(msgspec.Struct, gc=False):
 
     seconds: float
     new_tokens: int
-    idled: list[Attempt]
+    idled: list[SimAttempt]
 
 
 class StepScheduler:
@@ -77,22 +77,22 @@ class StepScheduler:
         self.counters = Counters()
         self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
         self.queue = WaitingQueue(spec.scheduling == "priority")
-        self.running: dict[Attempt, None] = {}
+        self.running: dict[SimAttempt, None] = {}
         self.batch = DecodeBatch(spec.block_size)
-        self.prefilling: Attempt | None = None
+        self.prefilling: SimAttempt | None = None
         self.blocked = False
         self.gate = RUN_ALL
         self.step = 0
 
     # -- coming and going ------------------------------------------------------------------
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: SimAttempt) -> None:
         """To the end of the queue."""
         self.queue.push(attempt)
         if self.spec.scheduling == "priority":
             self.blocked = False
 
-    def remove(self, attempt: Attempt, lost: int = 0) -> None:
+    def remove(self, attempt: SimAttempt, lost: int = 0) -> None:
         """It has ended, wherever it was; `lost` of its newest tokens do not count."""
         if attempt.state == WAITING:
             self.queue.discard(attempt)
@@ -104,7 +104,7 @@ class StepScheduler:
             attempt.state = OVER
         self.kv.retire(attempt)
 
-    def preempt(self, attempt: Attempt, scheduled: bool = False) -> None:
+    def preempt(self, attempt: SimAttempt, scheduled: bool = False) -> None:
         """`scheduled`: the step being decided had already included it. Its block then counts as
         cached although it is never computed, in vLLM and so here."""
         written = attempt.computed
@@ -127,7 +127,7 @@ class StepScheduler:
         self.gate = RUN_ALL
         self.blocked = False
 
-    def _leave_running(self, attempt: Attempt, unwritten: int = 1) -> None:
+    def _leave_running(self, attempt: SimAttempt, unwritten: int = 1) -> None:
         """Give up slot and blocks, with `tokens` up to date. The KV of the newest token is not
         written yet, except for what the scheduler has just handed out blocks for."""
         del self.running[attempt]
@@ -168,7 +168,7 @@ class StepScheduler:
     def decide(self) -> Step:
         """Who is in the next step, as Scheduler.schedule does."""
         step, batch, cost = self.step, self.batch, self.spec.cost
-        preempted: list[Attempt] = []
+        preempted: list[SimAttempt] = []
         chunks: Chunks = []
         idled = self._extend_running(preempted)
         if self.prefilling is not None and not idled:
@@ -202,7 +202,7 @@ class StepScheduler:
 
     # -- deciding --------------------------------------------------------------------------
 
-    def _extend_running(self, preempted: list[Attempt]) -> list[Attempt]:
+    def _extend_running(self, preempted: list[SimAttempt]) -> list[SimAttempt]:
         """A block for each decoding attempt that needs one, preempting where there is none.
 
         Returns those left out of the step: when one must preempt itself, vLLM stops there.
@@ -220,7 +220,7 @@ class StepScheduler:
             kv.allocate(1)
         return []
 
-    def _free_blocks(self, blocks: int, attempt: Attempt, preempted: list[Attempt]) -> bool:
+    def _free_blocks(self, blocks: int, attempt: SimAttempt, preempted: list[SimAttempt]) -> bool:
         """Preempt until `blocks` are free. False if the attempt itself had to go."""
         while self.kv.free < blocks:
             if self.spec.scheduling == "priority":
@@ -233,7 +233,9 @@ class StepScheduler:
                 return False
         return True
 
-    def _continue_prefill(self, attempt: Attempt, chunks: Chunks, preempted: list[Attempt]) -> None:
+    def _continue_prefill(
+        self, attempt: SimAttempt, chunks: Chunks, preempted: list[SimAttempt]
+    ) -> None:
         budget, size = self.spec.max_num_batched_tokens - self.batch.count, self.spec.block_size
         tokens = min(attempt.tokens - attempt.computed, budget)
         start, end = attempt.computed, attempt.computed + tokens
@@ -278,7 +280,7 @@ class StepScheduler:
             running[attempt] = None
             chunks.append((attempt, end - start))
 
-    def _compute(self, attempt: Attempt, tokens: int) -> int:
+    def _compute(self, attempt: SimAttempt, tokens: int) -> int:
         """Account for a prefill chunk of the step that begins; returns the tokens it brings."""
         start, end = attempt.computed, attempt.computed + tokens
         self.counters.prefill_tokens += tokens
@@ -305,7 +307,7 @@ class StepScheduler:
         written = ((a, self._written(a, under_way)) for a in self.running)
         self.kv.check_invariants((a, w // size, -(-w // size)) for a, w in written)
 
-    def _written(self, attempt: Attempt, under_way: Step | None) -> int:
+    def _written(self, attempt: SimAttempt, under_way: Step | None) -> int:
         """Tokens with a place in its blocks, that of the step under way included."""
         if attempt.state != DECODING:
             return attempt.computed
@@ -313,5 +315,5 @@ class StepScheduler:
         return attempt.tokens_at(self.step) - 1 + ahead
 
 
-def _by_urgency(attempt: Attempt) -> tuple[int, int]:
+def _by_urgency(attempt: SimAttempt) -> tuple[int, int]:
     return attempt.priority, attempt.arrival

@@ -1,1 +1,1 @@
-"""The closed loop in virtual time: scenario, workload, trainer, and what a run is held against."""
+"""The closed loop in virtual time: scenario, workload, trainer, bounds, report."""

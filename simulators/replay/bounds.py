@@ -110,14 +110,14 @@ class Demand:
     sample: which sample the row belongs to, 0..samples-1 [rows]
     context: tokens before the row's first generated token [rows]
     output: tokens to generate, at least 1 [rows]
-    held: tokens of that context surely in KV for this sample alone, prompts amortised [rows]
+    private: tokens of that context surely in KV for this sample alone, prompts amortised [rows]
     tool_s: seconds between turns [samples]
     """
 
     sample: Ints
     context: Floats
     output: Floats
-    held: Floats
+    private: Floats
     tool_s: Floats
 
     @classmethod
@@ -140,8 +140,8 @@ class Demand:
         # stood before the sample.
         own = grown - np.repeat(grown[last - counts + 1], counts)
         siblings = _sizes_of_groups([s.group for s in listed])
-        held = own + (prompt / siblings)[owner]
-        return cls(owner, prompt[owner] + own, output, held, _per_sample(owner, waited))
+        private = own + (prompt / siblings)[owner]
+        return cls(owner, prompt[owner] + own, output, private, _per_sample(owner, waited))
 
     @classmethod
     def joined(cls, parts: Sequence["Demand"]) -> "Demand":
@@ -153,7 +153,7 @@ class Demand:
             np.concatenate([p.sample + start for p, start in zip(parts, first[:-1], strict=True)]),
             *(
                 np.concatenate([getattr(part, name) for part in parts])
-                for name in ("context", "output", "held", "tool_s")
+                for name in ("context", "output", "private", "tool_s")
             ),
         )
 
@@ -169,23 +169,23 @@ class Demand:
 
     @classmethod
     def of_parts(
-        cls, context: npt.ArrayLike, output: npt.ArrayLike, held: npt.ArrayLike = 0.0
+        cls, context: npt.ArrayLike, output: npt.ArrayLike, private: npt.ArrayLike = 0.0
     ) -> "Demand":
         """One uninterrupted part per sample: what was generated within a step, for example.
 
         context: tokens before the part; output: tokens generated in it, at least 1;
-        held: tokens of the context that no other sample shares, 0 if unknown. Shapes [samples].
+        private: tokens of the context that no other sample shares, 0 if unknown. Shapes [samples].
         ValueError on a length that makes no sense.
         """
         before = np.asarray(context, dtype=np.float64)
         made = np.asarray(output, dtype=np.float64)
-        alone = np.broadcast_to(np.asarray(held, dtype=np.float64), made.shape)
+        alone = np.broadcast_to(np.asarray(private, dtype=np.float64), made.shape)
         if before.ndim != 1 or before.shape != made.shape:
             raise ValueError(f"context and output have shapes {before.shape} and {made.shape}")
         if not (np.all(before >= 0) and np.all(made >= 1)):
             raise ValueError("expected contexts of at least 0 and outputs of at least 1 token")
         if not np.all((alone >= 0) & (alone <= before)):
-            raise ValueError("held tokens are part of the context: expected 0 to context")
+            raise ValueError("private tokens are part of the context: expected 0 to context")
         return cls(np.arange(len(made)), before, made, alone, np.zeros(len(made)))
 
 
@@ -231,9 +231,9 @@ def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
     """S: engine steps of all instances together, by slots, by KV and by the longest sample."""
     per_step = min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
     o = demand.output
-    held = float((o * demand.held + (o - 1) * np.maximum(o - 2, 0) / 2).sum())
+    private = float((o * demand.private + (o - 1) * np.maximum(o - 2, 0) / 2).sum())
     most = float(_per_sample(demand.sample, o).max())
-    return max(float(o.sum()) / per_step, held / fleet.kv_tokens, most)
+    return max(float(o.sum()) / per_step, private / fleet.kv_tokens, most)
 
 
 def _all_tokens_s(steps: float, tokens: float, cost: StepCost) -> float:

@@ -1,4 +1,4 @@
-"""Replay: the same workload under several policies, each run several times, held to a bound."""
+"""Replay: the same workload under several policies, each several times, beside a bound."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `placement`: "disaggregated" trains on its own GPUs; "colocated" takes the instances' GPUs, so
     that generation stands still meanwhile. `keeps_kv`: whether a colocated instance still has its
-    KV cache afterwards (engines that sleep to make room for the optimiser lose it).
+    KV cache afterwards (engines that sleep to free memory for the optimiser lose it).
     """
 
     placement: Literal["colocated", "disaggregated"] = "disaggregated"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import Attempt, WaitingQueue
+from rollout_sched.simulators.instance.attempt import SimAttempt, WaitingQueue
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.sim_request import SimRequest
 
 
-def make(number: int, *, arrival: int = 0, priority: int = 0) -> Attempt:
+def make(number: int, *, arrival: int = 0, priority: int = 0) -> SimAttempt:
     request = SimRequest(number, 10, 5, 5, "prompt", 4, number, priority=priority)
     blocks = KvBlocks(8, True)
     shared, own = blocks.chain(("p", number)), blocks.chain(("o", number))
-    return Attempt(request, 15, "stop", arrival, shared, own, 0)
+    return SimAttempt(request, 15, "stop", arrival, shared, own, 0)
 
 
 def drain(queue: WaitingQueue) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.attempt import Attempt
+from rollout_sched.simulators.instance.attempt import SimAttempt
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.sim_request import SimRequest
@@ -14,12 +14,12 @@ from rollout_sched.simulators.instance.sim_request import SimRequest
 SIZE = 4
 
 
-def batch_of(contexts: list[int], step: int) -> tuple[DecodeBatch, list[Attempt]]:
+def batch_of(contexts: list[int], step: int) -> tuple[DecodeBatch, list[SimAttempt]]:
     batch, attempts, blocks = DecodeBatch(SIZE), [], KvBlocks(1, True)
     for order, context in enumerate(contexts):
         request = SimRequest(order, context, 50, 50, "p", 0, order)
         chains = blocks.chain(("p", order)), blocks.chain(("o", order))
-        attempt = Attempt(request, context + 3 + order, "stop", order, *chains, 0)
+        attempt = SimAttempt(request, context + 3 + order, "stop", order, *chains, 0)
         attempt.order = order
         batch.join(attempt, step)
         attempts.append(attempt)
