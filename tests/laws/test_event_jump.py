@@ -43,10 +43,13 @@ def run(
         while instance.next_at() <= at and instance.next_at() < math.inf:
             said += instance.advance(instance.next_at())
             instance.check_invariants()
+            if polls:
+                instance.step_at(instance.gauges().steps + 2)
         if at < math.inf:
             if polls:
                 said += instance.advance(at)
                 progress.append(instance.progress(at))
+                instance.step_at(instance.gauges().steps + 2)
             give(instance, at)
     instance.check_invariants()
     return said, counters(instance), progress

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.sim_request import Ended
 from tests.simulators.instance.by_hand import Make, follow, instance, request
 
@@ -72,3 +73,23 @@ def test_time_does_not_go_back() -> None:
         one.advance(4.0)
     with pytest.raises(ValueError, match="time went back"):
         one.submit(request(2), 4.0)
+
+
+def test_asking_when_a_step_ends_changes_nothing() -> None:
+    """Asked within a step that leaves out a running attempt, which does everything one step later,
+    the instance must not keep what it foretold from where that attempt was before."""
+    cost = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0, context_s=0.01)
+    ends = []
+    for asked in (False, True):
+        one = instance(
+            cost=cost, kv_blocks=8, prefix_caching=False, scheduling="priority", max_num_seqs=2
+        )
+        one.submit(request(1, context=12, new=16, priority=5), 0.0)
+        one.submit(request(2, context=12, new=16, priority=1), 0.5)
+        one.pause(2.0, "wait", clear_cache=False)  # so that nothing has to be decided but this
+        while one.gauges().preemptions == 0:
+            one.advance(math.nextafter(one.next_at(), math.inf))
+        if asked:
+            one.step_at(one.gauges().steps + 4)
+        ends.append([(e.attempt, e.at) for e in follow(one) if isinstance(e, Ended)])
+    assert ends[0] == ends[1]
