@@ -112,15 +112,20 @@ class EngineCore:
 
     def _conclude(self, idled: list[SimAttempt]) -> None:
         """Aborts that came while the step ran go before its results, as in vLLM."""
+        if self._inbox.aborts:
+            self._abort_early(idled)
+        scheduler = self.scheduler
+        for attempt in scheduler.batch.ending(scheduler.step):
+            self._finish(attempt, attempt.reason)
+        if self._pauses:
+            self._complete_pauses()
+
+    def _abort_early(self, idled: list[SimAttempt]) -> None:
         for number in self._inbox.aborts_within(self.at):
             attempt = self.requests.get(number)
             if attempt is not None and attempt.state != ARRIVING:
                 got_token = attempt.state == DECODING and attempt not in idled
                 self._finish(attempt, "abort", lost=int(got_token))
-        for attempt in self.scheduler.batch.ending(self.scheduler.step):
-            self._finish(attempt, attempt.reason)
-        if self._pauses:
-            self._complete_pauses()
 
     def _finish(self, attempt: SimAttempt, reason: Reason, lost: int = 0) -> None:
         self.scheduler.remove(attempt, lost)

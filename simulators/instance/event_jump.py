@@ -4,12 +4,12 @@ one closed formula (see decode_batch). Nothing is done per token or per running 
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from rollout_sched.simulators.instance.inbox import Inbox
 from rollout_sched.simulators.instance.step_scheduler import StepScheduler
+
+INFINITY = float("inf")
 
 
 class Jump(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +49,7 @@ class EventJump:
             return None
         batch = scheduler.batch
         steps = batch.steps_that_fit(step, batch.next_end() - step, scheduler.kv.free)
-        if self._inbox.due < math.inf:
+        if self._inbox.due < INFINITY:
             steps = min(steps, self._steps_to_input(step, at))
         seconds = scheduler.spec.cost.jump(steps, batch.count, batch.context(step))
         self._jump = jump = Jump(step, at, steps, at + seconds)
@@ -83,7 +83,7 @@ class EventJump:
         """When the step `wanted` ends, if it is part of the jump from this boundary; else inf."""
         jump = self.plan(step, at)
         if jump is None or wanted - step > jump.steps:
-            return math.inf
+            return INFINITY
         if wanted - step == jump.steps:
             return jump.end
         batch = self._scheduler.batch

@@ -12,16 +12,17 @@ class Inbox:
     """What was put in, in the order in which it came; `due` is when the first did, else infinite.
 
     Aborts go a shorter way besides: one that comes while a step runs goes before its results.
+    `aborts` has those that may, (time, attempt).
     """
 
-    __slots__ = ("_aborts", "_posts", "count", "due", "now")
+    __slots__ = ("_posts", "aborts", "count", "due", "now")
 
     def __init__(self) -> None:
         self.now = -math.inf
         self.due = math.inf
         self.count = 0
         self._posts: deque[tuple[float, Callable[[Any], None], Any]] = deque()
-        self._aborts: deque[tuple[float, int]] = deque()
+        self.aborts: deque[tuple[float, int]] = deque()
 
     def clock(self, now: float) -> None:
         """Raises ValueError if now lies before an earlier call."""
@@ -44,16 +45,16 @@ class Inbox:
 
     def post_abort(self, take_effect: Callable[[Any], None], attempt: int) -> None:
         self.post(take_effect, attempt)
-        self._aborts.append((self.now, attempt))
+        self.aborts.append((self.now, attempt))
 
     def aborts_within(self, end: float) -> list[int]:
         """The attempts whose aborts came before this step end, each told once."""
-        aborts, found = self._aborts, []
+        aborts, found = self.aborts, []
         while aborts and aborts[0][0] < end:
             found.append(aborts.popleft()[1])
         return found
 
     def forget_aborts(self, at: float) -> None:
         """Those that came by `at` take effect as inputs do."""
-        while self._aborts and self._aborts[0][0] <= at:
-            self._aborts.popleft()
+        while self.aborts and self.aborts[0][0] <= at:
+            self.aborts.popleft()

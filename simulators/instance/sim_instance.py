@@ -130,6 +130,7 @@ class SimInstance:
         Raises ValueError if now lies before an earlier call or input.
         """
         core, inbox, jump = self._core, self._inbox, self._jump
+        scheduler = core.scheduler
         inbox.clock(now)
         self._foreseen = None
         while True:
@@ -142,14 +143,14 @@ class SimInstance:
                 inbox.take()
             elif now <= core.at:
                 break
-            elif (plan := jump.plan(core.scheduler.step, core.at)) is not None:
+            elif (plan := jump.plan(scheduler.step, core.at)) is not None:
                 if plan.end > now:
                     break
                 self._busy_s += plan.end - plan.at
                 core.jump(plan.steps, plan.end)
-            elif core.scheduler.can_run():
+            elif scheduler.can_run():
                 jump.forget()
-                self._step = core.scheduler.decide()
+                self._step = scheduler.decide()
                 self._end = core.at + self._step.seconds
             elif inbox.due <= now:
                 core.at = inbox.due

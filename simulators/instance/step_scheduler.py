@@ -259,7 +259,7 @@ class StepScheduler:
             hit = kv.lookup(attempt, (context - 1) // size)
             # The whole context must fit, though only one chunk of it is allocated now.
             need = -(-context // size) - hit.blocks + hit.idle
-            if running:
+            if running and spec.watermark:
                 need += spec.watermark_blocks
             if need > kv.free:
                 self.blocked = True
