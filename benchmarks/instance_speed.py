@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from pathlib import Path
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import Ended, Instance, InstanceSpec, Work
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 QWEN2_5_7B_H100 = CostModel(
     step_s=0.6e-3,
@@ -26,10 +28,10 @@ QWEN2_5_7B_H100 = CostModel(
 )
 
 
-def recorded(path: Path) -> list[Work]:
+def recorded(path: Path) -> list[SimRequest]:
     with path.open(newline="") as file:
         return [
-            work(
+            request(
                 number,
                 group=int(row["group_id"]),
                 prompt=int(row["prompt_tokens"]),
@@ -39,8 +41,8 @@ def recorded(path: Path) -> list[Work]:
         ]
 
 
-def work(number: int, group: int, prompt: int, response: int) -> Work:
-    return Work(
+def request(number: int, group: int, prompt: int, response: int) -> SimRequest:
+    return SimRequest(
         attempt=number,
         context_tokens=prompt,
         new_tokens=response,
@@ -51,12 +53,14 @@ def work(number: int, group: int, prompt: int, response: int) -> Work:
     )
 
 
-def run(spec: InstanceSpec, works: Iterable[Work], count: int) -> tuple[float, list[Instance]]:
+def run(
+    spec: InstanceSpec, requests: Iterable[SimRequest], count: int
+) -> tuple[float, list[SimInstance]]:
     """Submit all at t=0 round-robin; advance whichever instance is due. Seconds it took."""
     start = time.perf_counter()
-    instances = [Instance(spec) for _ in range(count)]
+    instances = [SimInstance(spec) for _ in range(count)]
     ended = submitted = 0
-    for submitted, one in enumerate(works, 1):
+    for submitted, one in enumerate(requests, 1):
         instances[(submitted - 1) % count].submit(one, 0.0)
     due = [(instance.next_at(), number) for number, instance in enumerate(instances)]
     heapify(due)
@@ -68,13 +72,13 @@ def run(spec: InstanceSpec, works: Iterable[Work], count: int) -> tuple[float, l
     return time.perf_counter() - start, instances
 
 
-def report(name: str, seconds: float, instances: list[Instance], requests: int) -> None:
-    tokens = sum(instance.generated_tokens for instance in instances)
-    preemptions = sum(instance.preemptions for instance in instances)
-    hits = sum(instance.cached_tokens for instance in instances)
+def report(name: str, seconds: float, instances: list[SimInstance], requests: int) -> None:
+    tokens = sum(instance.gauges().generated_tokens for instance in instances)
+    preemptions = sum(instance.gauges().preemptions for instance in instances)
+    hits = sum(instance.gauges().cached_tokens for instance in instances)
     print(
         f"{name}: {requests:,} requests, {tokens / 1e6:.1f} M tokens, {preemptions:,} preemptions, "
-        f"{hits / 1e6:.2f} M cached, makespan {max(i.busy_s for i in instances):,.0f} s: "
+        f"{hits / 1e6:.2f} M cached, makespan {max(i.gauges().busy_s for i in instances):,.0f} s: "
         f"{seconds:.2f} s = {seconds / requests * 1e6:.1f} us per request"
     )
 
@@ -86,16 +90,17 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=1024)
     arguments = parser.parse_args()
     if arguments.trace:
-        works = recorded(arguments.trace)
+        requests = recorded(arguments.trace)
         for caching in (True, False):
             for blocks in (64_000, 200_000):
                 spec = InstanceSpec(QWEN2_5_7B_H100, kv_blocks=blocks, prefix_caching=caching)
                 name = f"8 instances x {blocks:,} blocks, prefix cache {'on' if caching else 'off'}"
-                report(name, *run(spec, works, 8), len(works))
+                report(name, *run(spec, requests, 8), len(requests))
     spec = InstanceSpec(QWEN2_5_7B_H100, kv_blocks=200_000)
     count = arguments.requests
     many = (
-        work(n, n // 8 % (count // 8), 100 + n % 97, 1000 + n * 7919 % 8000) for n in range(count)
+        request(n, n // 8 % (count // 8), 100 + n % 97, 1000 + n * 7919 % 8000)
+        for n in range(count)
     )
     report(f"{arguments.instances} instances", *run(spec, many, arguments.instances), count)
 

@@ -21,10 +21,11 @@ import time
 import msgspec
 
 from rollout_sched.config import load_policy
-from rollout_sched.simulators.replay import run_policy
-from rollout_sched.simulators.scenario import Scenario, load_scenario
-from rollout_sched.simulators.trace_model import Trace
-from rollout_sched.simulators.traces import read, synthetic
+from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.traces import read
+from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.simulators.traces.synthetic import synthetic
 
 POLICY = "dplb"
 GIB = 2**20  # ru_maxrss is in KiB

@@ -17,13 +17,14 @@ from rollout_sched import config
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators import report as reports
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
-from rollout_sched.simulators.replay import Progress as Deliveries
-from rollout_sched.simulators.replay import replay
-from rollout_sched.simulators.scenario import Scenario, load_scenario
-from rollout_sched.simulators.workload import Workload
+from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.runs import Progress as Deliveries
+from rollout_sched.simulators.replay.runs import replay
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.struct_flags import add_flags, given_flags
 
 BASELINE = "round_robin_sync"
@@ -322,7 +323,7 @@ def _list_policies(options: argparse.Namespace) -> None:
 
 def _list_scenarios(options: argparse.Namespace) -> None:
     _print_list(
-        (name, load_scenario(name).about) for name in config.shipped("simulators/scenarios")
+        (name, load_scenario(name).about) for name in config.shipped("simulators/replay/scenarios")
     )
 
 
@@ -336,12 +337,12 @@ def _print_list(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _trace_stats(options: argparse.Namespace) -> None:
-    statistics = traces.statistics(traces.read(options.trace))
+    numbers = statistics(traces.read(options.trace))
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(statistics), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(numbers), indent=2).decode())
         return
     result = Table(show_header=False)
-    for name, value in msgspec.structs.asdict(statistics).items():
+    for name, value in msgspec.structs.asdict(numbers).items():
         shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
         result.add_row(name.replace("_", " "), shown)
     Console().print(result)

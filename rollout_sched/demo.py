@@ -27,10 +27,10 @@ from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.metrics import Metrics, Summary
-from rollout_sched.simulators.replay import run_policy
-from rollout_sched.simulators.scenario import Scenario, load_scenario
-from rollout_sched.simulators.trace_model import Trace
+from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import read
+from rollout_sched.simulators.traces.model import Trace
 
 TRACE = "lrm_math_open"
 SCENARIO = "qwen7b-8xh100-disaggregated"

@@ -14,12 +14,12 @@ from rollout_sched.core.model import Group, Instance, Request, RequestState, Sam
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.closed_loop import ClosedLoop
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.scenario import FleetModel, Job, Scenario, Visibility
-from rollout_sched.simulators.trace_model import Trace, Turn, gather
-from rollout_sched.simulators.trainer import TrainerModel, WeightTransfer
-from rollout_sched.simulators.workload import Workload
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, Visibility
+from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Trace, Turn, gather
 
 # -- views for policies ------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from rollout_sched.cli import main
 from rollout_sched.config import shipped
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import Settings
-from tests.simulators.test_report import FIGURES, at
+from tests.simulators.replay.test_report import FIGURES, at
 
 SMALL = "lrm_math_open"
 
@@ -225,7 +225,7 @@ class TestCheck:
 
 @pytest.mark.parametrize(
     ("command", "room"),
-    [("policies", "policies/presets"), ("scenarios", "simulators/scenarios")],
+    [("policies", "policies/presets"), ("scenarios", "simulators/replay/scenarios")],
 )
 def test_lists_say_what_each_is(
     capsys: pytest.CaptureFixture[str], command: str, room: str

@@ -27,9 +27,11 @@ def test_each_room_imports_from_the_package(room):
 
 
 def test_every_module_has_a_mirrored_test():
+    simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces")]
+    ours = ["rollout_sched", "rollout_sched/core", "rollout_sched/metrics"]
     sources = [
         path.relative_to(ROOT)
-        for room in ("rollout_sched/core", "rollout_sched", *ROOMS)
+        for room in (*ours, *ROOMS, *simulators)
         for path in sorted((ROOT / room).glob("*.py"))
         if path.name != "__init__.py"
     ]

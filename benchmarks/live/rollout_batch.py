@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from rollout_sched.simulators.trace_model import Sample, Trace
+from rollout_sched.simulators.traces.model import Sample, Trace
 
 VOCABULARY = 100_000
 

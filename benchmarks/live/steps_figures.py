@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.live.arms import REFERENCE
 from benchmarks.live.figures import Spread, markdown, spread
 from rollout_sched.metrics import Step
-from rollout_sched.simulators.replay import Run
+from rollout_sched.simulators.replay.runs import Run
 
 TOTALS = (
     "arm",

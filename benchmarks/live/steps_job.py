@@ -10,10 +10,10 @@ import msgspec
 from benchmarks.live.rollout_batch import Ask, asks, groups_of, ids_of
 from rollout_sched.client import Prompt
 from rollout_sched.config import load_policy
-from rollout_sched.simulators.replay import Run, run_policy
-from rollout_sched.simulators.scenario import Job, Scenario, Visibility
-from rollout_sched.simulators.trace_model import Sample, Trace
-from rollout_sched.simulators.workload import Workload
+from rollout_sched.simulators.replay.runs import Run, run_policy
+from rollout_sched.simulators.replay.scenario import Job, Scenario, Visibility
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace
 
 #: Lengths told for each sample asked for, since a policy may over-sample: at most so many times.
 MOST_OVER = 2

@@ -3,7 +3,7 @@
 It decides nothing. Everything that happens is told to the scheduler as an event, one after the
 other through one inbox; an attempt is under way until its payload says that it is over; a Wake is a
 timer. It is the live twin of
-`simulators.closed_loop`: shown the same events, both do the same.
+`simulators.replay.closed_loop`: shown the same events, both do the same.
 """
 
 from __future__ import annotations

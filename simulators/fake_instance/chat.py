@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from rollout_sched.simulators import made_up_text as text
-from rollout_sched.simulators.fake_instance.asked import (
-    Asked,
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.request_parsing import (
     ChatBody,
     Limits,
+    ParsedRequest,
     check,
     decode,
     orders,
+    output_limit,
     request_id,
-    room,
     sampling_of,
     words,
 )
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
 
 
 class Chat:
@@ -26,7 +26,7 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> Asked:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         body = decode(raw, ChatBody)
         prompt = text.encode(words(body.messages))
         sampling = sampling_of(body, bool(body.logprobs))
@@ -34,7 +34,7 @@ class Chat:
         answer_id = f"chatcmpl-{request_id(headers, body.request_id)}"
         stream = bool(body.stream)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return Asked(
+        return ParsedRequest(
             answer_id,
             limits.model,
             [prompt],
@@ -42,7 +42,7 @@ class Chat:
             orders(
                 [answer_id],
                 [prompt],
-                [room(limits, prompt, max_tokens, clamp=False)],
+                [output_limit(limits, prompt, max_tokens, clamp=False)],
                 n,
                 {**sampling, "priority": body.priority},
                 body.cache_salt or "",
@@ -55,7 +55,7 @@ class Chat:
             bool(body.return_tokens_as_token_ids),
         )
 
-    def whole(self, asked: Asked, pieces: Sequence[Piece], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json:
         choices = [
             {
                 **self._choice(asked, piece),
@@ -67,7 +67,7 @@ class Chat:
         answer["prompt_token_ids"] = asked.prompts[0] if asked.return_token_ids else None
         return answer
 
-    def chunks(self, asked: Asked, piece: Piece) -> list[Json]:
+    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]:
         sent: list[Json] = []
         if piece.first:
             role = {"role": "assistant", "content": ""}
@@ -79,11 +79,11 @@ class Chat:
         choice = {**self._choice(asked, piece), "delta": delta}
         return [*sent, self._envelope(asked, "chat.completion.chunk", [choice], None)]
 
-    def usage_chunk(self, asked: Asked, usage: Json) -> Json:
+    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json:
         return self._envelope(asked, "chat.completion.chunk", [], usage)
 
     def _envelope(
-        self, asked: Asked, kind: str, choices: Sequence[Json], usage: Json | None
+        self, asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None
     ) -> Json:
         return {
             "id": asked.id,
@@ -94,7 +94,7 @@ class Chat:
             "usage": usage,
         }
 
-    def _choice(self, asked: Asked, piece: Piece) -> Json:
+    def _choice(self, asked: ParsedRequest, piece: Piece) -> Json:
         choice: Json = {
             "index": piece.choice,
             "logprobs": self._logprobs(asked, piece),
@@ -105,7 +105,7 @@ class Chat:
             choice["token_ids"] = piece.token_ids
         return choice
 
-    def _logprobs(self, asked: Asked, piece: Piece) -> Json | None:
+    def _logprobs(self, asked: ParsedRequest, piece: Piece) -> Json | None:
         if piece.logprobs is None:
             return None
         content: list[Json] = []

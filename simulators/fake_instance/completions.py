@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from rollout_sched.simulators import made_up_text as text
-from rollout_sched.simulators.fake_instance.asked import (
-    Asked,
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.request_parsing import (
     CompletionBody,
     Limits,
+    ParsedRequest,
     check,
     decode,
     orders,
+    output_limit,
     prompts_of,
     request_id,
-    room,
     sampling_of,
 )
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
 
 
 class Completions:
@@ -26,7 +26,7 @@ class Completions:
 
     path = "/v1/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> Asked:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         body = decode(raw, CompletionBody)
         prompts = prompts_of(body.prompt)
         logprobs = body.logprobs is not None
@@ -34,8 +34,10 @@ class Completions:
         n = check(limits, body.model, sampling, 1 if body.n is None else body.n)
         answer_id = f"cmpl-{request_id(headers, body.request_id)}"
         stream = bool(body.stream)
-        rooms = [room(limits, prompt, body.max_tokens, clamp=False) for prompt in prompts]
-        return Asked(
+        output_limits = [
+            output_limit(limits, prompt, body.max_tokens, clamp=False) for prompt in prompts
+        ]
+        return ParsedRequest(
             answer_id,
             limits.model,
             prompts,
@@ -43,7 +45,7 @@ class Completions:
             orders(
                 [f"{answer_id}-{i}" for i in range(len(prompts))],
                 prompts,
-                rooms,
+                output_limits,
                 n,
                 {**sampling, "priority": body.priority},
                 body.cache_salt or "",
@@ -56,16 +58,16 @@ class Completions:
             bool(body.return_tokens_as_token_ids),
         )
 
-    def whole(self, asked: Asked, pieces: Sequence[Piece], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json:
         return self._envelope(asked, [self._choice(asked, piece) for piece in pieces], usage)
 
-    def chunks(self, asked: Asked, piece: Piece) -> list[Json]:
+    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]:
         return [self._envelope(asked, [self._choice(asked, piece)], None)]
 
-    def usage_chunk(self, asked: Asked, usage: Json) -> Json:
+    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json:
         return self._envelope(asked, [], usage)
 
-    def _envelope(self, asked: Asked, choices: list[Json], usage: Json | None) -> Json:
+    def _envelope(self, asked: ParsedRequest, choices: list[Json], usage: Json | None) -> Json:
         return {
             "id": asked.id,
             "object": "text_completion",
@@ -75,7 +77,7 @@ class Completions:
             "usage": usage,
         }
 
-    def _choice(self, asked: Asked, piece: Piece) -> Json:
+    def _choice(self, asked: ParsedRequest, piece: Piece) -> Json:
         choice: Json = {
             "index": piece.choice,
             "text": text.decode(piece.token_ids),
@@ -89,7 +91,7 @@ class Completions:
                 choice["prompt_token_ids"] = asked.prompts[piece.choice // asked.n]
         return choice
 
-    def _logprobs(self, asked: Asked, piece: Piece) -> Json | None:
+    def _logprobs(self, asked: ParsedRequest, piece: Piece) -> Json | None:
         if piece.logprobs is None:
             return None
         told = [f"w{token} " for token in piece.token_ids]

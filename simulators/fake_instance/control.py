@@ -10,12 +10,12 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.simulators import made_up_text as text
 from rollout_sched.simulators.fake_instance import metrics_text
-from rollout_sched.simulators.fake_instance.asked import Message, decode, words
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.instance import PauseMode
+from rollout_sched.simulators.fake_instance.request_parsing import Message, decode, words
+from rollout_sched.simulators.instance.sim_request import PauseMode
 
 #: The vLLM whose behaviour this is.
 VERSION = "0.32.0"

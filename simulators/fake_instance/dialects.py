@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rollout_sched.live.ports import Output
-from rollout_sched.simulators.fake_instance.asked import Asked, Limits
+from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
 
 Json = dict[str, Any]
 
@@ -32,17 +32,17 @@ class Dialect(Protocol):
 
     path: str
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> Asked:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         """Raises Refusal."""
 
-    def whole(self, asked: Asked, pieces: Sequence[Piece], usage: Json) -> Json: ...
+    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json: ...
 
-    def chunks(self, asked: Asked, piece: Piece) -> list[Json]: ...
+    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]: ...
 
-    def usage_chunk(self, asked: Asked, usage: Json) -> Json: ...
+    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json: ...
 
 
-def usage(asked: Asked, made: int) -> Json:
+def usage(asked: ParsedRequest, made: int) -> Json:
     return {
         "prompt_tokens": asked.prompt_tokens,
         "total_tokens": asked.prompt_tokens + made,

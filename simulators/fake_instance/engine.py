@@ -13,8 +13,10 @@ import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.instance import InstanceSpec, PauseMode
-from rollout_sched.simulators.paced_instance import PacedInstance, Response
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.instance.sim_request import PauseMode
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 _UNLABELLED = -1
 _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -59,7 +61,7 @@ class Engine:
 
     def _start(self) -> None:
         settings = self.settings
-        self.instance = PacedInstance(
+        self.instance = RealtimeInstance(
             settings.model,
             settings.spec,
             self._length,

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollout_sched.simulators.fake_instance.asked import (
-    Asked,
+from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.request_parsing import (
     GenerateBody,
     Limits,
+    ParsedRequest,
     check,
     decode,
     orders,
+    output_limit,
     request_id,
-    room,
 )
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
 
 
 class _Candidate(msgspec.Struct, gc=False):
@@ -38,15 +38,17 @@ class Generate:
 
     path = "/inference/v1/generate"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> Asked:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         body = decode(raw, GenerateBody)
         sampling = body.sampling_params
         n = check(limits, body.model, sampling, sampling.get("n", 1))
         answer_id = f"generate-tokens-{request_id(headers, body.request_id)}"
         stream = bool(body.stream)
         every = sampling.get("stream_interval") or limits.stream_interval
-        rooms = [room(limits, body.token_ids, sampling.get("max_tokens"), clamp=True)]
-        return Asked(
+        output_limits = [
+            output_limit(limits, body.token_ids, sampling.get("max_tokens"), clamp=True)
+        ]
+        return ParsedRequest(
             answer_id,
             limits.model,
             [body.token_ids],
@@ -54,7 +56,7 @@ class Generate:
             orders(
                 [answer_id],
                 [body.token_ids],
-                rooms,
+                output_limits,
                 n,
                 {**sampling, "priority": body.priority},
                 body.cache_salt or "",
@@ -66,7 +68,7 @@ class Generate:
             sampling.get("logprobs") is not None,
         )
 
-    def whole(self, asked: Asked, pieces: Sequence[Piece], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json:
         return {
             "request_id": asked.id,
             "model": asked.model,
@@ -79,7 +81,7 @@ class Generate:
             "choices": [self._choice(piece) for piece in pieces],
         }
 
-    def chunks(self, asked: Asked, piece: Piece) -> list[Json]:
+    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]:
         chunk = {
             "request_id": asked.id,
             "model": asked.model,
@@ -91,7 +93,7 @@ class Generate:
             chunk["prompt_token_ids"] = asked.prompts[0]
         return [chunk]
 
-    def usage_chunk(self, asked: Asked, usage: Json) -> Json:
+    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json:
         created = int(time.time())
         return {
             "request_id": asked.id,

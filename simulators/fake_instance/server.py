@@ -12,7 +12,6 @@ from aiohttp import web
 
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.simulators.fake_instance import errors
-from rollout_sched.simulators.fake_instance.asked import Limits, decode
 from rollout_sched.simulators.fake_instance.chat import Chat
 from rollout_sched.simulators.fake_instance.completions import Completions
 from rollout_sched.simulators.fake_instance.control import Control
@@ -21,6 +20,7 @@ from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
 from rollout_sched.simulators.fake_instance.generate import Generate
+from rollout_sched.simulators.fake_instance.request_parsing import Limits, decode
 from rollout_sched.simulators.fake_instance.serving import hang_up, serve
 
 _GUARDED = ("/v1", "/inference")

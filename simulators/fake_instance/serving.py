@@ -11,10 +11,10 @@ from aiohttp import web
 
 from rollout_sched.live.ports import Output
 from rollout_sched.simulators.fake_instance import errors
-from rollout_sched.simulators.fake_instance.asked import Asked, Limits
 from rollout_sched.simulators.fake_instance.dialects import Dialect, Json, Piece, usage, versions
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _DONE = b"data: [DONE]\n\n"
@@ -37,7 +37,12 @@ class _Answering:
     """One request on its way."""
 
     def __init__(
-        self, request: web.Request, dialect: Dialect, engine: Engine, asked: Asked, fault: str
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        engine: Engine,
+        asked: ParsedRequest,
+        fault: str,
     ) -> None:
         self.request = request
         self.dialect = dialect

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.live.rollout_batch import asks, groups_of
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 
 
 def trace(*sizes):

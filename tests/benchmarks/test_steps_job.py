@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from benchmarks.live.steps_job import MOST_OVER, job_of, tokens_of
-from rollout_sched.simulators.scenario import load_scenario
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn
+from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 
 SCENARIO = load_scenario("benchmarks/live/few_slots.toml")
 

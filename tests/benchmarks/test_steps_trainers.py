@@ -14,8 +14,8 @@ from benchmarks.live.steps_trainers import load_weights, train_in_lock_step, tra
 from rollout_sched.integrations.gateway.serve import Options, Service
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.scenario import load_scenario
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn
+from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 
 SPEED = 200.0
 LENGTHS = (5, 80, 7, 9)

@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-from rollout_sched.simulators import virtual_loop
+from rollout_sched.simulators.replay import virtual_loop
 from tests.fuzz.answers import FIRST, LIMIT, Kind, request, says_first
 from tests.fuzz.answers import WORDS as ANSWER_WORDS
 from tests.fuzz.laws import Broken, cuts, hold, packets

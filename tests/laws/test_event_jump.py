@@ -10,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import Ended, Instance, InstanceSpec, Paused, Work
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, Paused, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 COST = CostModel(
     step_s=6e-4,
@@ -23,38 +26,37 @@ COST = CostModel(
 )
 STEP_S = 7e-3
 
-Input = Callable[[Instance, float], None]
+Simulated = SimInstance | ReferenceInstance
+Kind = type[SimInstance] | type[ReferenceInstance]
+Input = Callable[[Simulated, float], None]
 Said = list[Ended | Paused]
 
 
 def run(
-    spec: InstanceSpec, inputs: list[tuple[float, Input]], single_step: bool, polls: bool
+    kind: Kind, spec: InstanceSpec, inputs: list[tuple[float, Input]], *, polls: bool
 ) -> tuple[Said, dict[str, Any], list[dict[int, int]]]:
     """Give the inputs at their times and follow next_at in between, up to silence."""
-    instance = Instance(spec, single_step=single_step)
+    instance = kind(spec)
     said: Said = []
     progress = []
     for at, give in [*sorted(inputs, key=lambda entry: entry[0]), (math.inf, lambda i, t: None)]:
         while instance.next_at() <= at and instance.next_at() < math.inf:
             said += instance.advance(instance.next_at())
             instance.check_invariants()
+            if polls:
+                instance.step_at(instance.gauges().steps + 2)
         if at < math.inf:
             if polls:
                 said += instance.advance(at)
                 progress.append(instance.progress(at))
+                instance.step_at(instance.gauges().steps + 2)
             give(instance, at)
     instance.check_invariants()
     return said, counters(instance), progress
 
 
-def counters(instance: Instance) -> dict[str, Any]:
-    names = (
-        "running waiting kv_blocks_used preemptions prefill_tokens cached_tokens "
-        "reprefilled_tokens generated_tokens steps busy_s"
-    )
-    values: dict[str, Any] = {name: getattr(instance, name) for name in names.split()}
-    values["eviction"] = list(instance.eviction_order())
-    return values
+def counters(instance: Simulated) -> dict[str, Any]:
+    return {**instance.gauges()._asdict(), "eviction": list(instance.eviction_order())}
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -100,12 +102,12 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
     inputs: list[tuple[float, Input]] = []
     for number in range(count):
         at = draw(times)
-        inputs.append((at, submit(draw(works(number)))))
+        inputs.append((at, submit(draw(requests(number)))))
         if draw(st.integers(0, 4)) == 0:
             later = at + draw(st.floats(0, 60 * STEP_S))
             inputs.append((later, abort(number)))
             if draw(st.booleans()):
-                inputs.append((later, submit(draw(works(number + 1000, stream=number)))))
+                inputs.append((later, submit(draw(requests(number + 1000, stream=number)))))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(times)
         mode, clear = draw(st.sampled_from(["keep", "abort", "wait"])), draw(st.booleans())
@@ -120,11 +122,11 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
 
 
 @st.composite
-def works(draw: st.DrawFn, number: int, stream: int | None = None) -> Work:
+def requests(draw: st.DrawFn, number: int, stream: int | None = None) -> SimRequest:
     prompt = draw(st.integers(0, 3))
     context = 20 + 16 * prompt + (0 if stream is None else draw(st.integers(0, 60)))
     new = draw(st.integers(1, 120))
-    return Work(
+    return SimRequest(
         attempt=number,
         context_tokens=context,
         new_tokens=new,
@@ -138,10 +140,10 @@ def works(draw: st.DrawFn, number: int, stream: int | None = None) -> Work:
     )
 
 
-def submit(work: Work) -> Input:
-    def give(instance: Instance, now: float) -> None:
+def submit(request: SimRequest) -> Input:
+    def give(instance: Simulated, now: float) -> None:
         try:
-            instance.submit(work, now)
+            instance.submit(request, now)
         except ValueError as error:
             # Its stream's first attempt may still be here, if the abort did not come before.
             if "already has attempt" not in str(error):
@@ -178,13 +180,14 @@ relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_jump_says_what_single_steps_say(
     spec: InstanceSpec, inputs: list[tuple[float, Input]]
 ) -> None:
-    assert_same(run(spec, inputs, False, polls=True), run(spec, inputs, True, polls=True))
+    stepped = run(ReferenceInstance, spec, inputs, polls=True)
+    assert_same(run(SimInstance, spec, inputs, polls=True), stepped)
 
 
 @relaxed
 @given(specs(), scripts())
 def test_looking_changes_nothing(spec: InstanceSpec, inputs: list[tuple[float, Input]]) -> None:
-    said, values, _ = run(spec, inputs, False, polls=True)
-    quiet, quiet_values, _ = run(spec, inputs, False, polls=False)
+    said, values, _ = run(SimInstance, spec, inputs, polls=True)
+    quiet, quiet_values, _ = run(SimInstance, spec, inputs, polls=False)
     assert said == quiet
     assert values == quiet_values

@@ -22,8 +22,8 @@ import pytest
 
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, watch
 
 PROMPTS = 5000

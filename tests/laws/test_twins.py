@@ -23,12 +23,13 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Order, Outcome
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators import virtual_loop
-from rollout_sched.simulators.closed_loop import ClosedLoop
-from rollout_sched.simulators.paced_instance import PacedInstance, Response
-from rollout_sched.simulators.scenario import Scenario, load_scenario
-from rollout_sched.simulators.trace_model import Sample, Trace, Turn
-from rollout_sched.simulators.workload import Workload
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.replay import virtual_loop
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -122,7 +123,7 @@ async def live(policy: Any, workload: Workload, world: Scenario) -> list[Any]:
     )
     for number in range(world.fleet.instances):
         name = f"instance-{number}"
-        await driver.add_instance(PacedInstance(name, world.instance, length_of))
+        await driver.add_instance(RealtimeInstance(name, world.instance, length_of))
     for number, group in enumerate(workload.prompts):
         tokens = workload.prompt_tokens(group)
 

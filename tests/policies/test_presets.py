@@ -8,17 +8,20 @@ import pytest
 
 import rollout_sched
 from rollout_sched import config
-from rollout_sched.simulators.instance import Instance
-from rollout_sched.simulators.scenario import load_scenario
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.replay.scenario import load_scenario
 
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
-SCENARIOS = config.shipped("simulators/scenarios")
+SCENARIOS = config.shipped("simulators/replay/scenarios")
 
 
 def test_all_files_are_listed_under_their_names() -> None:
     assert sorted(path.stem for path in (ROOT / "policies/presets").glob("*.toml")) == PRESETS
-    assert sorted(path.stem for path in (ROOT / "simulators/scenarios").glob("*.toml")) == SCENARIOS
+    assert (
+        sorted(path.stem for path in (ROOT / "simulators/replay/scenarios").glob("*.toml"))
+        == SCENARIOS
+    )
     assert len(PRESETS) >= 7
     assert len(SCENARIOS) >= 5
 
@@ -40,7 +43,7 @@ def test_scenario_says_what_it_is_and_makes_instances(name: str) -> None:
     assert scenario.about.endswith(".")
     assert scenario.source
     assert scenario.name.endswith("-disaggregated") <= (not scenario.trainer.colocated)
-    assert Instance(scenario.instance).kv_usage == 0
+    assert SimInstance(scenario.instance).gauges().kv_usage == 0
 
 
 @pytest.mark.parametrize("name", PRESETS)

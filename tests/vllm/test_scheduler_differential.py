@@ -1,8 +1,8 @@
 """The simulated instance against the real scheduler, step by step.
 
 A real LLMEngine (real scheduler, real KV cache manager, real tiny model, real sampled tokens) and
-two simulated instances, one in single steps and one jumping, get the same random workload and
-must decide the same in every step. See README.md in this folder for what is compared, and for
+two simulated ones, the reference step by step and the jumping one, get the same random workload
+and must decide the same in every step. See README.md in this folder for what is compared, and for
 what cannot be.
 """
 
@@ -19,15 +19,11 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.cost_model import CostModel
-from rollout_sched.simulators.instance import (
-    Ended,
-    Instance,
-    InstanceSpec,
-    Paused,
-    PauseMode,
-    Work,
-)
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import Ended, Paused, PauseMode, SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
 
 SEEDS = 40
 # Sums of powers of two are exact, so jumping and stepping get the very same times.
@@ -74,12 +70,12 @@ class RealInstance:
     def number(self, name: str) -> int:
         return int(name.removeprefix(self.prefix))
 
-    def submit(self, work: Work, prompt: list[int], own: list[int]) -> Any:
+    def submit(self, request: SimRequest, prompt: list[int], own: list[int]) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(
-            max_tokens=min(work.new_tokens, work.max_new_tokens),
+            max_tokens=min(request.new_tokens, request.max_new_tokens),
             temperature=1.0,
             ignore_eos=True,
             allowed_token_ids=own,
@@ -87,13 +83,13 @@ class RealInstance:
             output_kind=RequestOutputKind.CUMULATIVE,
         )
         text: dict[str, Any] = {"prompt_token_ids": prompt}
-        if work.salt:
-            text["cache_salt"] = str(work.salt)
+        if request.salt:
+            text["cache_salt"] = str(request.salt)
         self.arrivals += 1
-        self.tokens[work.attempt] = []
-        name = self.name(work.attempt)
+        self.tokens[request.attempt] = []
+        name = self.name(request.attempt)
         self.engine.add_request(
-            name, text, parameters, arrival_time=float(self.arrivals), priority=work.priority
+            name, text, parameters, arrival_time=float(self.arrivals), priority=request.priority
         )
         return self.scheduler.requests[name]
 
@@ -209,8 +205,8 @@ class Lockstep:
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.simulated = Instance(self.spec, single_step=True)
-        self.jumping = Instance(self.spec)
+        self.simulated = ReferenceInstance(self.spec)
+        self.jumping = SimInstance(self.spec)
         self.said: list[Ended | Paused] = []
         self.said_jumping: list[Ended | Paused] = []
 
@@ -222,7 +218,7 @@ class Lockstep:
         getattr(self.jumping, name)(*arguments)
 
     def submit(self, text: Text, new: int, limit: int, priority: int) -> None:
-        work = Work(
+        request = SimRequest(
             attempt=self.attempts,
             context_tokens=len(text.tokens),
             new_tokens=new,
@@ -235,10 +231,10 @@ class Lockstep:
             priority=priority,
         )
         self.attempts += 1
-        self.tell("submit", work, self.now)
+        self.tell("submit", request, self.now)
         self.settle()
-        self.requests[work.attempt] = self.real.submit(work, text.tokens, text.own)
-        self.live[work.attempt] = text
+        self.requests[request.attempt] = self.real.submit(request, text.tokens, text.own)
+        self.live[request.attempt] = text
         text.resting = False
 
     def abort(self, number: int) -> None:
@@ -275,14 +271,14 @@ class Lockstep:
 
     def can_run(self) -> bool:
         self.real.flush()
-        assert self.real.can_run() == self.simulated._can_run()
+        assert self.real.can_run() == self.simulated.can_run()
         self.finish_waits()
         return self.real.can_run()
 
     def step(self, aborted_within: int | None = None) -> None:
         self.remember_hashes()
         self.go_to(self.simulated.next_at())
-        end = self.simulated._end
+        end = self.simulated.step_end
         assert end is not None, "the step should have begun"
         if aborted_within is not None:
             self.tell("abort", aborted_within, (self.now + end) / 2)
@@ -343,10 +339,10 @@ class Lockstep:
     def compare_state(self) -> None:
         scheduler, simulated = self.real.scheduler, self.simulated
         running = [self.real.number(r.request_id) for r in scheduler.running]
-        assert running == [a.number for a in simulated._running]
-        assert len(scheduler.waiting) == simulated.waiting
+        assert running == simulated.running
+        assert len(scheduler.waiting) == simulated.gauges().waiting
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        assert self.spec.kv_blocks - free == simulated.kv_blocks_used
+        assert self.spec.kv_blocks - free == simulated.gauges().kv_blocks_used
         evicted = [self.labels[h] for h in self.real.eviction_order()]
         assert evicted == list(simulated.eviction_order())
         progress = simulated.progress(self.now)
@@ -364,10 +360,11 @@ class Lockstep:
 
     def compare_jumping(self) -> None:
         assert self.said_jumping == self.said
+        jumping, simulated = self.jumping.gauges(), self.simulated.gauges()
         for name in ("steps", "preemptions", "prefill_tokens", "cached_tokens", "kv_blocks_used"):
-            assert getattr(self.jumping, name) == getattr(self.simulated, name)
-        assert self.jumping.reprefilled_tokens == self.simulated.reprefilled_tokens
-        assert self.jumping.generated_tokens == self.simulated.generated_tokens
+            assert getattr(jumping, name) == getattr(simulated, name)
+        assert jumping.reprefilled_tokens == simulated.reprefilled_tokens
+        assert jumping.generated_tokens == simulated.generated_tokens
         assert list(self.jumping.eviction_order()) == list(self.simulated.eviction_order())
 
 

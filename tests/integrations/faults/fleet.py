@@ -14,7 +14,7 @@ from rollout_sched import journal
 from rollout_sched.core.events import Event, InstanceLost, RequestFailed
 from rollout_sched.integrations.gateway.serve import Options, Service
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators import made_up_text as text
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.faults import Fault
 from rollout_sched.simulators.fake_instance.server import FakeServer

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from rollout_sched.live.ports import Order
-from rollout_sched.simulators import virtual_loop
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.replay import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 
 ORDER = Order("a", [1, 2, 3], 100, "", {"temperature": 0, "ignore_eos": True})

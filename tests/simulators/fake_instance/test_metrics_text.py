@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from rollout_sched.live.ports import Gauges
-from rollout_sched.simulators import virtual_loop
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.metrics_text import render
+from rollout_sched.simulators.replay import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 
 SAMPLE = re.compile(r'([a-z_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+]+)')

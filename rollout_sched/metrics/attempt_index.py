@@ -1,0 +1,67 @@
+"""Which attempts are in flight, and where: the fold that other folds look things up in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import (
+    InstanceJoined,
+    InstanceLost,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    TurnFinished,
+)
+from rollout_sched.metrics.fold import Handler
+
+
+class OpenAttempt(msgspec.Struct, frozen=True, gc=False):
+    """An attempt that was dispatched, at `at` seconds, and has not ended."""
+
+    dispatch: Dispatch
+    at: float
+
+
+class AttemptIndex:
+    """The attempts in flight, by number.
+
+    closed  what the event that is being looked at has ended: the attempt that it answers, or None
+            if that was not in flight (any more)
+
+    Fold it before those that ask it. An attempt on an instance that is lost, or joins anew, is in
+    flight no more.
+    """
+
+    __slots__ = ("closed", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[int, OpenAttempt] = {}
+        self.closed: OpenAttempt | None = None
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            Dispatch: self._dispatched,
+            RequestFinished: self._answered,
+            RequestInterrupted: self._answered,
+            RequestFailed: self._answered,
+            TurnFinished: self._answered,
+            InstanceJoined: self._gone,
+            InstanceLost: self._gone,
+        }
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        self.open[action.attempt] = OpenAttempt(action, now)
+
+    def _answered(
+        self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed | TurnFinished
+    ) -> None:
+        self.closed = self.open.pop(event.attempt, None)
+
+    def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
+        lost = [n for n, one in self.open.items() if one.dispatch.instance == event.instance]
+        for number in lost:
+            del self.open[number]

@@ -1,0 +1,75 @@
+"""All folds together: from a journal to steps and a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.events import Event
+from rollout_sched.metrics.attempt_index import AttemptIndex
+from rollout_sched.metrics.bubbles import Bubbles
+from rollout_sched.metrics.fold import Fold, Handler
+from rollout_sched.metrics.length_bias import LengthFold
+from rollout_sched.metrics.steps import Step, Steps
+from rollout_sched.metrics.summary import Summary, summarize
+from rollout_sched.metrics.waste import Waste
+
+
+class Metrics:
+    """Folds (now, event, actions), in order, into steps and a summary.
+
+    `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
+    a batch. `offered(group)`: the response lengths the trainer asked for (length bias).
+    `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the barrier
+    meanwhile.
+    """
+
+    def __init__(
+        self,
+        reference_batch: float,
+        offered: Callable[[str], Sequence[int]] | None = None,
+        *,
+        colocated: bool = False,
+    ) -> None:
+        self.attempts = AttemptIndex()
+        self._bubbles = Bubbles(self.attempts, reference_batch, colocated)
+        self._steps = Steps(self.attempts, self._bubbles)
+        self._waste = Waste()
+        self._lengths = LengthFold(offered)
+        # In this order: the index is asked by the others.
+        folds = (self.attempts, self._bubbles, self._steps, self._waste, self._lengths)
+        self._handlers = _merged(folds)
+
+    @property
+    def reference_batch(self) -> float:
+        return self._bubbles.reference_batch
+
+    @property
+    def steps(self) -> list[Step]:
+        return self._steps.delivered
+
+    def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
+        """Take the next entry of the journal and what the scheduler answered."""
+        if now > self._bubbles.now:
+            self._bubbles.pass_time(now)
+        handlers = self._handlers
+        for handle in handlers.get(type(event), ()):
+            handle(now, event)
+        for action in actions:
+            for handle in handlers.get(type(action), ()):
+                handle(now, action)
+
+    def summary(self, total_s: float) -> Summary:
+        """The run, of which `total_s` seconds have passed when its last step was trained."""
+        bias = self._lengths.bias()
+        return summarize(self._steps, self._bubbles, self._waste, bias, total_s)
+
+
+def _merged(folds: Iterable[Fold]) -> dict[type[Any], tuple[Handler, ...]]:
+    """Who looks at what, in the order of the folds."""
+    merged: dict[type[Any], tuple[Handler, ...]] = {}
+    for fold in folds:
+        for kind, handler in fold.handlers().items():
+            merged[kind] = (*merged.get(kind, ()), handler)
+    return merged

@@ -1,0 +1,193 @@
+"""Steps: from one delivery of a batch to the next, with their times, tokens and staleness."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
+from rollout_sched.core.events import (
+    BatchRequested,
+    RequestFinished,
+    RequestInterrupted,
+    TurnFinished,
+)
+from rollout_sched.metrics.attempt_index import AttemptIndex
+from rollout_sched.metrics.averages import quantile, share
+from rollout_sched.metrics.bubbles import Bubbles
+from rollout_sched.metrics.fold import Handler
+
+
+class Step(msgspec.Struct):
+    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds).
+
+    `rollout_s` is how long anything was in flight; the t's count from the step's first moment in
+    flight to that share of the batch being finished; `span_s` is from the first dispatch of any of
+    the batch's groups, which may lie in an earlier step, to its delivery.
+    """
+
+    version: int
+    start_s: float
+    end_s: float = 0.0
+    rollout_s: float = 0.0
+    span_s: float = 0.0
+    t50_s: float = 0.0
+    t90_s: float = 0.0
+    t99_s: float = 0.0
+    trainer_wait_s: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    fresh_tokens: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+    max_staleness: int = 0
+    capacity_s: float = 0.0
+    idle_s: dict[str, float] = msgspec.field(default_factory=dict)
+    vacant_s: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def idle_bubble(self) -> float:
+        return share(sum(self.idle_s.values()), self.capacity_s)
+
+    @property
+    def occupancy_bubble(self) -> float:
+        return share(sum(self.vacant_s.values()), self.capacity_s)
+
+
+class Launches:
+    """When the groups were first dispatched.
+
+    last_step   the last step in which any was
+    oldest_age  the most steps from a group's first dispatch to its delivery
+    """
+
+    def __init__(self) -> None:
+        self.last_step = 0
+        self.oldest_age = 0
+        self._by_group: dict[str, tuple[int, float]] = {}
+
+    def note(self, group: str, step: int, now: float) -> None:
+        if group not in self._by_group:
+            self.last_step = step
+            self._by_group[group] = step, now
+
+    def deliver(self, groups: Iterable[str], step: int, now: float) -> float:
+        """Seconds since the first dispatch of any of these groups."""
+        first = now
+        for group in groups:
+            launched, at = self._by_group.pop(group, (step, now))
+            self.oldest_age = max(self.oldest_age, step - launched)
+            first = min(first, at)
+        return now - first
+
+
+class Steps:
+    """Folds events and actions into `delivered` steps and the `current` one."""
+
+    __slots__ = (
+        "_attempts",
+        "_began",
+        "_bubbles",
+        "_finished_at",
+        "_wanted_since",
+        "current",
+        "delivered",
+        "launches",
+        "staleness",
+    )
+
+    def __init__(self, attempts: AttemptIndex, bubbles: Bubbles) -> None:
+        self.delivered: list[Step] = []
+        self.current = Step(0, 0.0)
+        self.launches = Launches()
+        self.staleness: Counter[int] = Counter()
+        self._attempts = attempts
+        self._bubbles = bubbles
+        self._began: float | None = None  # the step's first moment in flight
+        self._finished_at: dict[str, float] = {}
+        self._wanted_since: float | None = None
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            RequestFinished: self._finished,
+            RequestInterrupted: self._answered,
+            TurnFinished: self._answered,
+            BatchRequested: self._requested,
+            Dispatch: self._dispatched,
+            Discard: self._discarded,
+            Answer: self._answered_client,
+            Deliver: self._delivered,
+        }
+
+    def _answered(
+        self, now: float, event: RequestFinished | RequestInterrupted | TurnFinished
+    ) -> None:
+        if self._attempts.closed is not None:
+            self.current.generated_tokens += event.tokens
+
+    def _finished(self, now: float, event: RequestFinished) -> None:
+        self._answered(now, event)
+        self._finished_at[event.request] = now
+
+    def _requested(self, now: float, event: BatchRequested) -> None:
+        self._wanted_since = now
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        if self._began is None:
+            self._began = now
+        self.launches.note(action.group, len(self.delivered), now)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        self.current.discarded_tokens += action.tokens
+        self._finished_at.pop(action.request, None)
+
+    def _answered_client(self, now: float, action: Answer) -> None:
+        self._finished_at.pop(action.sample.request, None)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        step, version, samples = self.current, action.version, action.samples
+        step.version = version
+        step.end_s = now
+        self._note_times(step, now, action)
+        self._note_tokens(step, action)
+        groups = dict.fromkeys(sample.group for sample in samples)
+        step.span_s = self.launches.deliver(groups, len(self.delivered), now)
+        time = self._bubbles.close_step()
+        step.rollout_s, step.capacity_s = time.rollout_s, time.capacity_s
+        step.idle_s, step.vacant_s = time.idle_s, time.vacant_s
+        self.delivered.append(step)
+        self.current = Step(version + 1, now)
+        self._began = now if self._attempts.open else None
+        self._wanted_since = None
+
+    def _note_times(self, step: Step, now: float, action: Deliver) -> None:
+        began = now if self._began is None else self._began
+        pop = self._finished_at.pop
+        times = [pop(sample.request, now) - began for sample in action.samples]
+        finished = sorted([max(0.0, seconds) for seconds in times])
+        step.t50_s, step.t90_s, step.t99_s = (quantile(finished, q) for q in (0.5, 0.9, 0.99))
+        if self._wanted_since is not None:
+            step.trainer_wait_s = now - self._wanted_since
+
+    def _note_tokens(self, step: Step, action: Deliver) -> None:
+        step.samples = len(action.samples)
+        for sample in action.samples:
+            step.tokens += sample.response_tokens
+            for segment in sample.segments:
+                if segment.version == action.version:
+                    step.fresh_tokens += segment.tokens
+        ages = Counter([sample.staleness for sample in action.samples])
+        self.staleness.update(ages)
+        step.max_staleness = max(ages, default=0)
+
+    def steady_tokens_per_s(self) -> float | None:
+        """Accepted tokens/s from the first delivery to the last step that launched a group."""
+        last = min(self.launches.last_step, len(self.delivered) - 1)
+        if last < 1:
+            return None
+        seconds = self.delivered[last].end_s - self.delivered[0].end_s
+        tokens = sum(step.tokens for step in self.delivered[1 : last + 1])
+        return share(tokens, seconds) if seconds else None

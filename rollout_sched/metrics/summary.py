@@ -1,0 +1,96 @@
+"""The figures of a whole run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout_sched.metrics.averages import mean, share
+from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetTime
+from rollout_sched.metrics.length_bias import LengthBias
+from rollout_sched.metrics.steps import Step, Steps
+from rollout_sched.metrics.waste import Waste
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All steps together. Rates are per second of the whole run, `steady_*` without the first step
+    and the steps after the last group was launched."""
+
+    total_s: float
+    rollout_s: float
+    t50_s: float
+    t90_s: float
+    t99_s: float
+    tokens_per_s: float
+    accepted_tokens_per_s: float
+    fresh_tokens_per_s: float
+    steady_accepted_tokens_per_s: float | None
+    idle_bubble: float
+    idle_bubble_by_cause: dict[str, float]
+    occupancy_bubble: float
+    occupancy_bubble_by_cause: dict[str, float]
+    preemptions: int
+    resumed_attempts: int
+    reprefilled_tokens: int
+    discarded_tokens: int
+    trainer_wait_s: float
+    staleness_mean: float
+    staleness_max: int
+    staleness_histogram: dict[int, int]
+    length_bias: LengthBias
+    oldest_prompt_age_steps: int
+    samples_delivered: int
+    steps: int
+
+
+def summarize(
+    folded: Steps, bubbles: Bubbles, waste: Waste, bias: LengthBias, total_s: float
+) -> Summary:
+    """The run, of which `total_s` seconds have passed when its last step was trained."""
+    steps, current, staleness = folded.delivered, folded.current, folded.staleness
+    tokens = sum(step.tokens for step in steps)
+    generated = sum(step.generated_tokens for step in steps) + current.generated_tokens
+    idle, vacant, capacity = _bubbles(folded, bubbles, total_s)
+    return Summary(
+        total_s=total_s,
+        rollout_s=mean([step.rollout_s for step in steps]),
+        t50_s=mean([step.t50_s for step in steps]),
+        t90_s=mean([step.t90_s for step in steps]),
+        t99_s=mean([step.t99_s for step in steps]),
+        tokens_per_s=share(generated, total_s),
+        accepted_tokens_per_s=share(tokens, total_s),
+        fresh_tokens_per_s=share(sum(step.fresh_tokens for step in steps), total_s),
+        steady_accepted_tokens_per_s=folded.steady_tokens_per_s(),
+        idle_bubble=share(sum(idle.values()), capacity),
+        idle_bubble_by_cause={cause: share(idle[cause], capacity) for cause in CAUSES},
+        occupancy_bubble=share(sum(vacant.values()), capacity),
+        occupancy_bubble_by_cause={cause: share(vacant[cause], capacity) for cause in CAUSES},
+        preemptions=waste.preemptions,
+        resumed_attempts=waste.resumed_attempts,
+        reprefilled_tokens=waste.reprefilled_tokens,
+        discarded_tokens=sum(step.discarded_tokens for step in steps) + current.discarded_tokens,
+        trainer_wait_s=sum(step.trainer_wait_s for step in steps),
+        staleness_mean=share(
+            sum(age * count for age, count in staleness.items()), staleness.total()
+        ),
+        staleness_max=max(staleness, default=0),
+        staleness_histogram=dict(sorted(staleness.items())),
+        length_bias=bias,
+        oldest_prompt_age_steps=folded.launches.oldest_age,
+        samples_delivered=sum(step.samples for step in steps),
+        steps=len(steps),
+    )
+
+
+def _bubbles(
+    folded: Steps, bubbles: Bubbles, total_s: float
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Instance-seconds idle and vacant by cause, and in all, to the end of training."""
+    bubbles.time.settle()
+    steps: list[Step | FleetTime] = [*folded.delivered, bubbles.time]
+    idle = {cause: sum(step.idle_s.get(cause, 0.0) for step in steps) for cause in CAUSES}
+    vacant = {cause: sum(step.vacant_s.get(cause, 0.0) for step in steps) for cause in CAUSES}
+    capacity = sum(step.capacity_s for step in steps)
+    rest = max(0.0, total_s - bubbles.now) * bubbles.instances
+    idle["barrier"] += rest
+    vacant["barrier"] += rest
+    return idle, vacant, capacity + rest

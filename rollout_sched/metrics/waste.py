@@ -1,0 +1,59 @@
+"""Work done again: preemptions and re-prefill inside instances, attempts that went on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import InstanceJoined, InstanceLost, InstanceReported
+from rollout_sched.metrics.fold import Handler
+
+
+class Waste:
+    """Sums over all instances that have ever been here, by the last report of each.
+
+    resumed_attempts  attempts that went on from earlier tokens
+    """
+
+    def __init__(self) -> None:
+        self.resumed_attempts = 0
+        self._reports: dict[str, InstanceReported | None] = {}  # of those that are here
+        self._last_reports: list[InstanceReported] = []  # of those that were
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            Dispatch: self._dispatched,
+            InstanceJoined: self._joined,
+            InstanceLost: self._gone,
+            InstanceReported: self._reported,
+        }
+
+    @property
+    def preemptions(self) -> int:
+        return sum(report.preemptions for report in self._all())
+
+    @property
+    def reprefilled_tokens(self) -> int:
+        return sum(report.reprefilled_tokens for report in self._all())
+
+    def _all(self) -> list[InstanceReported]:
+        here = [report for report in self._reports.values() if report is not None]
+        return [*self._last_reports, *here]
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        if action.computed_tokens:
+            self.resumed_attempts += 1
+
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        self._gone(now, event)
+        self._reports[event.instance] = None
+
+    def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
+        report = self._reports.pop(event.instance, None)
+        if report is not None:
+            self._last_reports.append(report)
+
+    def _reported(self, now: float, event: InstanceReported) -> None:
+        if event.instance in self._reports:
+            self._reports[event.instance] = event

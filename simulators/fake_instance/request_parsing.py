@@ -1,0 +1,213 @@
+"""What a client may ask a server to generate, and when vLLM refuses it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from rollout_sched.live.ports import Order
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.errors import Refusal
+
+T = TypeVar("T")
+Tokens = list[int]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class GenerateBody(msgspec.Struct):
+    """Of /inference/v1/generate."""
+
+    token_ids: Annotated[Tokens, msgspec.Meta(min_length=1)]
+    sampling_params: dict[str, Any]
+    request_id: str | None = None
+    model: str | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+
+
+class _OpenAIBody(msgspec.Struct):
+    model: str | None = None
+    request_id: str | None = None
+    n: int | None = 1
+    temperature: float | None = None
+    seed: int | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    cache_salt: Salt | None = None
+    priority: int = 0
+    return_token_ids: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+class CompletionBody(_OpenAIBody, kw_only=True):
+    """Of /v1/completions."""
+
+    prompt: str | list[int | str | Tokens]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(_OpenAIBody, kw_only=True):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
+
+
+class ParsedRequest(msgspec.Struct):
+    """A request understood: `orders` are `n` for each of `prompts`, in that order.
+
+    `id` is that of the answer; `sent` counts the characters streamed of each choice.
+    """
+
+    id: str
+    model: str
+    prompts: Sequence[Tokens]
+    n: int
+    orders: list[Order]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    logprobs: bool
+    ids_for_words: bool = False
+    sent: dict[int, int] = {}
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a server adds to a request, and what it refuses."""
+
+    model: str
+    max_model_len: int
+    stream_interval: int
+
+
+def decode(raw: bytes, body: type[T]) -> T:
+    """Raises Refusal, as vLLM does, where a field is missing or of another kind."""
+    try:
+        return msgspec.json.decode(raw, type=body)
+    except msgspec.DecodeError as error:
+        raise Refusal(400, str(error)) from None
+
+
+def request_id(headers: Mapping[str, str], told: str | None) -> str:
+    return headers.get("X-Request-Id") or told or secrets.token_hex(16)
+
+
+def words(messages: Sequence[Message]) -> str:
+    """The prompt of a chat. That of its next turn begins with it and the answer."""
+    parts: list[str] = []
+    for message in messages:
+        content = message.content or ""
+        if not isinstance(content, str):
+            content = " ".join(str(part.get("text", "")) for part in content)
+        parts.append(f"<|{message.role}|> {content}")
+    return " ".join([*parts, "<|assistant|>"])
+
+
+def prompts_of(prompt: str | list[int | str | Tokens]) -> list[Tokens]:
+    """Token ids of the prompts of a completion: one text or its ids, or a list of such. Raises
+    Refusal if one is empty or the list is mixed."""
+    if isinstance(prompt, str):
+        prompts = [text.encode(prompt)]
+    elif all(isinstance(one, int) for one in prompt):
+        prompts = [[one for one in prompt if isinstance(one, int)]]
+    elif any(isinstance(one, int) for one in prompt):
+        raise Refusal(400, "prompt must be a text, token ids, or a list of such.", "prompt")
+    else:
+        prompts = [
+            text.encode(one) if isinstance(one, str) else one
+            for one in prompt
+            if not isinstance(one, int)
+        ]
+    if not all(prompts):
+        raise Refusal(400, "Either prompt or prompt_embeds must be provided and non-empty.")
+    return prompts
+
+
+def sampling_of(body: _OpenAIBody, logprobs: bool) -> dict[str, Any]:
+    """The SamplingParams that such a request stands for, as far as they matter here."""
+    told = {
+        "temperature": body.temperature,
+        "seed": body.seed,
+        "ignore_eos": body.ignore_eos,
+        "extra_args": body.vllm_xargs,
+        "logprobs": 0 if logprobs else None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def check(limits: Limits, model: str | None, sampling: Mapping[str, Any], n: object) -> int:
+    """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
+    if model is not None and model != limits.model:
+        raise Refusal(404, f"The model `{model}` does not exist.", "model")
+    if not isinstance(n, int) or n < 1:
+        raise Refusal(400, f"n must be at least 1, got {n}.", "n")
+    temperature = sampling.get("temperature")
+    if temperature is not None:
+        if not isinstance(temperature, int | float) or not temperature >= 0:
+            message = f"temperature must be non-negative, got {temperature}."
+            raise Refusal(400, message, "temperature")
+        if n > 1 and not temperature:
+            raise Refusal(400, f"n must be 1 when using greedy sampling, got {n}.", "n")
+    return n
+
+
+def output_limit(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
+    """How many tokens may be made: as asked for, within the context. Raises Refusal."""
+    available = limits.max_model_len - len(prompt)
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise Refusal(400, f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens")
+    wanted = 1 if max_tokens is None or clamp else max_tokens
+    if wanted > available:
+        raise Refusal(
+            400,
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, you "
+            f"requested {wanted} output tokens and your prompt contains {len(prompt)} input "
+            f"tokens, for a total of {wanted + len(prompt)} tokens.",
+            "input_tokens",
+        )
+    return available if max_tokens is None else min(max_tokens, available)
+
+
+def orders(
+    ids: Sequence[str],
+    prompts: Sequence[Tokens],
+    output_limits: Sequence[int],
+    n: int,
+    sampling: Mapping[str, Any],
+    salt: str,
+    every: int,
+) -> list[Order]:
+    """`n` for each prompt. Siblings share their id, as abort wants it, and their seeds count up."""
+    made: list[Order] = []
+    for order_id, prompt, max_tokens in zip(ids, prompts, output_limits, strict=True):
+        for index in range(n):
+            own = dict(sampling)
+            if isinstance(own.get("seed"), int):
+                own["seed"] += index
+            made.append(Order(order_id, prompt, max_tokens, salt, own, every))
+    return made

@@ -1,0 +1,76 @@
+"""When streamed attempts have something to say.
+
+Every attempt that decodes gains a token per step, so the step with which its next chunk is full is
+known from the start: a heap by that step finds the next. Those that do not decode yet are looked
+at whenever the instance has decided something. Nothing is done per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+
+#: Told how many new tokens an attempt has made so far, and with which step.
+OnProgress = Callable[[int, int], None]
+
+
+class _Stream:
+    __slots__ = ("attempt", "every", "on_progress", "target")
+
+    def __init__(self, attempt: int, every: int, on_progress: OnProgress) -> None:
+        self.attempt = attempt
+        self.every = every
+        self.on_progress = on_progress
+        self.target = 1  # the first token comes alone, then `every` at a time, as in vLLM
+
+
+class TokenStreams:
+    """The streamed attempts of one instance."""
+
+    def __init__(self, instance: SimInstance | ReferenceInstance) -> None:
+        self._instance = instance
+        self._heap: list[tuple[int, int]] = []
+        self._streams: dict[int, _Stream] = {}
+        self._stalled: dict[int, _Stream] = {}
+
+    def add(self, attempt: int, every: int, on_progress: OnProgress) -> None:
+        """Say so whenever it has made `every` more tokens."""
+        self._streams[attempt] = self._stalled[attempt] = _Stream(attempt, every, on_progress)
+
+    def remove(self, attempt: int) -> None:
+        self._streams.pop(attempt, None)
+        self._stalled.pop(attempt, None)
+
+    def next_at(self) -> float:
+        """When to call `advance` next, in simulated seconds; infinite if the instance has to
+        decide something first."""
+        if not self._streams:
+            self._heap.clear()
+            return math.inf
+        for stream in list(self._stalled.values()):
+            self._foresee(stream)
+        return self._instance.step_at(self._heap[0][0]) if self._heap else math.inf
+
+    def advance(self, now: float) -> None:
+        """Tell everything that is due by now; the instance has to be there already."""
+        while self._heap and self._instance.step_at(self._heap[0][0]) <= now:
+            step, attempt = heappop(self._heap)
+            stream = self._streams.get(attempt)
+            if stream is None or attempt in self._stalled:
+                continue
+            if self._instance.due_step(attempt, stream.target) == step:
+                tokens, stream.target = stream.target, stream.target + stream.every
+                stream.on_progress(tokens, step)
+            self._foresee(stream)
+
+    def _foresee(self, stream: _Stream) -> None:
+        step = self._instance.due_step(stream.attempt, stream.target)
+        if step is None:
+            self._stalled[stream.attempt] = stream
+        else:
+            self._stalled.pop(stream.attempt, None)
+            heappush(self._heap, (step, stream.attempt))

@@ -1,0 +1,158 @@
+"""Between two steps: inputs take effect, attempts end, pauses begin."""
+
+from __future__ import annotations
+
+from rollout_sched.simulators.instance.attempt import ARRIVING, DECODING, WAITING, SimAttempt
+from rollout_sched.simulators.instance.inbox import Inbox
+from rollout_sched.simulators.instance.sim_request import (
+    Ended,
+    Outcome,
+    Paused,
+    PauseMode,
+    Reason,
+    SimRequest,
+)
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.step_scheduler import (
+    RUN_ADMITTED,
+    RUN_NOTHING,
+    Step,
+    StepScheduler,
+)
+
+
+class EngineCore:
+    """The scheduler of one instance with all attempts here, as of the last boundary.
+
+    requests  by number, in order of arrival
+    at        when the last boundary was, in seconds
+    outcomes  what has come of it and was not taken yet
+    """
+
+    __slots__ = ("_inbox", "_pauses", "at", "outcomes", "requests", "scheduler", "version")
+
+    def __init__(self, spec: InstanceSpec, version: int, inbox: Inbox) -> None:
+        self.scheduler = StepScheduler(spec)
+        self.version = version
+        self.at = inbox.now
+        self.requests: dict[int, SimAttempt] = {}
+        self.outcomes: list[Outcome] = []
+        self._pauses: list[tuple[PauseMode, bool]] = []  # not yet complete
+        self._inbox = inbox
+
+    @property
+    def pausing(self) -> bool:
+        """Some pause waits for the step under way."""
+        return bool(self._pauses)
+
+    def accept(self, request: SimRequest, last_token: int, reason: Reason) -> SimAttempt:
+        """A new attempt, not queued yet. Raises ValueError if its stream already has one here."""
+        kv, number = self.scheduler.kv, request.attempt
+        blocks = request.shared_tokens // self.scheduler.spec.block_size
+        shared = kv.chain((request.salt, request.prompt_stream))
+        own = kv.chain((request.salt, request.prompt_stream, blocks, request.stream))
+        if own.owner is not None:
+            raise ValueError(
+                f"attempt {number}: stream {request.stream!r} already has attempt {own.owner} "
+                f"here; abort that one or give the copy its own stream"
+            )
+        own.owner = number
+        attempt = SimAttempt(request, last_token, reason, self._inbox.count, shared, own, blocks)
+        self.requests[number] = attempt
+        return attempt
+
+    # -- inputs taking effect --------------------------------------------------------------
+
+    def enqueue(self, attempt: SimAttempt) -> None:
+        self.scheduler.add(attempt)
+
+    def abort(self, number: int) -> None:
+        self._inbox.forget_aborts(self.at)
+        attempt = self.requests.get(number)
+        if attempt is not None and attempt.state != ARRIVING:
+            self._finish(attempt, "abort")
+            self._complete_pauses()
+
+    def pause(self, pause: tuple[PauseMode, bool]) -> None:
+        mode, clear_cache = pause
+        scheduler = self.scheduler
+        if mode == "abort":
+            for attempt in [a for a in self.requests.values() if a.state != ARRIVING]:
+                self._finish(attempt, "abort")
+        scheduler.gate = RUN_NOTHING if mode == "keep" else RUN_ADMITTED
+        if scheduler.can_run():
+            self._pauses.append(pause)
+        else:
+            self._complete_pause(mode, clear_cache)
+            self._complete_pauses()
+
+    def resume(self, _: None) -> None:
+        self.scheduler.reopen()
+
+    def set_version(self, version: int) -> None:
+        for attempt in self.requests.values():
+            attempt.close_span(attempt.tokens_at(self.scheduler.step), self.version)
+        self.version = version
+
+    def clear_cache(self, preempt: bool) -> None:
+        self.scheduler.clear_cache(preempt)
+
+    # -- the end of a step -----------------------------------------------------------------
+
+    def jump(self, steps: int, end: float) -> None:
+        """So many steps, none of which had to be decided, have ended."""
+        self.scheduler.jump(steps)
+        self.at = end
+        self._conclude([])
+
+    def complete(self, step: Step, end: float) -> None:
+        self.scheduler.complete(step)
+        self.at = end
+        self._conclude(step.idled)
+
+    def _conclude(self, idled: list[SimAttempt]) -> None:
+        """Aborts that came while the step ran go before its results, as in vLLM."""
+        if self._inbox.aborts:
+            self._abort_early(idled)
+        scheduler = self.scheduler
+        for attempt in scheduler.batch.ending(scheduler.step):
+            self._finish(attempt, attempt.reason)
+        if self._pauses:
+            self._complete_pauses()
+
+    def _abort_early(self, idled: list[SimAttempt]) -> None:
+        for number in self._inbox.aborts_within(self.at):
+            attempt = self.requests.get(number)
+            if attempt is not None and attempt.state != ARRIVING:
+                got_token = attempt.state == DECODING and attempt not in idled
+                self._finish(attempt, "abort", lost=int(got_token))
+
+    def _finish(self, attempt: SimAttempt, reason: Reason, lost: int = 0) -> None:
+        self.scheduler.remove(attempt, lost)
+        attempt.close_span(attempt.tokens, self.version)
+        del self.requests[attempt.number]
+        own = attempt.own
+        if own.owner == attempt.number:
+            own.owner = None
+        tokens = attempt.tokens - attempt.context
+        self.outcomes.append(Ended(attempt.number, tokens, attempt.spans, reason, self.at))
+
+    def _complete_pauses(self) -> None:
+        """Pauses that had to wait are complete as soon as nothing can run, whatever the reason:
+        a resume in between does not take them back, in vLLM and so here."""
+        if self._pauses and not self.scheduler.can_run():
+            for mode, clear_cache in self._pauses:
+                self._complete_pause(mode, clear_cache)
+            self._pauses.clear()
+
+    def _complete_pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        if clear_cache:
+            self.scheduler.clear_cache(preempt=True)
+        self.outcomes.append(Paused(mode, self.at))
+
+    # -- for tests -------------------------------------------------------------------------
+
+    def check_invariants(self, under_way: Step | None) -> None:
+        waiting = sum(1 for a in self.requests.values() if a.state == WAITING)
+        assert waiting == self.scheduler.queue.size, "queued attempts are miscounted"
+        self.scheduler.check_invariants(under_way)

@@ -1,0 +1,262 @@
+"""A vLLM instance in virtual time: what its scheduler decides and when, without any token.
+
+`step_scheduler` tells the rules of a step, `engine_core` what happens between two, `event_jump`
+how many are made at once; `reference` is the same instance step by step, the oracle for the jump.
+
+Time: whatever arrives at or before a step's end counts for the next step, which is decided
+immediately *after* that instant. So what comes out does not depend on how often, or in which order,
+the methods are called within an instant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+
+from rollout_sched.simulators.instance.attempt import DECODING
+from rollout_sched.simulators.instance.engine_core import EngineCore
+from rollout_sched.simulators.instance.event_jump import EventJump
+from rollout_sched.simulators.instance.inbox import Inbox
+from rollout_sched.simulators.instance.sim_request import (
+    Outcome,
+    PauseMode,
+    SimGauges,
+    SimRequest,
+    check_pause_mode,
+    last_token,
+)
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.step_scheduler import RUN_ALL, Step
+
+
+class SimInstance:
+    """One simulated vLLM instance.
+
+    Inputs (submit, abort, pause, ...) may come at any time not before the last one; they take
+    effect at the first step end at or after it, at once if the instance is idle. `next_at` says
+    when to call `advance`, which returns what has happened.
+    """
+
+    __slots__ = ("_busy_s", "_core", "_end", "_foreseen", "_inbox", "_jump", "_step", "spec")
+
+    def __init__(self, spec: InstanceSpec, version: int = 0) -> None:
+        self.spec = spec
+        self._inbox = Inbox()
+        self._core = EngineCore(spec, version, self._inbox)
+        self._jump = EventJump(self._core.scheduler, self._inbox)
+        self._step: Step | None = None  # under way, if it had to be decided ...
+        self._end = 0.0  # ... until then
+        self._foreseen: float | None = None
+        self._busy_s = 0.0
+
+    # -- inputs ----------------------------------------------------------------------------
+
+    def submit(self, request: SimRequest, now: float) -> None:
+        """Send an attempt.
+
+        Raises ValueError if it could never run (naming the limit), if its number is in use, or
+        if its stream already has an attempt here.
+        """
+        end, reason = last_token(request, self.spec)
+        if request.attempt in self._core.requests:
+            raise ValueError(f"attempt {request.attempt} is already on this instance")
+        self._change(now)
+        attempt = self._core.accept(request, end, reason)
+        self._inbox.post(self._core.enqueue, attempt)
+
+    def abort(self, attempt: int, now: float) -> None:
+        """End an attempt with the tokens it has. Unknown and ended ones are ignored.
+
+        As in vLLM, the token of a step that is under way is lost.
+        """
+        self._change(now)
+        self._inbox.post_abort(self._core.abort, attempt)
+        live = self._core.requests.get(attempt)
+        if live is not None and live.own.owner == attempt:
+            live.own.owner = None
+
+    def pause(self, now: float, mode: PauseMode, clear_cache: bool) -> None:
+        """Stop after the current step; `Paused` follows when that is done.
+
+        keep   everything stays where it is; with clear_cache all running ones are preempted
+        abort  everything ends with what it has
+        wait   running ones are finished, queued ones stay queued
+
+        What is submitted while paused is queued. A second pause replaces the mode of the first.
+        """
+        check_pause_mode(mode)
+        self._change(now)
+        self._inbox.post(self._core.pause, (mode, clear_cache))
+
+    def resume(self, now: float) -> None:
+        """Go on. Without a pause this changes nothing."""
+        self._change(now)
+        self._inbox.post(self._core.resume)
+
+    def set_version(self, version: int, now: float) -> None:
+        """The weights have changed: tokens of later steps carry this version. KV stays."""
+        self._change(now)
+        self._inbox.post(self._core.set_version, version)
+
+    def clear_cache(self, now: float, preempt: bool = False) -> None:
+        """vLLM's reset_prefix_cache: forget cached blocks, which it silently leaves undone while
+        any block is in use. With preempt=True all running attempts are preempted first."""
+        self._change(now)
+        self._inbox.post(self._core.clear_cache, preempt)
+
+    def close(self) -> None:
+        """The end of this instance, so that its memory need not wait for the garbage collector."""
+        self._core.scheduler.kv.close()
+
+    def _change(self, now: float) -> None:
+        self._inbox.clock(now)
+        self._foreseen = None
+        self._jump.forget()
+
+    # -- time ------------------------------------------------------------------------------
+
+    def next_at(self) -> float:
+        """When to call `advance` next, in seconds: the time of the next outcome, or of a decision
+        on which it depends. Infinite if nothing will happen without a new input. Never before the
+        last call or input: what is overdue is due now."""
+        if self._foreseen is None:
+            at, now = self._foresee(), self._inbox.now
+            self._foreseen = at if at > now else now
+        return self._foreseen
+
+    def advance(self, now: float) -> list[Outcome]:
+        """Everything that has happened up to and including now, in order.
+
+        Raises ValueError if now lies before an earlier call or input.
+        """
+        core, inbox, jump = self._core, self._inbox, self._jump
+        scheduler = core.scheduler
+        inbox.clock(now)
+        self._foreseen = None
+        while True:
+            if self._step is not None:
+                if self._end > now:
+                    break
+                self._complete(self._step)
+            elif inbox.due <= core.at:
+                jump.forget()
+                inbox.take()
+            elif now <= core.at:
+                break
+            elif (plan := jump.plan(scheduler.step, core.at)) is not None:
+                if plan.end > now:
+                    break
+                self._busy_s += plan.end - plan.at
+                core.jump(plan.steps, plan.end)
+            elif scheduler.can_run():
+                jump.forget()
+                self._step = scheduler.decide()
+                self._end = core.at + self._step.seconds
+            elif inbox.due <= now:
+                core.at = inbox.due
+            else:
+                break
+        outcomes, core.outcomes = core.outcomes, []
+        return outcomes
+
+    def _complete(self, step: Step) -> None:
+        core = self._core
+        outcomes = len(core.outcomes)
+        self._step = None
+        self._busy_s += self._end - core.at
+        core.complete(step, self._end)
+        if step.idled or len(core.outcomes) != outcomes:
+            self._jump.forget()  # somebody has left, or does everything one step later
+
+    def _foresee(self) -> float:
+        core, scheduler, inbox = self._core, self._core.scheduler, self._inbox
+        step, at = scheduler.step, core.at
+        if self._step is not None:
+            step, at, batch = step + 1, self._end, scheduler.batch
+            ending = batch.count and batch.next_end() == step
+            if core.pausing or self._step.idled or ending:
+                return at
+        if inbox.due <= at:
+            return at
+        plan = self._jump.plan(step, at)
+        if plan is not None:
+            return plan.end
+        return math.nextafter(at, math.inf) if scheduler.can_run() else inbox.due
+
+    def _steps_by(self, now: float) -> int:
+        """Whole steps of the jump under way that are over by now."""
+        if self._step is not None:
+            return 0
+        return self._jump.steps_by(self._core.scheduler.step, self._core.at, now)
+
+    # -- steps, for whoever follows single tokens --------------------------------------------
+
+    def progress(self, now: float) -> dict[int, int]:
+        """New tokens so far of every attempt here, for a time not after next_at."""
+        core = self._core
+        step = core.scheduler.step + self._steps_by(now)
+        return {number: a.tokens_at(step) - a.context for number, a in core.requests.items()}
+
+    def due_step(self, attempt: int, tokens: int) -> int | None:
+        """The step with which an attempt will have made `tokens` new tokens, if nobody intervenes;
+        None while it waits or prefills."""
+        live = self._core.requests.get(attempt)
+        if live is None or live.state != DECODING:
+            return None
+        return live.context + tokens - live.shift
+
+    def step_at(self, step: int) -> float:
+        """When this step ends or ended, in seconds. Infinite if that is not settled yet: ask again
+        after the time that next_at tells."""
+        last, at = self._core.scheduler.step, self._core.at
+        if self._step is not None:
+            last, at = last + 1, self._end
+        return at if step <= last else self._jump.end_of(step, last, at)
+
+    def spans_by(self, attempt: int, step: int) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of what a decoding attempt has made with this step, one not before the
+        last change of the version."""
+        live = self._core.requests[attempt]
+        made = live.tokens_at(step) - live.span_start
+        return (*live.spans, (self._core.version, made)) if made else live.spans
+
+    # -- what it shows -----------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self._core.version
+
+    @property
+    def paused(self) -> bool:
+        return self._core.scheduler.gate != RUN_ALL
+
+    def gauges(self) -> SimGauges:
+        """As of the last call of advance."""
+        core, now = self._core, self._inbox.now
+        scheduler, counters = core.scheduler, core.scheduler.counters
+        batch, steps = scheduler.batch, self._steps_by(now)
+        used = self.spec.kv_blocks - scheduler.kv.free + batch.demand(scheduler.step, steps)
+        under_way = self._step is not None or scheduler.can_run()
+        return SimGauges(
+            len(scheduler.running),
+            scheduler.queue.size,
+            used,
+            used / self.spec.kv_blocks,
+            counters.preemptions,
+            counters.prefill_tokens,
+            counters.cached_tokens,
+            counters.reprefilled_tokens,
+            counters.generated_tokens + batch.count * steps,
+            scheduler.step + steps,
+            self._busy_s + (max(0.0, now - core.at) if under_way else 0.0),
+        )
+
+    # -- for tests -------------------------------------------------------------------------
+
+    def eviction_order(self) -> Iterator[tuple[tuple[Hashable, ...], int]]:
+        """(chain, block number) of the cached free blocks, next to be evicted first."""
+        return self._core.scheduler.kv.eviction_order()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError naming the first broken promise. Costs O(all that is here)."""
+        self._core.check_invariants(self._step)

@@ -1,0 +1,319 @@
+"""What vLLM's scheduler decides for one step. It knows steps, no time.
+
+Reproduced from vLLM 0.32 (v1/core/sched/scheduler.py) with synchronous scheduling, one kind of
+full attention and no speculative decoding:
+
+1. Running attempts come first, in the order of their admission: one token each, or the next chunk
+   of a prefill, as far as the token budget goes. One that finds no KV block preempts the last
+   running one (fcfs) or the worst by (priority, arrival). The victim loses its blocks, returns to
+   the head of the queue and is computed again (or found again in the prefix cache) later.
+2. If nobody was preempted, queued ones are admitted while there are slots, budget and, for the
+   first in line, free blocks for its whole context. Nobody overtakes a blocked first.
+3. What the step brings is known at its end: a token for each attempt whose context is complete.
+
+Nothing is done per token, nor per running attempt while there are blocks for all of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout_sched.simulators.instance.attempt import (
+    DECODING,
+    OVER,
+    PREFILLING,
+    WAITING,
+    SimAttempt,
+    WaitingQueue,
+)
+from rollout_sched.simulators.instance.decode_batch import DecodeBatch
+from rollout_sched.simulators.instance.kv_blocks import KvBlocks
+from rollout_sched.simulators.instance.sim_request import Counters
+from rollout_sched.simulators.instance.spec import InstanceSpec
+
+RUN_ALL, RUN_ADMITTED, RUN_NOTHING = range(3)
+
+Chunks = list[tuple[SimAttempt, int]]
+
+
+class Step(msgspec.Struct, gc=False):
+    """One step that had to be decided.
+
+    seconds     how long it takes
+    new_tokens  that it will bring
+    idled       running attempts that are left out of it
+    """
+
+    seconds: float
+    new_tokens: int
+    idled: list[SimAttempt]
+
+
+class StepScheduler:
+    """Queue, running list and KV blocks of one instance, and who is in its next step.
+
+    running     all with blocks, in order of admission; those in `batch` decode
+    prefilling  the one whose prefill goes on in the next step
+    blocked     the first in line waits for blocks to be freed
+    gate        RUN_ALL, RUN_ADMITTED (nobody new) or RUN_NOTHING
+    step        how many have been made
+    """
+
+    __slots__ = (
+        "batch",
+        "blocked",
+        "counters",
+        "gate",
+        "kv",
+        "prefilling",
+        "queue",
+        "running",
+        "spec",
+        "step",
+    )
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.spec = spec
+        self.counters = Counters()
+        self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
+        self.queue = WaitingQueue(spec.scheduling == "priority")
+        self.running: dict[SimAttempt, None] = {}
+        self.batch = DecodeBatch(spec.block_size)
+        self.prefilling: SimAttempt | None = None
+        self.blocked = False
+        self.gate = RUN_ALL
+        self.step = 0
+
+    # -- coming and going ------------------------------------------------------------------
+
+    def add(self, attempt: SimAttempt) -> None:
+        """To the end of the queue."""
+        self.queue.push(attempt)
+        if self.spec.scheduling == "priority":
+            self.blocked = False
+
+    def remove(self, attempt: SimAttempt, lost: int = 0) -> None:
+        """It has ended, wherever it was; `lost` of its newest tokens do not count."""
+        if attempt.state == WAITING:
+            self.queue.discard(attempt)
+            self.blocked = False
+        else:
+            self._leave_running(attempt)
+            attempt.tokens -= lost
+            self.counters.generated_tokens -= lost
+            attempt.state = OVER
+        self.kv.retire(attempt)
+
+    def preempt(self, attempt: SimAttempt, scheduled: bool = False) -> None:
+        """`scheduled`: the step being decided had already included it. Its block then counts as
+        cached although it is never computed, in vLLM and so here."""
+        written = attempt.computed
+        decoding = attempt.state == DECODING
+        self._leave_running(attempt, unwritten=0 if scheduled else 1)
+        if decoding:
+            written = attempt.tokens - 1
+        attempt.known = max(attempt.known, written)
+        self.counters.preemptions += 1
+        self.queue.push(attempt, front=True)
+
+    def clear_cache(self, preempt: bool) -> None:
+        """Forget cached blocks, which is possible only while none is in use: with `preempt` all
+        running attempts are preempted first."""
+        while preempt and self.running:
+            self.preempt(next(reversed(self.running)))
+        self.kv.clear()
+
+    def reopen(self) -> None:
+        self.gate = RUN_ALL
+        self.blocked = False
+
+    def _leave_running(self, attempt: SimAttempt, unwritten: int = 1) -> None:
+        """Give up slot and blocks, with `tokens` up to date. The KV of the newest token is not
+        written yet, except for what the scheduler has just handed out blocks for."""
+        del self.running[attempt]
+        self.blocked = False
+        if attempt.state == DECODING:
+            self.batch.leave(attempt, self.step)
+            attempt.computed = attempt.tokens - unwritten
+        elif self.prefilling is attempt:
+            self.prefilling = None
+        attempt.order = -1
+        size = self.spec.block_size
+        self.kv.release(attempt, attempt.computed // size, -(-attempt.computed // size))
+
+    # -- what is to be decided -------------------------------------------------------------
+
+    def can_run(self) -> bool:
+        if self.gate == RUN_ALL:
+            return bool(self.running) or self.queue.size > 0
+        return self.gate == RUN_ADMITTED and bool(self.running)
+
+    def must_decide(self, step: int) -> bool:
+        """Whether the step after this boundary can be anything but one more token for all."""
+        can_admit = (
+            self.queue.size > 0
+            and not self.blocked
+            and self.gate == RUN_ALL
+            and len(self.running) < self.spec.max_num_seqs
+        )
+        return can_admit or self.prefilling is not None or self.batch.needs_at(step) > self.kv.free
+
+    def jump(self, steps: int) -> None:
+        """So many steps are over that had not to be decided."""
+        batch = self.batch
+        self.kv.allocate(batch.demand(self.step, steps))
+        self.counters.generated_tokens += steps * batch.count
+        self.step += steps
+
+    def decide(self) -> Step:
+        """Who is in the next step, as Scheduler.schedule does."""
+        step, batch, cost = self.step, self.batch, self.spec.cost
+        preempted: list[SimAttempt] = []
+        chunks: Chunks = []
+        idled = self._extend_running(preempted)
+        if self.prefilling is not None and not idled:
+            self._continue_prefill(self.prefilling, chunks, preempted)
+
+        count, context = batch.count, batch.context(step)
+        for attempt in idled:
+            if attempt.state == DECODING:
+                count -= 1
+                context -= attempt.tokens_at(step)
+        if not preempted and self.gate == RUN_ALL:
+            self._admit(chunks, self.spec.max_num_batched_tokens - count)
+
+        new_tokens, prefill, attention = count, 0, 0.0
+        for attempt, tokens in chunks:
+            prefill += tokens
+            attention += tokens * (attempt.computed + tokens / 2)
+            new_tokens += self._compute(attempt, tokens)
+        # If the first in line has preempted itself, the step is empty and no model runs.
+        tokens = count + prefill
+        seconds = cost.step(count, tokens, context, attention) if tokens else cost.step_s
+        return Step(seconds, new_tokens, idled)
+
+    def complete(self, step: Step) -> None:
+        """The step that was decided is over."""
+        self.counters.generated_tokens += step.new_tokens
+        self.step += 1
+        for attempt in step.idled:
+            if attempt.state == DECODING:
+                self.batch.delay(attempt, self.step)
+
+    # -- deciding --------------------------------------------------------------------------
+
+    def _extend_running(self, preempted: list[SimAttempt]) -> list[SimAttempt]:
+        """A block for each decoding attempt that needs one, preempting where there is none.
+
+        Returns those left out of the step: when one must preempt itself, vLLM stops there.
+        """
+        batch, kv, step = self.batch, self.kv, self.step
+        if batch.needs_at(step) <= kv.free:
+            kv.allocate(batch.needs_at(step))
+            return []
+        for attempt in batch.needing(step, self.running):
+            if attempt.state != DECODING:
+                continue  # preempted in favour of one before it
+            order = attempt.order
+            if kv.free < 1 and not self._free_blocks(1, attempt, preempted):
+                return [a for a in self.running if a.order > order]
+            kv.allocate(1)
+        return []
+
+    def _free_blocks(self, blocks: int, attempt: SimAttempt, preempted: list[SimAttempt]) -> bool:
+        """Preempt until `blocks` are free. False if the attempt itself had to go."""
+        while self.kv.free < blocks:
+            if self.spec.scheduling == "priority":
+                victim = max(self.running, key=_by_urgency)
+            else:
+                victim = next(reversed(self.running))
+            preempted.append(victim)
+            self.preempt(victim, scheduled=victim.order < attempt.order)
+            if victim is attempt:
+                return False
+        return True
+
+    def _continue_prefill(
+        self, attempt: SimAttempt, chunks: Chunks, preempted: list[SimAttempt]
+    ) -> None:
+        budget, size = self.spec.max_num_batched_tokens - self.batch.count, self.spec.block_size
+        tokens = min(attempt.tokens - attempt.computed, budget)
+        start, end = attempt.computed, attempt.computed + tokens
+        blocks = -(-end // size) - -(-start // size)
+        if self._free_blocks(blocks, attempt, preempted):
+            self.kv.allocate(blocks)
+            self.kv.seal(attempt, start // size, end // size)
+            chunks.append((attempt, tokens))
+
+    def _admit(self, chunks: Chunks, budget: int) -> None:
+        """From the queue into the running list. Full blocks of a chain can be found at once, so
+        the first of a group computes its prompt and the others, in the same step, find it."""
+        kv, queue, running, spec = self.kv, self.queue, self.running, self.spec
+        size, counters = spec.block_size, self.counters
+        for _, tokens in chunks:
+            budget -= tokens
+        while budget > 0 and queue.size and len(running) < spec.max_num_seqs:
+            attempt = queue.first()
+            context = attempt.tokens
+            # At least one token must be computed, to have something to sample from.
+            hit = kv.lookup(attempt, (context - 1) // size)
+            # The whole context must fit, though only one chunk of it is allocated now.
+            need = -(-context // size) - hit.blocks + hit.idle
+            if running and spec.watermark:
+                need += spec.watermark_blocks
+            if need > kv.free:
+                self.blocked = True
+                break
+            queue.pop()
+            if hit.blocks:
+                kv.take(attempt, hit)
+            start = hit.blocks * size
+            end = min(context, start + budget)
+            kv.allocate(-(-end // size) - hit.blocks)
+            kv.seal(attempt, hit.blocks, end // size)
+            budget -= end - start
+            counters.cached_tokens += start
+            attempt.state = PREFILLING
+            attempt.computed = start
+            attempt.order = counters.admissions
+            counters.admissions += 1
+            running[attempt] = None
+            chunks.append((attempt, end - start))
+
+    def _compute(self, attempt: SimAttempt, tokens: int) -> int:
+        """Account for a prefill chunk of the step that begins; returns the tokens it brings."""
+        start, end = attempt.computed, attempt.computed + tokens
+        self.counters.prefill_tokens += tokens
+        if attempt.known > start:
+            self.counters.reprefilled_tokens += min(end, attempt.known) - start
+        if end < attempt.tokens:
+            attempt.computed = end
+            self.prefilling = attempt
+            return 0
+        if self.prefilling is attempt:
+            self.prefilling = None
+        self.batch.join(attempt, self.step)
+        return 1
+
+    # -- for tests -------------------------------------------------------------------------
+
+    def check_invariants(self, under_way: Step | None) -> None:
+        """Raises AssertionError naming the first broken promise. Costs O(all that run)."""
+        self.batch.check_invariants([a for a in self.running if a.state == DECODING])
+        assert len(self.running) <= self.spec.max_num_seqs, "more running than slots"
+        prefilling = [a for a in self.running if a.state == PREFILLING]
+        assert prefilling == [a for a in [self.prefilling] if a], "more than one open prefill"
+        size = self.spec.block_size
+        written = ((a, self._written(a, under_way)) for a in self.running)
+        self.kv.check_invariants((a, w // size, -(-w // size)) for a, w in written)
+
+    def _written(self, attempt: SimAttempt, under_way: Step | None) -> int:
+        """Tokens with a place in its blocks, that of the step under way included."""
+        if attempt.state != DECODING:
+            return attempt.computed
+        ahead = under_way is not None and attempt not in under_way.idled
+        return attempt.tokens_at(self.step) - 1 + ahead
+
+
+def _by_urgency(attempt: SimAttempt) -> tuple[int, int]:
+    return attempt.priority, attempt.arrival

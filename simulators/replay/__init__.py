@@ -1,0 +1,1 @@
+"""The closed loop in virtual time: scenario, workload, trainer, bounds, report."""

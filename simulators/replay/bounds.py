@@ -1,0 +1,269 @@
+"""What no scheduler can beat: lower bounds on the time a fleet needs to generate given samples.
+
+The cost of one engine step that processes n tokens, decodes B sequences whose contexts add up
+to C tokens and prefills chunks of attention work A is (cost_model.py)
+
+    t = t0 + G(n) + c_b B + k C + a A,      G(n) = (t_w^p + (s n)^p)^(1/p),  p >= 1.
+
+Facts that hold under every policy (routing, preemption, interruption, migration, prefix
+sharing, over-sampling, early stopping) as long as each step makes at most one token per sequence:
+
+ 1. Every generated token is made in some step and counts at least 1 in that step's n, whether a
+    decode or the last chunk of a prefill made it. So sum(n) >= O, the tokens to generate.
+ 2. The first token of a turn comes out of its prefill and pays neither c_b nor k. Every other
+    token of the turn is a decode: i-th token (i >= 2) of a turn that starts at context P reads
+    at least P + i - 2 tokens. (It reads one more when the incoming token is counted; leaving
+    that out keeps the bound valid for either convention.) Over o tokens that is o - 1 decodes
+    and (o - 1) P + (o - 1)(o - 2) / 2 tokens read.
+ 3. A *restart*, a prefill in the middle of a turn (preemption, migration, resumption without the
+    KV), also makes a token without c_b and k. Each restart therefore takes back at most
+    c_b + k (longest context). `restarts` counts them; KV kept across a pause is no restart.
+ 4. A sequence that makes a token holds its whole context in KV. Siblings of a group may share
+    the prompt p: of n siblings running in one instance, the prompt is there at least once, which
+    is at least p / n for each of them. The rest of the context is private.
+
+`longest`: the tokens of one sample are made one after the other, each in a step of its own
+    that costs at least t0 + G(1), plus decode costs (2) and the sample's tool time.
+
+`joint`: let S be the number of steps of all instances together. A step makes at most
+    Bmax tokens, Bmax = min(max_num_seqs, max_num_batched_tokens), so S >= O / Bmax. The contexts
+    of a step fit into K tokens of KV, so S >= Omega / K with Omega the sum of (4) over generated
+    tokens. One sample makes its tokens in different steps, so S >= o_max. G is convex, hence
+    by Jensen and (1) the sum of G(n) is at least S G(O/S) = ((S t_w)^p + (s O)^p)^(1/p), which
+    grows with S. All instances together work at most N T in a makespan T, so
+
+        T >= [ S t0 + ((S t_w)^p + (s O)^p)^(1/p) + c_b D + k Phi ] / N
+
+    with the D decodes and Phi tokens read of (2), at the smallest allowed S.
+
+Left out, which loosens and never breaks the bounds: prefill work, arrival times, pauses for
+weight updates (add one pause for every update that must stop the fleet), padding of batches.
+Both bounds suppose alike instances; for an unlike fleet give the best of each number.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rollout_sched.simulators.traces.model import Sample
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Floating-point sums of a replay and of these formulas differ in the last digits; a bound that
+# is met exactly must not be "beaten" by them.
+_ROUNDING = 1e-9
+
+
+class StepCost(Protocol):
+    """The constants of a cost model that the bounds use; seconds, tokens."""
+
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def weights_s(self) -> float: ...
+    @property
+    def token_s(self) -> float: ...
+    @property
+    def exponent(self) -> float: ...
+    @property
+    def sequence_s(self) -> float: ...
+    @property
+    def context_s(self) -> float: ...
+
+
+class FleetLimits(msgspec.Struct, frozen=True):
+    """How much alike instances can hold.
+
+    kv_tokens: tokens of KV cache in one instance; max_num_seqs, max_num_batched_tokens:
+    sequences and tokens one instance takes into one step.
+    """
+
+    instances: int
+    max_num_seqs: int
+    kv_tokens: int
+    max_num_batched_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Seconds that no schedule can go below: total_s is the larger of the two."""
+
+    longest_s: float
+    joint_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What has to be generated, one row per turn (or part of one).
+
+    sample: which sample the row belongs to, 0..samples-1 [rows]
+    context: tokens before the row's first generated token [rows]
+    output: tokens to generate, at least 1 [rows]
+    private: tokens of that context surely in KV for this sample alone, prompts amortised [rows]
+    tool_s: seconds between turns [samples]
+    """
+
+    sample: Ints
+    context: Floats
+    output: Floats
+    private: Floats
+    tool_s: Floats
+
+    @classmethod
+    def of_samples(cls, samples: Iterable[Sample]) -> "Demand":
+        """The whole of the given samples; equal group names may share their prompts."""
+        listed = list(samples)
+        if not listed:
+            return cls.of_parts([], [])
+        counts = np.array([len(s.turns) for s in listed], dtype=np.int64)
+        turns = list(chain.from_iterable([s.turns for s in listed]))
+        owner = np.repeat(np.arange(len(listed)), counts)
+        last = np.cumsum(counts) - 1
+        output = np.array([t.output_tokens for t in turns], dtype=np.float64)
+        heard = np.array([t.observation_tokens for t in turns], dtype=np.float64)
+        waited = np.array([t.tool_s for t in turns], dtype=np.float64)
+        heard[last] = waited[last] = 0.0
+        prompt = np.array([s.prompt_tokens for s in listed], dtype=np.float64)
+        grown = np.cumsum(output + heard) - output - heard
+        # Tokens of the sample's own earlier turns: what stands before this turn, less what
+        # stood before the sample.
+        own = grown - np.repeat(grown[last - counts + 1], counts)
+        siblings = _sizes_of_groups([s.group for s in listed])
+        private = own + (prompt / siblings)[owner]
+        return cls(owner, prompt[owner] + own, output, private, _per_sample(owner, waited))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Demand"]) -> "Demand":
+        """All of them together; no group may be in more than one."""
+        if not parts:
+            return cls.of_parts([], [])
+        first = np.cumsum([0, *(len(part.tool_s) for part in parts)])
+        return cls(
+            np.concatenate([p.sample + start for p, start in zip(parts, first[:-1], strict=True)]),
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("context", "output", "private", "tool_s")
+            ),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens."""
+        starts = np.unique(self.sample, return_index=True)[1]
+        return int(self.context[starts].sum() + self.output.sum())
+
+    @property
+    def without_tools(self) -> "Demand":
+        return replace(self, tool_s=np.zeros_like(self.tool_s))
+
+    @classmethod
+    def of_parts(
+        cls, context: npt.ArrayLike, output: npt.ArrayLike, private: npt.ArrayLike = 0.0
+    ) -> "Demand":
+        """One uninterrupted part per sample: what was generated within a step, for example.
+
+        context: tokens before the part; output: tokens generated in it, at least 1;
+        private: tokens of the context that no other sample shares, 0 if unknown. Shapes [samples].
+        ValueError on a length that makes no sense.
+        """
+        before = np.asarray(context, dtype=np.float64)
+        made = np.asarray(output, dtype=np.float64)
+        alone = np.broadcast_to(np.asarray(private, dtype=np.float64), made.shape)
+        if before.ndim != 1 or before.shape != made.shape:
+            raise ValueError(f"context and output have shapes {before.shape} and {made.shape}")
+        if not (np.all(before >= 0) and np.all(made >= 1)):
+            raise ValueError("expected contexts of at least 0 and outputs of at least 1 token")
+        if not np.all((alone >= 0) & (alone <= before)):
+            raise ValueError("private tokens are part of the context: expected 0 to context")
+        return cls(np.arange(len(made)), before, made, alone, np.zeros(len(made)))
+
+
+def lower_bound(
+    samples: Demand | Iterable[Sample], fleet: FleetLimits, cost: StepCost, restarts: int = 0
+) -> Bound:
+    """The least seconds any policy needs to generate the samples on the fleet.
+
+    restarts: how many prefills in the middle of a turn the policy is granted, over all samples.
+    0 bounds every policy that never recomputes; the number a run had bounds that run.
+    """
+    demand = samples if isinstance(samples, Demand) else Demand.of_samples(samples)
+    longest_s = longest(demand, cost, restarts)
+    joint_s = joint(demand, fleet, cost, restarts)
+    return Bound(longest_s, joint_s, max(longest_s, joint_s))
+
+
+def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
+    """Seconds the most demanding sample takes alone on an instance; 0 without samples."""
+    if not len(demand.sample):
+        return 0.0
+    made = _per_sample(demand.sample, demand.output)
+    decoding = cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)
+    spared = restarts * _saved_by_restart(demand, cost)
+    beyond = np.maximum(_per_sample(demand.sample, decoding) - spared, 0.0)
+    alone = made * (cost.step_s + _all_tokens_s(1.0, 1.0, cost)) + beyond + demand.tool_s
+    return float(alone.max()) * (1 - _ROUNDING)
+
+
+def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0) -> float:
+    """Seconds the work takes when slots and KV are filled as well as they can be."""
+    if not len(demand.sample):
+        return 0.0
+    tokens = float(demand.output.sum())
+    steps = _fewest_steps(demand, fleet)
+    decoding = float((cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)).sum())
+    beyond = max(0.0, decoding - restarts * _saved_by_restart(demand, cost))
+    busy_s = steps * cost.step_s + _all_tokens_s(steps, tokens, cost) + beyond
+    return busy_s / fleet.instances * (1 - _ROUNDING)
+
+
+def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
+    """S: engine steps of all instances together, by slots, by KV and by the longest sample."""
+    per_step = min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
+    o = demand.output
+    private = float((o * demand.private + (o - 1) * np.maximum(o - 2, 0) / 2).sum())
+    most = float(_per_sample(demand.sample, o).max())
+    return max(float(o.sum()) / per_step, private / fleet.kv_tokens, most)
+
+
+def _all_tokens_s(steps: float, tokens: float, cost: StepCost) -> float:
+    """S G(O/S): the least that `tokens` can cost, beside context, in `steps` steps."""
+    p = cost.exponent
+    weights, work = steps * cost.weights_s, tokens * cost.token_s
+    return float((weights**p + work**p) ** (1 / p))
+
+
+def _decodes(demand: Demand) -> Floats:
+    return demand.output - 1
+
+
+def _reads(demand: Demand) -> Floats:
+    """Phi per row: context tokens read by its decodes."""
+    o = demand.output
+    return (o - 1) * (demand.context + np.maximum(o - 2, 0) / 2)
+
+
+def _saved_by_restart(demand: Demand, cost: StepCost) -> float:
+    """The most one restart can spare: the decode costs of one token at the longest context."""
+    return cost.sequence_s + cost.context_s * float((demand.context + demand.output).max())
+
+
+def _per_sample(owner: Ints, values: Floats) -> Floats:
+    return np.bincount(owner, values).astype(np.float64)
+
+
+def _sizes_of_groups(groups: list[str]) -> Floats:
+    """For every sample, how many of the samples are in its group."""
+    numbers: dict[str, int] = {}
+    number = np.array([numbers.setdefault(g, len(numbers)) for g in groups], dtype=np.int64)
+    return np.bincount(number).astype(np.float64)[number]

@@ -1,0 +1,239 @@
+"""Replay: the same workload under several policies, each several times, beside a bound."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_sched import journal
+from rollout_sched.config import PolicyFile
+from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.events import Event
+from rollout_sched.metrics import Metrics, Step, Summary
+from rollout_sched.simulators.replay.bounds import Bound, Demand, FleetLimits, lower_bound
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace
+
+#: Called with the number of prompts delivered by the batch that has just gone to the trainer.
+Progress = Callable[[int], None]
+
+
+class Run(msgspec.Struct):
+    """One policy, one seed.
+
+    `bound_s` is a lower bound on `summary.total_s` for the samples this run delivered,
+    `offered_bound_s` for those the trainer asked for. `step_gaps` are how far each batch's span
+    (first dispatch to delivery) lies above the bound of its own samples.
+    """
+
+    policy: str
+    seed: int
+    summary: Summary
+    steps: list[Step]
+    bound_s: float
+    offered_bound_s: float
+    step_gaps: list[float]
+    samples_lost: int
+    samples_drawn: int
+    events: int
+    anomalies: dict[str, int]
+
+    @property
+    def gap_to_bound(self) -> float:
+        return self.summary.total_s / self.bound_s - 1
+
+    @property
+    def gap_to_offered_bound(self) -> float:
+        return self.summary.total_s / self.offered_bound_s - 1
+
+
+@contextmanager
+def _without_garbage_collector() -> Iterator[None]:
+    """A run leaves no cycles behind, and looking for them takes a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_garbage_collector()
+def run_policy(
+    policy: PolicyFile,
+    trace: Trace,
+    scenario: Scenario,
+    *,
+    steps: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    journal_path: Path | None = None,
+) -> Run:
+    """Replay `trace` under `policy` until every prompt has been trained.
+
+    `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit.
+    """
+    workload = Workload(trace, scenario.job, steps=steps, seed=seed)
+    scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+    metrics = Metrics(
+        reference_batch(workload, scenario),
+        workload.offered,
+        colocated=scenario.trainer.colocated,
+    )
+    delivered: list[list[Sample]] = []
+    events = 0
+
+    def note(now: float, event: Event, actions: list[Action]) -> None:
+        nonlocal events
+        events += 1
+        for action in actions:
+            if isinstance(action, Deliver):
+                delivered.append([workload.sample(s.group, s.index) for s in action.samples])
+                if progress is not None:
+                    progress(len({sample.group for sample in action.samples}))
+
+    observers = [metrics.observe, note]
+    with ExitStack() as stack:
+        if journal_path is not None:
+            header = journal.Header(journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed)
+            writer = stack.enter_context(journal.JournalWriter(journal_path, header))
+            observers.append(lambda now, event, actions: writer.record(now, event))
+        total_s = ClosedLoop(scheduler, workload, scenario, observers).run()
+    summary = metrics.summary(total_s)
+    restarts = summary.preemptions + summary.resumed_attempts
+    demands = [Demand.of_samples(batch) for batch in delivered]
+    asked = len(workload.prompts) * workload.samples_per_prompt
+    return Run(
+        policy=policy.name,
+        seed=seed,
+        summary=summary,
+        steps=metrics.steps,
+        bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
+        offered_bound_s=offered_bound(workload, scenario),
+        step_gaps=[
+            step.span_s / _rollout_bound(demand, scenario, restarts).total_s - 1
+            for step, demand in zip(metrics.steps, demands, strict=True)
+        ],
+        samples_lost=asked - sum(map(len, delivered)),
+        samples_drawn=workload.drawn,
+        events=events,
+        anomalies=dict(scheduler.anomalies),
+    )
+
+
+def reference_batch(workload: Workload, scenario: Scenario) -> float:
+    """Places of an instance for the occupancy bubble: an even share of a batch's samples.
+
+    At most `max_num_seqs`: more cannot run at once.
+    """
+    batch = min(workload.prompts_per_step, len(workload.prompts)) * workload.samples_per_prompt
+    return min(scenario.fleet.max_num_seqs, max(1.0, batch / scenario.fleet.instances))
+
+
+def offered_bound(workload: Workload, scenario: Scenario) -> float:
+    """No policy trains the workload in fewer seconds."""
+    batches = -(-len(workload.prompts) // workload.prompts_per_step)
+    return run_bound(Demand.of_samples(workload.offered_samples()), batches, scenario)
+
+
+def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 0) -> float:
+    """Seconds no run can beat that generates these samples and trains them in so many batches.
+
+    Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
+    go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
+    token is made. `restarts` as in `bounds.lower_bound`.
+    """
+    rollout_s = _rollout_bound(demand, scenario, restarts).total_s
+    trainer = scenario.trainer
+    training_s = batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens
+    if trainer.colocated:
+        training_s += _rollout_bound(demand.without_tools, scenario, restarts).total_s
+    return max(rollout_s + trainer.fixed_s, training_s)
+
+
+def _rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
+    fleet = scenario.fleet
+    limits = FleetLimits(
+        fleet.instances, fleet.max_num_seqs, fleet.kv_tokens, fleet.max_num_batched_tokens
+    )
+    return lower_bound(demand, limits, scenario.cost, restarts)
+
+
+def replay(
+    trace: Trace,
+    policies: Sequence[PolicyFile],
+    scenario: Scenario,
+    *,
+    steps: int = 0,
+    seeds: int = 1,
+    progress: Callable[[str, int], Progress] | None = None,
+    journal_path: Path | None = None,
+) -> list[list[Run]]:
+    """Every policy on every seed (0, 1, ...): runs by policy, then by seed.
+
+    With a journal path and more than one run, each run gets its own file beside it, named after
+    policy and seed.
+    """
+    several = len(policies) * seeds > 1
+
+    def path(policy: str, seed: int) -> Path | None:
+        if journal_path is None or not several:
+            return journal_path
+        return journal_path.with_stem(f"{journal_path.stem}.{policy}.{seed}")
+
+    return [
+        [
+            run_policy(
+                policy,
+                trace,
+                scenario,
+                steps=steps,
+                seed=seed,
+                progress=progress(policy.name, seed) if progress else None,
+                journal_path=path(policy.name, seed),
+            )
+            for seed in range(seeds)
+        ]
+        for policy in policies
+    ]
+
+
+def figures(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the runs of one policy measured: every number as {mean, min, max} over the seeds."""
+    spread: dict[str, Any] = _spread([_numbers(run) for run in runs])
+    return spread
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    summary = msgspec.to_builtins(run.summary, str_keys=True)
+    staleness = {key: summary.pop(f"staleness_{key}") for key in ("mean", "max", "histogram")}
+    return {
+        **summary,
+        "staleness": staleness,
+        "bound_s": run.bound_s,
+        "gap_to_bound": run.gap_to_bound,
+        "gap_to_offered_bound": run.gap_to_offered_bound,
+        "step_gap_to_bound": sum(run.step_gaps) / len(run.step_gaps),
+        "samples_lost": run.samples_lost,
+        "samples_drawn": run.samples_drawn,
+        "events": run.events,
+        "anomalies": sum(run.anomalies.values()),
+    }
+
+
+def _spread(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], dict):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _spread([value.get(key, 0) for value in values]) for key in keys}
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return {"mean": sum(numbers) / len(numbers), "min": min(numbers), "max": max(numbers)}

@@ -1,0 +1,116 @@
+"""A scenario: the fleet, the trainer and how much the scheduler can see, as one TOML file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.config import ConfigError, check_finite, read_toml, unknown_key
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many instances, all alike. `kv_tokens`: KV capacity of one instance, tokens."""
+
+    instances: AtLeastOne
+    kv_tokens: AtLeastOne
+    block_size: AtLeastOne = 16
+    max_num_seqs: AtLeastOne = 256
+    max_num_batched_tokens: AtLeastOne = 8192
+    max_model_len: AtLeastOne = 131_072
+    prefix_caching: bool = True
+
+
+class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a live scheduler would see: gauges every `poll_s`, tokens so far every `stream_s`.
+
+    0 turns the one or the other off. Between those, the progress of a running request is unknown.
+    """
+
+    poll_s: Seconds = 1.0
+    stream_s: Seconds = 0.0
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the trainer asks for; 0 takes it from the trace.
+
+    `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
+    group size. `max_tokens` 0: the trace's cap.
+    """
+
+    prompts_per_step: Count = 0
+    samples_per_prompt: Count = 0
+    max_tokens: Count = 0
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything about the world but the trace and the policy."""
+
+    fleet: FleetModel
+    cost: CostModel
+    name: str = ""
+    about: str = ""
+    source: str = ""
+    trainer: TrainerModel = TrainerModel()
+    weights: WeightTransfer = WeightTransfer()
+    visibility: Visibility = Visibility()
+    job: Job = Job()
+
+    @property
+    def instance(self) -> InstanceSpec:
+        """What each simulated instance is made from."""
+        fleet = self.fleet
+        return InstanceSpec(
+            cost=self.cost,
+            kv_blocks=fleet.kv_tokens // fleet.block_size,
+            block_size=fleet.block_size,
+            max_num_seqs=fleet.max_num_seqs,
+            max_num_batched_tokens=fleet.max_num_batched_tokens,
+            max_model_len=fleet.max_model_len,
+            prefix_caching=fleet.prefix_caching,
+        )
+
+
+def load_scenario(name_or_path: str) -> Scenario:
+    """Read a shipped scenario by name or a TOML file by path.
+
+    Raises ConfigError naming the file and the key path.
+    """
+    name, table = read_toml(name_or_path, "simulators/replay/scenarios", "scenario")
+    return parse_scenario(name, table)
+
+
+def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
+    """Check a scenario given as nested tables."""
+    _check_keys(name, "", table, Scenario)
+    try:
+        scenario = msgspec.convert({**table, "name": name}, Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}".replace(" - at `$.", ": at `")) from error
+    if scenario.fleet.kv_tokens < scenario.fleet.block_size:
+        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; give it more")
+    try:
+        _ = scenario.instance
+    except ValueError as error:
+        raise ConfigError(f"{name}: fleet: {error}") from error
+    return scenario
+
+
+def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
+    """msgspec names an unknown field but not its neighbours; we want both."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}: {path.rstrip('.')}: expected a table")
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        if key not in fields:
+            raise unknown_key(name, f"{path}{key}", fields)
+        check_finite(name, f"{path}{key}", value)
+        if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
+            _check_keys(name, f"{path}{key}.", value, fields[key])

@@ -1,0 +1,80 @@
+"""What attempts will do: from a Dispatch to a simulated request, and from its end to an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import (
+    Event,
+    RequestFinished,
+    RequestInterrupted,
+    ToolReturned,
+    TurnFinished,
+)
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample
+
+
+class SimAttempts:
+    """The attempts in flight, and the names of the texts of the requests between two attempts.
+
+    A text is named by the number of the attempt that began it.
+    """
+
+    __slots__ = ("_in_flight", "_streams", "_workload")
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._in_flight: dict[int, tuple[Dispatch, Sample, int]] = {}
+        self._streams: dict[str, int] = {}
+
+    def request_of(self, attempt: int) -> str:
+        return self._in_flight[attempt][0].request
+
+    def begin(self, action: Dispatch) -> SimRequest:
+        sample = self._workload.sample(action.group, action.index)
+        stream = self._streams.pop(action.request, action.attempt)
+        if not action.computed_tokens:
+            stream = action.attempt  # a new text from here on
+        turns, made = sample.turns, action.response_tokens
+        if action.turn:
+            made -= sum(turn.output_tokens for turn in turns[: action.turn])
+        self._in_flight[action.attempt] = (action, sample, stream)
+        return SimRequest(
+            action.attempt,
+            action.context_tokens,
+            turns[action.turn].output_tokens - made,
+            action.max_new_tokens,
+            prompt_stream=action.group,
+            shared_tokens=self._workload.prompt_tokens(action.group),
+            stream=stream,
+            known_tokens=action.computed_tokens,
+            salt=action.salt,
+        )
+
+    def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None]:
+        """What its end is to the scheduler; and after how many seconds which tool returns."""
+        dispatch, sample, stream = self._in_flight.pop(ended.attempt)
+        request, tokens, spans = dispatch.request, ended.tokens, ended.spans
+        if ended.reason != "stop" or len(sample.turns) > 1:
+            self._streams[request] = stream  # it may go on
+        if ended.reason == "abort":
+            return RequestInterrupted(request, ended.attempt, tokens, spans), None
+        made = dispatch.response_tokens + tokens
+        last = dispatch.turn == len(sample.turns) - 1 or made >= self._workload.max_tokens
+        if ended.reason == "stop" and not last:
+            turn = sample.turns[dispatch.turn]
+            returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
+            return TurnFinished(request, ended.attempt, tokens, spans), (turn.tool_s, returned)
+        cut = ended.reason == "length" or sample.finish == "length"
+        reason: Literal["stop", "length"] = "length" if cut else "stop"
+        return RequestFinished(request, ended.attempt, tokens, spans, reason), None
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """They will not go on."""
+        if self._streams:
+            for request in requests:
+                self._streams.pop(request, None)

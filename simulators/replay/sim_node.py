@@ -1,0 +1,58 @@
+"""An instance of the closed loop, and who wants it to stand still."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rollout_sched.core.events import InstanceReported
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.sim_request import PauseMode
+
+INFINITY = float("inf")
+
+
+class SimNode:
+    """A simulated instance under its name.
+
+    due        when it is to be advanced next; older plans are void
+    paused_by  who has paused it: it goes on when the last of them lets it
+    pausing    whose pauses it has not confirmed yet, in order
+    """
+
+    __slots__ = ("due", "instance", "name", "paused_by", "pausing")
+
+    def __init__(self, name: str, instance: SimInstance | ReferenceInstance) -> None:
+        self.name = name
+        self.instance = instance
+        self.due = INFINITY
+        self.paused_by: set[str] = set()
+        self.pausing: deque[str] = deque()
+
+    def pause(self, owner: str, now: float, mode: PauseMode, clear_cache: bool) -> None:
+        self.paused_by.add(owner)
+        self.pausing.append(owner)
+        self.instance.pause(now, mode, clear_cache)
+
+    def resume(self, owner: str, now: float) -> bool:
+        """Whether it goes on, for nobody else has paused it."""
+        self.paused_by.discard(owner)
+        if self.paused_by:
+            return False
+        self.instance.resume(now)
+        return True
+
+    def report(self) -> InstanceReported:
+        """What a poll finds."""
+        gauges = self.instance.gauges()
+        return InstanceReported(
+            self.name,
+            gauges.running,
+            gauges.waiting,
+            gauges.kv_usage,
+            gauges.preemptions,
+            gauges.prefill_tokens,
+            gauges.cached_tokens,
+            gauges.reprefilled_tokens,
+            gauges.generated_tokens,
+        )

@@ -1,0 +1,18 @@
+"""Recorded workloads: their model, the native format, foreign ones, statistics, synthetic ones."""
+
+from rollout_sched.simulators.traces.importers import Counting
+from rollout_sched.simulators.traces.model import Finish, Sample, Trace, TraceError, Turn, gather
+from rollout_sched.simulators.traces.store import read, shipped, write
+
+__all__ = [
+    "Counting",
+    "Finish",
+    "Sample",
+    "Trace",
+    "TraceError",
+    "Turn",
+    "gather",
+    "read",
+    "shipped",
+    "write",
+]

@@ -1,0 +1,179 @@
+"""The native trace format, line by line: a header, then one JSON object per sample.
+
+Described for users in docs/trace_format.md. Decoding is one typed msgspec call per line;
+only a line that fails it is looked at again, slowly, to say what was found.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rollout_sched.simulators.traces.files import Lines
+from rollout_sched.simulators.traces.model import Length, Sample, Trace, TraceError, Turn, brief
+
+SCHEMA = "rollout-sched-trace/1"
+
+
+# Brackets nested a thousand deep are no JSON of ours either.
+_NOT_JSON = (msgspec.DecodeError, RecursionError)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """First line of a native trace file."""
+
+    schema: str
+    name: str = ""
+    about: str = ""
+    source: str = ""
+    license: str = ""
+    max_response_tokens: Length | None = None
+
+
+_header_decoder = msgspec.json.Decoder(Header)
+_sample_decoder = msgspec.json.Decoder(Sample)
+_encode = msgspec.json.Encoder().encode
+
+
+def native_header(where: str, line: int, text: str) -> Header | None:
+    """The header if this first line is a native one, None if the file is something else.
+
+    TraceError if it is a native header that this version cannot read.
+    """
+    try:
+        found = msgspec.json.decode(text)
+    except _NOT_JSON:
+        return None
+    if not isinstance(found, dict) or "schema" not in found:
+        return None
+    if found["schema"] != SCHEMA:
+        raise TraceError(
+            where,
+            f"schema {found['schema']!r}",
+            f"this version reads {SCHEMA!r}: convert the file, or upgrade rollout-sched",
+            line=line,
+            field="schema",
+        )
+    try:
+        return _header_decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise _explained(where, line, Header, found, error) from error
+
+
+def native_samples(where: str, lines: Lines) -> Iterator[tuple[int, Sample]]:
+    """(line number, sample) of every line after the header; TraceError on the first bad one."""
+    decode = _sample_decoder.decode
+    for line, text in lines:
+        try:
+            sample = decode(text)
+        except msgspec.ValidationError as error:
+            found = decoded_json(where, line, text)
+            raise _explained(where, line, Sample, found, error) from error
+        except _NOT_JSON as error:
+            raise _malformed(where, line, text, error) from error
+        _check_last_turn(where, line, sample.turns)
+        yield line, sample
+
+
+def encoded_header(trace: Trace) -> bytes:
+    """The trace's header line, without its line end."""
+    return _encode(
+        Header(
+            schema=SCHEMA,
+            name=trace.name,
+            about=trace.about,
+            source=trace.source,
+            license=trace.license,
+            max_response_tokens=trace.max_response_tokens,
+        )
+    )
+
+
+def encoded_sample(where: str, sample: Sample) -> bytes:
+    """The sample's line, defaults left out; TraceError if it could not be read back."""
+    record: dict[str, object] = {
+        "group": sample.group,
+        "sample": sample.sample,
+        "prompt_tokens": sample.prompt_tokens,
+        "turns": [_trimmed(turn) for turn in sample.turns],
+    }
+    if sample.arrival_s != 0:
+        record["arrival_s"] = sample.arrival_s
+    if sample.finish != "stop":
+        record["finish"] = sample.finish
+    if sample.version is not None:
+        record["version"] = sample.version
+    if sample.labels:
+        record["labels"] = dict(sample.labels)
+    line = _encode(record)
+    place = f"{where}, group {sample.group!r}, sample {sample.sample}"
+    try:
+        _sample_decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise _explained(place, None, Sample, record, error) from error
+    _check_last_turn(place, None, sample.turns)
+    return line
+
+
+def decoded_json(where: str, line: int, text: str) -> Any:
+    """The JSON value in a line; TraceError if there is none."""
+    try:
+        return msgspec.json.decode(text)
+    except _NOT_JSON as error:
+        raise _malformed(where, line, text, error) from error
+
+
+def _malformed(where: str, line: int, text: str, error: Exception) -> TraceError:
+    if re.search(r"\b(NaN|Infinity)\b", text):
+        return TraceError(where, "NaN or Infinity", "JSON knows only finite numbers", line=line)
+    reason = str(error).removeprefix("JSON is malformed: ")
+    remedy = "one whole JSON object per line; was the file cut off or edited?"
+    return TraceError(where, f"malformed JSON ({reason}): {brief(text)}", remedy, line=line)
+
+
+def _trimmed(turn: Turn) -> list[float]:
+    if turn.tool_s != 0:
+        return [turn.output_tokens, turn.observation_tokens, turn.tool_s]
+    if turn.observation_tokens != 0:
+        return [turn.output_tokens, turn.observation_tokens]
+    return [turn.output_tokens]
+
+
+def _check_last_turn(where: str, line: int | None, turns: tuple[Turn, ...]) -> None:
+    last = turns[-1]
+    if last.observation_tokens or last.tool_s:
+        raise TraceError(
+            where,
+            f"the last turn has {last.observation_tokens} observation tokens"
+            f" and {last.tool_s} tool seconds",
+            "nothing follows the last turn: leave them out",
+            line=line,
+            field="turns",
+        )
+
+
+def _explained(
+    where: str,
+    line: int | None,
+    wanted_type: type[msgspec.Struct],
+    found: Any,
+    error: msgspec.ValidationError,
+) -> TraceError:
+    """A TraceError from msgspec's: its `Expected ... - at $.path`, with the value found there."""
+    wanted, _, path = str(error).partition(" - at `$")
+    keys = re.findall(r"\.(\w+)|\[(\d+)\]", path)
+    named = re.search(r"field `(.+)`", wanted)
+    field = path.rstrip("`").lstrip(".") or (named.group(1) if named else "")
+    if named:
+        known = "the fields are " + ", ".join(wanted_type.__struct_fields__)
+        return TraceError(where, wanted, known, line=line, field=field)
+    for name, index in keys:
+        found = found[name] if name else found[int(index)]
+    return TraceError(
+        where, f"found {brief(repr(found))}", _lowered(wanted), line=line, field=field
+    )
+
+
+def _lowered(wanted: str) -> str:
+    return wanted[:1].lower() + wanted[1:].replace("`", "")

@@ -1,0 +1,110 @@
+"""Rows of foreign trace files, CSV or JSON lines, with numbers checked as they are taken."""
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollout_sched.simulators.traces.files import Lines
+from rollout_sched.simulators.traces.model import MOST_TOKENS, TraceError, brief
+from rollout_sched.simulators.traces.native_format import decoded_json
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a foreign file, and where it stands, for the error that may be needed."""
+
+    where: str
+    line: int
+    fields: dict[str, object]
+
+    def error(self, field: str, remedy: str) -> TraceError:
+        """The error that this field of the row deserves, for the caller to raise."""
+        found = f"found {brief(repr(self.fields[field]))}" if field in self.fields else "missing"
+        return TraceError(self.where, found, remedy, line=self.line, field=field)
+
+    def tokens(self, field: str) -> int:
+        """A length: a whole number of tokens, at least 1."""
+        return self.checked_whole(field, self.fields.get(field), least=1)
+
+    def whole(self, field: str) -> int:
+        """A whole number, at least 0."""
+        return self.checked_whole(field, self.fields.get(field), least=0)
+
+    def list_of(self, field: str) -> list[object]:
+        """A list of values that are yet to be checked."""
+        value = self.fields.get(field)
+        if not isinstance(value, list):
+            raise self.error(field, "expected a list")
+        return value
+
+    def text(self, field: str) -> str:
+        """A name or a text: a string, or a number written as one."""
+        value = self.fields.get(field)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self.error(field, "expected a text or a number")
+        return str(value)
+
+    def seconds(self, field: str) -> float:
+        """A time, at least 0 and finite."""
+        return self.checked_seconds(field, self.fields.get(field))
+
+    def checked_whole(self, field: str, value: object, *, least: int) -> int:
+        """A whole number out of the field, or TraceError: `3`, `"3"` and `3.0` are whole."""
+        number = _number(value)
+        if not (least <= number <= MOST_TOKENS and number % 1 == 0):
+            raise self.error(field, f"expected a whole number from {least} to {MOST_TOKENS}")
+        return int(number)
+
+    def checked_seconds(self, field: str, value: object) -> float:
+        """A time out of the field, or TraceError."""
+        seconds = _number(value)
+        if not 0 <= seconds < math.inf:
+            raise self.error(field, "expected seconds: a finite number, at least 0")
+        return seconds
+
+    def labels(self, *used: str) -> dict[str, str]:
+        """The columns that the importer did not use and that are not empty."""
+        return {k: str(v) for k, v in self.fields.items() if k not in used and v not in ("", None)}
+
+
+def cells(where: str, line: int, text: str) -> list[str]:
+    """The values in one line of CSV."""
+    try:
+        return next(csv.reader([text]))
+    except csv.Error as error:
+        raise TraceError(where, f"not CSV ({error})", "check the quoting", line=line) from error
+
+
+def csv_rows(where: str, header: list[str], lines: Lines) -> Iterator[Row]:
+    """Rows under a CSV header; TraceError on the first that has more or fewer values."""
+    for line, text in lines:
+        values = cells(where, line, text)
+        if len(values) != len(header):
+            raise TraceError(
+                where,
+                f"{len(values)} values under {len(header)} columns",
+                "every row needs one value per column",
+                line=line,
+            )
+        yield Row(where, line, dict(zip(header, values, strict=True)))
+
+
+def json_rows(where: str, lines: Lines) -> Iterator[Row]:
+    """Rows of a file with one JSON object per line; TraceError on the first that is none."""
+    for line, text in lines:
+        fields = decoded_json(where, line, text)
+        if not isinstance(fields, dict):
+            kind = type(fields).__name__
+            raise TraceError(where, f"a JSON {kind}", "one JSON object per line", line=line)
+        yield Row(where, line, fields)
+
+
+def _number(value: object) -> float:
+    """The number in a cell or a JSON value; NaN, which no check lets through, if it is none."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan

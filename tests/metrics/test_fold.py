@@ -1,0 +1,24 @@
+"""Folds look at what a journal holds, and at nothing else."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.events import Event
+from rollout_sched.metrics.attempt_index import AttemptIndex
+from rollout_sched.metrics.bubbles import Bubbles
+from rollout_sched.metrics.length_bias import LengthFold
+from rollout_sched.metrics.steps import Steps
+from rollout_sched.metrics.waste import Waste
+
+
+def test_every_fold_names_kinds_of_events_and_actions() -> None:
+    attempts = AttemptIndex()
+    bubbles = Bubbles(attempts, 4, False)
+    lengths = LengthFold(lambda group: [1])
+    folds = (attempts, bubbles, Steps(attempts, bubbles), Waste(), lengths)
+    known = {*get_args(Event), *get_args(Action)}
+    for fold in folds:
+        assert fold.handlers()
+        assert set(fold.handlers()) <= known

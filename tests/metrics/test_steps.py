@@ -1,0 +1,92 @@
+"""Times, tokens and staleness of the steps, from short journals."""
+
+from __future__ import annotations
+
+from rollout_sched.core import events as ev
+from tests.metrics.tape import Tape, deliver, sample
+
+
+class TestTimes:
+    def tape(self) -> Tape:
+        """Ten requests start at 2 s and finish at 3, 4, ..., 12 s; the trainer asks at 1 s."""
+        tape = Tape()
+        tape.join("i")
+        tape.at(1, ev.BatchRequested())
+        tape.start(2, *[(f"a/{i}", "i") for i in range(10)])
+        for number in range(9):
+            tape.finish(3 + number, f"a/{number}", number + 1, 7)
+        whole = deliver(*(sample(f"a/{i}", tokens=7) for i in range(10)))
+        tape.finish(12, "a/9", 10, 7, whole)
+        return tape
+
+    def test_of_a_step(self) -> None:
+        step = self.tape().metrics.steps[0]
+        assert (step.t50_s, step.t90_s, step.t99_s) == (5.0, 9.0, 10.0)
+        assert (step.start_s, step.end_s, step.rollout_s, step.span_s) == (0.0, 12.0, 10.0, 10.0)
+        assert (step.samples, step.tokens, step.generated_tokens) == (10, 70, 70)
+
+    def test_trainer_wait(self) -> None:
+        tape = self.tape()
+        tape.at(20, ev.WeightsPublished(1))
+        tape.at(20, ev.BatchRequested())
+        tape.start(21, ("b/0", "i"))
+        tape.finish(25, "b/0", 11, 3, deliver(sample("b/0"), version=1))
+        assert [step.trainer_wait_s for step in tape.metrics.steps] == [11.0, 5.0]
+        assert tape.metrics.summary(30.0).trainer_wait_s == 16.0
+
+    def test_a_batch_that_was_ready_was_not_waited_for(self) -> None:
+        tape = self.tape()
+        tape.start(13, ("b/0", "i"))
+        tape.finish(15, "b/0", 11, 3)
+        tape.at(20, ev.BatchRequested(), deliver(sample("b/0"), version=1))
+        step = tape.metrics.steps[1]
+        assert (step.trainer_wait_s, step.rollout_s, step.span_s) == (0.0, 2.0, 7.0)
+        assert step.t99_s == 2.0
+
+    def test_rates_are_over_the_whole_run(self) -> None:
+        summary = self.tape().metrics.summary(20.0)
+        assert summary.accepted_tokens_per_s == summary.tokens_per_s == 70 / 20
+        assert summary.rollout_s == 10.0
+        assert summary.steady_accepted_tokens_per_s is None
+
+    def test_the_steady_rate_leaves_out_the_first_step_and_the_wind_down(self) -> None:
+        tape = Tape()
+        tape.join("i")
+        for number, (begin, end) in enumerate([(0, 5), (6, 10), (11, 20)]):
+            tape.start(begin, (f"g{number}/0", "i"))
+            one = sample(f"g{number}/0", tokens=8)
+            tape.finish(end, f"g{number}/0", number + 1, 8, deliver(one, version=number))
+        assert tape.metrics.summary(30.0).steady_accepted_tokens_per_s == 16 / (20 - 5)
+
+
+class TestStaleness:
+    def test_histogram_mean_and_worst(self) -> None:
+        tape = Tape()
+        tape.join("i")
+        batch = [
+            sample("a/0", 10, (3,), 0),
+            sample("a/1", 10, (2, 3), 1),
+            sample("b/0", 10, (1,), 2),
+            sample("b/1", 10, (1,), 2),
+        ]
+        tape.at(1, ev.BatchRequested(), deliver(*batch, version=3))
+        tape.at(2, ev.BatchRequested(), deliver(sample("c/0", 10, (0, 4), 4), version=4))
+        summary = tape.metrics.summary(10.0)
+        assert summary.staleness_histogram == {0: 1, 1: 1, 2: 2, 4: 1}
+        assert summary.staleness_mean == 9 / 5
+        assert summary.staleness_max == 4
+        assert [step.max_staleness for step in tape.metrics.steps] == [2, 4]
+        # Of the current version: all of a/0, half of a/1, half of c/0.
+        assert summary.fresh_tokens_per_s == 2.0
+
+    def test_the_oldest_prompt(self) -> None:
+        """In deliveries since its first dispatch, however often it was set back."""
+        tape = Tape()
+        tape.join("i")
+        tape.start(0, ("old/0", "i"))
+        for number in range(3):
+            tape.start(number, (f"g{number}/0", "i"))
+            tape.at(number, ev.Woke(), deliver(sample(f"g{number}/0"), version=number))
+        tape.start(3, ("old/0", "i"))
+        tape.at(4, ev.Woke(), deliver(sample("old/0"), version=3))
+        assert tape.metrics.summary(5.0).oldest_prompt_age_steps == 3

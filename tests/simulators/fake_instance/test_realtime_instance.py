@@ -1,0 +1,286 @@
+"""The simulated instance on an event loop, as the driver sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.replay import virtual_loop
+
+SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
+PROMPT = list(range(10))
+GREEDY = {"temperature": 0, "logprobs": 0}
+
+
+def make(length: int = 20, speed: float = 1.0, **settings: Any) -> RealtimeInstance:
+    named = {key: settings.pop(key) for key in ("versioned_text",) if key in settings}
+    defaults: dict[str, Any] = {"cost": SECOND, "kv_blocks": 1000, "block_size": 4}
+    spec = InstanceSpec(**{**defaults, "max_num_seqs": 8, **settings})
+    return RealtimeInstance(
+        "one", spec, lambda order, response: length, speed=speed, version=1, **named
+    )
+
+
+def order(name: str = "a", token_ids: list[int] = PROMPT, **changes: Any) -> Order:
+    fields = {"max_new_tokens": 1000, "salt": "v1", "sampling": GREEDY, **changes}
+    return Order(name, token_ids, **fields)
+
+
+def time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_loop.run(scene())
+
+
+def test_an_answer_comes_when_the_model_says() -> None:
+    async def scene() -> None:
+        one = make()
+        output = await one.generate(order())
+        assert time() == 20.0
+        assert (output.finish, output.spans) == ("stop", ((1, 20),))
+        assert len(output.token_ids) == 20
+        assert output.logprobs is not None
+        assert len(output.logprobs) == 20
+        cut = await one.generate(order(max_new_tokens=5, sampling={"temperature": 0}))
+        assert cut == Output(output.token_ids[:5], None, "length", ((1, 5),))
+
+    play(scene)
+
+
+def test_speed_makes_the_seconds_shorter() -> None:
+    async def scene() -> None:
+        one = make(speed=8.0)
+        await asyncio.sleep(3.0)
+        await one.generate(order())
+        assert time() == 3.0 + 20.0 / 8
+
+    play(scene)
+
+
+def test_what_was_interrupted_goes_on_with_the_same_text_and_finds_its_kv() -> None:
+    async def scene() -> None:
+        whole = await make().generate(order())
+        one, other = make(), make()
+        started = time()
+        task = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(9.5)
+        await one.abort("nobody")
+        await one.abort("a")
+        part = await task
+        assert (part.finish, part.spans, time() - started) == ("abort", ((1, 9),), 10.0)
+        for where, salt, cached in ((one, "v1", 16), (one, "v2", 0), (other, "v1", 0)):
+            before = (await where.gauges()).cached_tokens
+            rest = await where.generate(order("b", PROMPT + part.token_ids, salt=salt))
+            assert rest.finish == "stop"
+            assert part.token_ids + rest.token_ids == whole.token_ids
+            assert part.logprobs is not None
+            assert rest.logprobs is not None
+            assert part.logprobs + rest.logprobs == whole.logprobs
+            assert (await where.gauges()).cached_tokens - before == cached
+        assert (await other.gauges()).reprefilled_tokens == 19
+
+    play(scene)
+
+
+def test_siblings_share_the_prompt_but_not_the_text() -> None:
+    async def scene() -> None:
+        one = make()
+        sampled = await asyncio.gather(
+            *(one.generate(order(name, sampling={})) for name in "abcdefgh")
+        )
+        assert len({output.token_ids[1] for output in sampled}) == 8
+        assert (await one.gauges()).cached_tokens == 7 * 8
+        greedy = await asyncio.gather(*(one.generate(order(name)) for name in "abc"))
+        assert greedy[0] == greedy[1] == greedy[2]
+
+    play(scene)
+
+
+def test_cancelling_gives_the_slot_back() -> None:
+    async def scene() -> None:
+        one = make(max_num_seqs=1)
+        first = asyncio.create_task(one.generate(order("a")))
+        second = asyncio.create_task(one.generate(order("b", [1, 2])))
+        await asyncio.sleep(2.5)
+        first.cancel()
+        await second
+        assert first.cancelled()
+        assert time() == 3.0 + 20.0
+        assert (await one.gauges()).running == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("clear_cache", [False, True])
+def test_pause_and_version_mark_the_tokens(clear_cache: bool) -> None:
+    async def scene() -> None:
+        one = make()
+        task = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(3.5)
+        await one.pause("keep", clear_cache)
+        assert time() == 4.0
+        frozen = await one.gauges()
+        assert frozen.running == 1
+        late = asyncio.create_task(one.generate(order("late", [7])))
+        await asyncio.sleep(96.0)
+        assert await one.gauges() == frozen
+        await one.set_version(2)
+        await one.resume()
+        output = await task
+        assert output.spans == ((1, 4), (2, 16))
+        assert time() == 116.0
+        assert (await one.gauges()).preemptions == clear_cache
+        assert (await one.describe()).version == 2
+        late.cancel()
+
+    play(scene)
+
+
+def test_pause_abort_returns_everything_first() -> None:
+    async def scene() -> None:
+        one = make()
+        tasks = [asyncio.create_task(one.generate(order(name))) for name in "ab"]
+        await asyncio.sleep(5.5)
+        await one.pause("abort", True)
+        assert [task.result().finish for task in tasks if task.done()] == ["abort", "abort"]
+        assert (await one.gauges()).running == 2  # as in vLLM: the last look before the pause
+        await one.resume()
+        assert (await one.gauges()).running == 0
+
+    play(scene)
+
+
+def test_pause_wait_finishes_what_runs() -> None:
+    async def scene() -> None:
+        one = make()
+        task = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(5.5)
+        await one.pause("wait", False)
+        assert time() == 20.0
+        assert task.done()
+        assert (await one.gauges()).running == 0
+
+    play(scene)
+
+
+def test_a_stream_brings_every_token_once() -> None:
+    async def scene() -> None:
+        one = make()
+        seen: list[tuple[float, int]] = []
+        ids: list[int] = []
+        values: list[float] = []
+
+        def note(new: Any, logprobs: Any) -> None:
+            seen.append((time(), len(new)))
+            ids.extend(new)
+            values.extend(logprobs)
+
+        output = await one.generate(order(stream_every=8), note)
+        assert seen == [(1.0, 1), (9.0, 8), (17.0, 8), (20.0, 3)]
+        assert ids == output.token_ids
+        assert values == output.logprobs
+
+        seen.clear()
+        task = asyncio.create_task(one.generate(order("b", stream_every=16), note))
+        await asyncio.sleep(5.5)
+        await one.abort("b")
+        await task
+        assert seen == [(21.0, 1), (26.0, 4)]
+
+    play(scene)
+
+
+def test_text_may_depend_on_the_version() -> None:
+    async def scene() -> None:
+        one, plain = make(versioned_text=True), await make().generate(order())
+        streamed: list[int] = []
+        started = time()
+        task = asyncio.create_task(
+            one.generate(order(stream_every=7), lambda ids, _: streamed.extend(ids))
+        )
+        await asyncio.sleep(10.5)
+        await one.set_version(2)
+        output = await task
+        assert time() - started == 20.0
+        assert output.spans == ((1, 11), (2, 9))
+        assert output.token_ids == streamed
+        assert output.token_ids[0] == plain.token_ids[0]
+        assert not set(output.token_ids[1:]) & set(plain.token_ids[1:])
+        one = make(versioned_text=True)
+        await one.set_version(2)
+        fresh = await one.generate(order())
+        assert fresh.token_ids[11:] == output.token_ids[11:]
+        assert fresh.token_ids[1:11] != output.token_ids[1:11]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("bad", [[], [-4], ["x"], list(range(131_072))])
+def test_bad_requests_are_rejected(bad: list[int]) -> None:
+    async def scene() -> None:
+        with pytest.raises(RequestRejected, match=r"token|vocabulary"):
+            await make().generate(order("a", bad))
+
+    play(scene)
+
+
+def test_closing_fails_whoever_waits() -> None:
+    async def scene() -> None:
+        one = make()
+        task = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(2.5)
+        pause = asyncio.create_task(one.pause("wait", True))
+        await asyncio.sleep(0.0)
+        await one.close()
+        for waiting in (task, pause, one.generate(order()), one.abort("a"), one.gauges()):
+            with pytest.raises(InstanceError, match="closed"):
+                await waiting
+
+    play(scene)
+
+
+def test_describe() -> None:
+    async def scene() -> None:
+        described = await make(max_model_len=500).describe()
+        assert (described.slots, described.kv_tokens, described.max_model_len) == (8, 4000, 500)
+        assert described.version == 1
+
+    play(scene)
+
+
+def test_the_cache_can_be_cleared_while_nothing_is_held() -> None:
+    async def scene() -> None:
+        one = make()
+        await one.generate(order())
+        assert one.clear_cache()
+        task = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(2.5)
+        assert not one.clear_cache()
+        assert one.clear_cache(preempt=True)
+        one.abort_all()
+        assert (await task).finish == "abort"
+        gauges = await one.gauges()
+        assert (gauges.cached_tokens, gauges.running) == (0, 0)
+
+    play(scene)
+
+
+def test_a_real_loop_does_too() -> None:
+    async def scene() -> None:
+        one = make(speed=200.0)
+        chunks: list[int] = []
+        started = time()
+        output = await one.generate(order(stream_every=8), lambda ids, _: chunks.append(len(ids)))
+        assert time() - started >= 0.09
+        assert len(output.token_ids) == sum(chunks) == 20
+
+    asyncio.run(scene())

@@ -1,0 +1,56 @@
+"""How requests are understood."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.request_parsing import (
+    Limits,
+    Message,
+    orders,
+    output_limit,
+    prompts_of,
+    words,
+)
+
+LIMITS = Limits("m", 100, 1)
+
+
+def test_prompts_are_texts_or_ids_or_lists_of_such() -> None:
+    assert prompts_of("w1 w2") == [[1, 2]]
+    assert prompts_of([1, 2]) == [[1, 2]]
+    assert prompts_of([[1], [2, 3]]) == [[1], [2, 3]]
+    assert prompts_of(["w1", [2]]) == [[1], [2]]
+    with pytest.raises(Refusal, match="list of such"):
+        prompts_of([1, [2]])
+
+
+def test_a_next_turn_begins_with_the_last_one() -> None:
+    hello = Message("user", "Hello")
+    first = text.encode(words([hello]))
+    answer = text.decode([text.NAMES, text.SYNTHETIC])
+    turn = text.encode(words([hello, Message("assistant", answer), Message("user", None)]))
+    assert turn[: len(first) + 2] == [*first, text.NAMES, text.SYNTHETIC]
+
+
+def test_an_output_limit_is_clamped_or_refused() -> None:
+    assert output_limit(LIMITS, [1] * 90, None, clamp=False) == 10
+    assert output_limit(LIMITS, [1] * 90, 5, clamp=False) == 5
+    assert output_limit(LIMITS, [1] * 90, 50, clamp=True) == 10
+    for max_tokens, clamp in ((50, False), (0, True), ("5", True)):
+        with pytest.raises(Refusal):
+            output_limit(LIMITS, [1] * 90, max_tokens, clamp=clamp)
+    with pytest.raises(Refusal):
+        output_limit(LIMITS, [1] * 100, None, clamp=True)
+
+
+def test_seeds_of_siblings_count_up() -> None:
+    made = orders(["a", "b"], [[1], [2]], [5, 6], 2, {"seed": 7}, "s", 0)
+    assert [(o.id, o.token_ids, o.max_new_tokens, o.sampling["seed"]) for o in made] == [
+        ("a", [1], 5, 7),
+        ("a", [1], 5, 8),
+        ("b", [2], 6, 7),
+        ("b", [2], 6, 8),
+    ]

@@ -1,0 +1,262 @@
+"""Bounds: closed forms, what each limit does, and never above a simulated makespan."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_sched.simulators.replay.bounds import (
+    Bound,
+    Demand,
+    FleetLimits,
+    joint,
+    longest,
+    lower_bound,
+)
+from rollout_sched.simulators.traces import Sample, Turn, read
+from rollout_sched.simulators.traces.synthetic import synthetic
+
+
+@dataclass(frozen=True)
+class Cost:
+    step_s: float = 0.6e-3
+    weights_s: float = 5.95e-3
+    token_s: float = 23.1e-6
+    exponent: float = 1.6
+    sequence_s: float = 4.4e-6
+    context_s: float = 26.3e-9
+    attention_s: float = 1e-9
+
+    def step(self, tokens: int, decodes: int, context: int, attention: float = 0.0) -> float:
+        p = self.exponent
+        body: float = (self.weights_s**p + (self.token_s * tokens) ** p) ** (1 / p)
+        extra = self.sequence_s * decodes + self.context_s * context + self.attention_s * attention
+        return self.step_s + body + extra
+
+
+COST = Cost()
+WIDE = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=10**9)
+
+
+def single(*lengths: int, prompt: int = 100) -> list[Sample]:
+    return [Sample(str(i), 0, prompt, (Turn(n),)) for i, n in enumerate(lengths)]
+
+
+class TestClosedForms:
+    def test_one_sample_alone_is_its_steps_one_by_one(self) -> None:
+        by_hand = COST.step(1, 0, 0) + sum(COST.step(1, 1, 100 + i - 2) for i in range(2, 51))
+        assert longest(Demand.of_samples(single(50)), COST) == pytest.approx(by_hand)
+
+    def test_turns_read_the_growing_context_and_wait_for_tools(self) -> None:
+        sample = Sample("g", 0, 100, (Turn(3, 10, 2.0), Turn(2)))
+        steps = [(0, 0), (1, 100), (1, 101), (0, 0), (1, 113)]
+        by_hand = 2.0 + sum(COST.step(1, decodes, context) for decodes, context in steps)
+        assert longest(Demand.of_samples([sample]), COST) == pytest.approx(by_hand)
+
+    def test_equal_samples_in_full_batches(self) -> None:
+        fleet = FleetLimits(instances=2, max_num_seqs=4, kv_tokens=10**9)
+        batch = COST.step(4, 0, 0) + sum(COST.step(4, 4, 4 * (100 + i - 2)) for i in range(2, 11))
+        assert joint(Demand.of_samples(single(*[10] * 8)), fleet, COST) == pytest.approx(batch)
+
+    def test_scarce_kv_forces_more_steps(self) -> None:
+        tight = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=400)
+        demand = Demand.of_samples(single(*[200] * 16))
+        # 16 samples of 200 on 100 tokens of prompt hold on average 199 tokens: two at a time.
+        assert joint(demand, tight, COST) > 4 * joint(demand, WIDE, COST)
+
+    def test_a_group_holds_its_prompt_once(self) -> None:
+        tight = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=5000)
+        alone = Demand.of_samples(single(*[50] * 8, prompt=4000))
+        shared = Demand.of_samples([Sample("g", i, 4000, (Turn(50),)) for i in range(8)])
+        assert joint(shared, tight, COST) < joint(alone, tight, COST)
+
+    def test_the_batched_token_budget_counts_as_slots(self) -> None:
+        few = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=10**9, max_num_batched_tokens=2)
+        assert joint(Demand.of_samples(single(*[10] * 8)), few, COST) == pytest.approx(
+            joint(Demand.of_samples(single(*[10] * 8)), FleetLimits(1, 2, 10**9), COST)
+        )
+
+    def test_total_is_the_larger(self) -> None:
+        bound = lower_bound(single(1000, *[10] * 5), WIDE, COST)
+        assert bound.total_s == max(bound.longest_s, bound.joint_s)
+        # One instance must at least run the longest sample's steps.
+        assert bound.joint_s > bound.longest_s
+        many = FleetLimits(instances=8, max_num_seqs=256, kv_tokens=10**9)
+        spread = lower_bound(single(1000, *[10] * 5), many, COST)
+        assert spread.total_s == spread.longest_s > spread.joint_s
+
+    def test_restarts_only_loosen_and_never_below_the_bare_steps(self) -> None:
+        demand = Demand.of_samples(single(50, 50))
+        bounds = [lower_bound(demand, WIDE, COST, restarts=r).total_s for r in (0, 1, 2, 10**6)]
+        assert bounds == sorted(bounds, reverse=True)
+        assert bounds[0] > bounds[1]
+        assert longest(demand, COST, 10**6) == pytest.approx(50 * COST.step(1, 0, 0))
+
+    def test_nothing_to_do_takes_no_time(self) -> None:
+        assert lower_bound([], WIDE, COST) == Bound(0.0, 0.0, 0.0)
+
+    def test_parts_equal_whole_single_turn_samples(self) -> None:
+        parts = Demand.of_parts([100, 100], [50, 70])
+        assert lower_bound(parts, WIDE, COST) == lower_bound(single(50, 70), WIDE, COST)
+
+    def test_the_composite_lands_where_the_formula_was_first_evaluated(self) -> None:
+        # 8 H100-like instances of 56,000 blocks: 726 s by a separate implementation that reads
+        # one token more, and shares no prompts; ours is a little looser.
+        fleet = FleetLimits(instances=8, max_num_seqs=256, kv_tokens=56_000 * 16)
+        bound = lower_bound(read("composite_math_512x8").samples(), fleet, COST)
+        assert 0.95 * 726 < bound.total_s <= 726
+
+    @pytest.mark.parametrize(
+        ("context", "output", "held"),
+        [([1], [0], 0), ([-1], [1], 0), ([1, 2], [1], 0), ([5], [1], [6]), ([math.nan], [1], 0)],
+    )
+    def test_parts_that_make_no_sense(
+        self, context: list[float], output: list[float], held: list[float] | float
+    ) -> None:
+        with pytest.raises(ValueError, match=r"expected|shapes"):
+            Demand.of_parts(context, output, held)
+
+    def test_a_fleet_of_nothing(self) -> None:
+        with pytest.raises(ValueError, match="instances is 0"):
+            FleetLimits(0, 1, 1)
+
+
+@dataclass
+class Job:
+    """A sample in the simulation: its turn, tokens made in it, tokens before it."""
+
+    sample: Sample
+    before: int
+    turn: int = 0
+    made: int = 0
+    ready_s: float = 0.0
+    decoding: bool = False
+
+    @property
+    def context(self) -> int:
+        return self.before + self.made
+
+    def token_made(self, now: float) -> None:
+        turn = self.sample.turns[self.turn]
+        self.made, self.decoding, self.ready_s = self.made + 1, True, now
+        if self.made == turn.output_tokens:
+            self.before += self.made + turn.observation_tokens
+            self.turn, self.made, self.decoding = self.turn + 1, 0, False
+            self.ready_s = now + turn.tool_s
+
+    @property
+    def done(self) -> bool:
+        return self.turn == len(self.sample.turns)
+
+
+@dataclass
+class Engine:
+    """Takes what fits and steps. As flattering as the model allows: siblings share their whole
+    prompt, waiting jobs need no KV, and every prefill, restarts included, costs one token."""
+
+    fleet: FleetLimits
+    now: float = 0.0
+    running: list[Job] = field(default_factory=list)
+    restarts: int = 0
+
+    def fits(self, jobs: list[Job]) -> bool:
+        prompts = {job.sample.group: job.sample.prompt_tokens for job in jobs}
+        private = sum(job.context - job.sample.prompt_tokens for job in jobs)
+        slots = min(self.fleet.max_num_seqs, self.fleet.max_num_batched_tokens)
+        return len(jobs) <= slots and sum(prompts.values()) + private <= self.fleet.kv_tokens
+
+    def admit(self, queue: list[Job]) -> None:
+        while not self.fits(self.running):
+            queue.append(self.interrupted())
+        for job in [job for job in queue if job.ready_s <= self.now]:
+            if self.fits([*self.running, job]):
+                queue.remove(job)
+                self.running.append(job)
+
+    def interrupted(self) -> Job:
+        job = self.running.pop()
+        job.decoding, job.ready_s = False, self.now
+        return job
+
+    def step(self, queue: list[Job]) -> None:
+        decodes = [job for job in self.running if job.decoding]
+        self.restarts += sum(bool(job.made) and not job.decoding for job in self.running)
+        read = sum(job.context - 1 for job in decodes)
+        self.now += COST.step(len(self.running), len(decodes), read)
+        for job in self.running:
+            job.token_made(self.now)
+        queue += [job for job in self.running if not job.made and not job.done]
+        self.running = [job for job in self.running if job.made]
+
+
+def simulated(samples: list[Sample], fleet: FleetLimits, interrupt_every: int) -> tuple[float, int]:
+    """(time of the last token, restarts) of greedy engines on one queue, earliest engine first."""
+    queue = [Job(sample, sample.prompt_tokens) for sample in samples]
+    engines = [Engine(fleet) for _ in range(fleet.instances)]
+    last_token_s = 0.0
+    turn = 0
+    while queue or any(engine.running for engine in engines):
+        engine = min(engines, key=lambda e: (e.now, not e.running))
+        turn += 1
+        if interrupt_every and engine.running and turn % interrupt_every == 0:
+            queue.append(engine.interrupted())
+        engine.admit(queue)
+        if engine.running:
+            engine.step(queue)
+            last_token_s = max(last_token_s, engine.now)
+        else:
+            later = [job.ready_s for job in queue] + [e.now for e in engines]
+            engine.now = min((at for at in later if at > engine.now), default=math.inf)
+        assert engine.now < math.inf, "a job that fits no engine"
+    return last_token_s, sum(engine.restarts for engine in engines)
+
+
+turns = st.builds(Turn, st.integers(1, 12), st.integers(0, 6), st.floats(0, 0.05, allow_nan=False))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Sample]:
+    """Groups of trajectories with one prompt length per group."""
+    samples = []
+    for group in range(draw(st.integers(1, 4))):
+        prompt = draw(st.integers(1, 60))
+        for index in range(draw(st.integers(1, 5))):
+            listed = (*draw(st.lists(turns, max_size=2)), Turn(draw(st.integers(1, 40))))
+            samples.append(Sample(str(group), index, prompt, listed))
+    return samples
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    samples=workloads(),
+    instances=st.integers(1, 3),
+    slots=st.integers(1, 8),
+    spare_kv=st.integers(0, 300),
+    interrupt_every=st.sampled_from([0, 0, 2, 3, 7]),
+)
+def test_no_simulated_schedule_beats_the_bound(
+    samples: list[Sample], instances: int, slots: int, spare_kv: int, interrupt_every: int
+) -> None:
+    kv_tokens = max(sample.final_context for sample in samples) + spare_kv
+    fleet = FleetLimits(instances, slots, kv_tokens)
+    makespan, restarts = simulated(samples, fleet, interrupt_every)
+    bound = lower_bound(samples, fleet, COST, restarts)
+    assert bound.total_s <= makespan
+
+
+@pytest.mark.parametrize("slots", [4, 64])
+def test_the_bound_is_near_for_an_easy_workload(slots: int) -> None:
+    samples = single(*[200] * 64)
+    fleet = FleetLimits(instances=1, max_num_seqs=slots, kv_tokens=10**6)
+    makespan, restarts = simulated(samples, fleet, 0)
+    assert restarts == 0
+    assert makespan <= lower_bound(samples, fleet, COST).total_s * 1.001
+
+
+def test_the_bound_of_a_large_workload_is_finite_and_positive() -> None:
+    bound = lower_bound(synthetic(5000, 8).samples(), WIDE, COST)
+    assert np.isfinite(bound.total_s)
+    assert bound.total_s > 0

@@ -1,0 +1,347 @@
+"""The closed loop on worlds small enough to follow by hand: one engine step takes one second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core import actions as act
+from rollout_sched.core import events as ev
+from rollout_sched.core.errors import CallerError, PolicyError
+from rollout_sched.core.roles import FleetView, Instance, Request
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
+
+SYNC = make_policy("sync", weights={"when": "between_batches"})
+
+
+def trajectories(*turns: tuple[Turn, ...]) -> Trace:
+    """Groups of one sample each, all of 4 prompt tokens."""
+    return Trace("t", gather([Sample(f"g{i}", 0, 4, each) for i, each in enumerate(turns)]))
+
+
+def segments(ran: Watched, group: str) -> list[tuple[int, int]]:
+    """(version, tokens) of the only sample of a group."""
+    (sample,) = (sample for sample in ran.samples if sample.group == group)
+    return [(segment.version, segment.tokens) for segment in sample.segments]
+
+
+class TestSync:
+    def test_generate_train_update_generate(self) -> None:
+        ran = watch(SYNC, make_trace({"a": [3, 5], "b": [2, 4]}), make_scenario())
+        # 5 s for a, 10 s of training, 2 s of update, 4 s for b, 10 s of training.
+        assert ran.deliveries == [(5.0, ["a"]), (21.0, ["b"])]
+        assert ran.total_s == 31.0
+        assert [sample.staleness for sample in ran.samples] == [0, 0, 0, 0]
+        assert segments(ran_alone(), "a") == [(0, 3)]
+
+    def test_slots_make_requests_wait_their_turn(self) -> None:
+        ran = watch(SYNC, make_trace({"a": [3, 5, 2]}), make_scenario(slots=2))
+        assert ran.dispatches == [(0.0, "a/0"), (0.0, "a/1"), (3.0, "a/2")]
+        assert ran.deliveries == [(5.0, ["a"])]
+
+    def test_two_instances_share_the_work(self) -> None:
+        ran = watch(SYNC, make_trace({"a": [3, 5]}), make_scenario(instances=2, slots=1))
+        assert [action.instance for _, action in ran.said(act.Dispatch)] == [
+            "instance-0",
+            "instance-1",
+        ]
+
+    def test_the_last_batch_may_be_short(self) -> None:
+        trace = make_trace({"a": [3], "b": [3], "c": [3]})
+        ran = watch(SYNC, trace, make_scenario(prompts_per_step=2))
+        assert [groups for _, groups in ran.deliveries] == [["a", "b"], ["c"]]
+
+    def test_arrivals_are_waited_for(self) -> None:
+        samples = [Sample("a", 0, 4, (Turn(2),), 1.5), Sample("b", 0, 4, (Turn(2),), 40.0)]
+        ran = watch(SYNC, Trace("t", gather(samples)), make_scenario())
+        assert ran.said(ev.GroupSubmitted)[0][0] == 1.5
+        assert ran.deliveries == [(3.5, ["a"]), (42.0, ["b"])]
+        assert ran.said(ev.SubmissionsClosed)[0][0] == 40.0
+
+
+def ran_alone() -> Watched:
+    return watch(SYNC, make_trace({"a": [3]}), make_scenario())
+
+
+def test_one_step_off_overlaps_a_batch_with_the_training_of_the_last() -> None:
+    policy = make_policy(
+        "off",
+        batching="one_step_off",
+        freshness={"max_staleness": 1},
+        weights={"when": "between_batches"},
+    )
+    trace = make_trace({"a": [5], "b": [4], "c": [3]})
+    ran = watch(policy, trace, make_scenario())
+    # b is made at 5-9 while a trains (5-15); c after the update (15-17), while b trains (15-25).
+    assert ran.dispatches == [(0.0, "a/0"), (5.0, "b/0"), (17.0, "c/0")]
+    assert ran.deliveries == [(5.0, ["a"]), (15.0, ["b"]), (25.0, ["c"])]
+    assert [sample.staleness for sample in ran.samples] == [0, 1, 1]
+    assert ran.total_s == 35.0
+
+
+class TestTailBatching:
+    policy = make_policy(
+        "tail",
+        batching={"use": "tail_batching", "over_prompts": 2.0, "over_samples": 1.5},
+        weights={"when": "between_batches"},
+    )
+    trace = make_trace(
+        {"a": [2, 2], "b": [9, 9], "c": [8, 8], "d": [3, 3], "e": [4, 4], "f": [5, 5], "g": [7, 7]}
+    )
+
+    def test_a_short_round_sets_the_tail_back_and_a_long_round_collects_it(self) -> None:
+        ran = watch(self.policy, self.trace, make_scenario(slots=99, prompts_per_step=2))
+        # Short: four prompts of three samples, done when two are whole. Long: two of two. Then
+        # only three are left for a short round, and its tail ends in a long round of its own.
+        rounds = [(3.0, ["a", "d"]), (24.0, ["b", "c"]), (41.0, ["e", "f"]), (60.0, ["g"])]
+        assert ran.deliveries == rounds
+        assert Counter(now for now, _ in ran.dispatches) == {0.0: 12, 15.0: 4, 36.0: 9, 53.0: 2}
+
+    def test_the_tail_starts_over_and_is_counted_as_thrown_away(self) -> None:
+        ran = watch(self.policy, self.trace, make_scenario(slots=99, prompts_per_step=2))
+        thrown = dict.fromkeys(("deferred", "surplus"), 0)
+        for _, action in ran.said(act.Discard):
+            thrown[action.reason] += action.tokens
+        # When a round ends, three samples each of b and c have made 3 tokens, of g 5. An interrupt
+        # at the end of a step loses none.
+        assert thrown["deferred"] == 2 * 3 * 3 + 3 * 5
+        # The third sample of a, d, e and f is whole in the very step of the second.
+        assert thrown["surplus"] == 2 + 3 + 4 + 5
+        assert {sample.staleness for sample in ran.samples} == {0}
+
+
+class TestFullyAsync:
+    trace = make_trace({"a": [3], "b": [20]})
+
+    def run(self, **interruption: Any) -> Watched:
+        policy = make_policy(
+            "async",
+            batching="fully_async",
+            freshness={"max_staleness": 2},
+            interruption={"use": "partial", **interruption},
+        )
+        return watch(policy, self.trace, make_scenario(train_s=4.0, poll_s=1.0))
+
+    def reprefilled(self, ran: Watched) -> int:
+        return int(ran.said(ev.InstanceReported)[-1][1].reprefilled_tokens)
+
+    def test_retain_freezes_requests_and_goes_on_from_their_kv(self) -> None:
+        ran = self.run(kv="retain", at_update="in_place")
+        # a trains at 3-7; the pause waits for the end of its step, the update takes 2 s.
+        pause = ran.said(act.Pause)[0][1]
+        assert (pause.mode, pause.clear_cache) == ("keep", False)
+        assert segments(ran, "b") == [(0, 7), (1, 13)]
+        assert len(ran.dispatches) == 2
+        assert ran.deliveries == [(3.0, ["a"]), (22.0, ["b"])]
+        assert self.reprefilled(ran) == 0
+
+    def test_recompute_brings_requests_back_and_prefills_them_again(self) -> None:
+        ran = self.run(kv="recompute", at_update="resubmit")
+        assert [request for _, request in ran.dispatches] == ["a/0", "b/0", "b/0"]
+        versions = [version for version, _ in segments(ran, "b")]
+        assert versions == [0, 1]
+        assert sum(tokens for _, tokens in segments(ran, "b")) == 20
+        # All it had made and its prompt of 4, but the newest token, whose KV was never written.
+        made = segments(ran, "b")[0][1]
+        again = ran.said(act.Dispatch)[2][1]
+        assert again.context_tokens == again.computed_tokens == 4 + made
+        assert self.reprefilled(ran) == 4 + made
+
+    def test_drain_lets_requests_finish_under_the_old_weights(self) -> None:
+        ran = self.run(at_update="drain")
+        assert segments(ran, "b") == [(0, 20)]
+        assert ran.samples[-1].staleness == 1
+
+
+def test_partial_rollout_spends_a_budget_of_tokens_a_step() -> None:
+    policy = make_policy(
+        "partial",
+        batching={"use": "sync", "over_prompts": 2.0},
+        freshness={"max_staleness": 9},
+        interruption={"use": "partial", "segment_tokens": 3},
+        weights={"when": "between_batches"},
+        ordering="resumed_first",
+    )
+    trace = make_trace({"long": [8], "b": [2], "c": [3], "d": [1]})
+    ran = watch(policy, trace, make_scenario(train_s=4.0))
+    # Stopped by b at 2 s, at its budget at 11 s, by d at 18 s; 4 s of training, 2 s of update.
+    assert segments(ran, "long") == [(0, 2), (1, 3), (2, 1), (3, 2)]
+    assert [now for now, request in ran.dispatches if request == "long/0"] == [0, 8, 17, 24]
+    assert ran.deliveries == [(2, ["b"]), (11, ["c"]), (18, ["d"]), (26, ["long"])]
+    assert {action.max_new_tokens for _, action in ran.said(act.Dispatch)} == {2, 3}
+    assert ran.samples[-1].staleness == 3
+
+
+class TestTrajectories:
+    def test_turns_wait_for_their_tools(self) -> None:
+        ran = watch(SYNC, trajectories((Turn(3, 10, 2.5), Turn(2))), make_scenario())
+        assert ran.dispatches == [(0.0, "g0/0"), (5.5, "g0/0")]
+        assert ran.deliveries == [(7.5, ["g0"])]
+        second = ran.said(act.Dispatch)[1][1]
+        assert (second.context_tokens, second.turn) == (4 + 3 + 10, 1)
+        assert second.computed_tokens == 4 + 3  # the observation is new to every instance
+        assert [segment.tokens for segment in ran.samples[0].segments] == [3, 2]
+
+    def test_the_next_turn_finds_its_context_in_the_cache(self) -> None:
+        ran = watch(SYNC, trajectories((Turn(3, 10, 2.5), Turn(2))), make_scenario())
+        report = ran.said(ev.InstanceReported)[-1][1]
+        # The prompt and the answer, but for its last token, whose KV was never written.
+        assert report.cached_tokens == 4 + 3 - 1
+        assert (report.prefill_tokens, report.reprefilled_tokens) == (4 + 1 + 10, 1)
+
+    def test_a_tool_without_time_or_answer_is_a_turn_too(self) -> None:
+        ran = watch(SYNC, trajectories((Turn(1), Turn(1), Turn(1))), make_scenario())
+        assert len(ran.said(ev.TurnFinished)) == 2
+        assert ran.deliveries == [(3.0, ["g0"])]
+
+    def test_the_cap_ends_a_trajectory_within_a_turn(self) -> None:
+        trace = trajectories((Turn(3, 1, 1.0), Turn(9, 1, 1.0), Turn(5)))
+        ran = watch(SYNC, trace, make_scenario(max_tokens=7))
+        assert (ran.samples[0].response_tokens, ran.samples[0].finish) == (7, "length")
+
+    def test_the_cap_ends_a_trajectory_between_turns(self) -> None:
+        trace = trajectories((Turn(3, 1, 1.0), Turn(4, 1, 1.0), Turn(5)))
+        ran = watch(SYNC, trace, make_scenario(max_tokens=7))
+        assert (ran.samples[0].response_tokens, ran.samples[0].finish) == (7, "length")
+
+    def test_an_interrupted_turn_goes_on_where_it_was(self) -> None:
+        policy = make_policy(
+            "async",
+            batching="fully_async",
+            freshness={"max_staleness": 3},
+            interruption={"use": "partial", "at_update": "resubmit"},
+        )
+        trace = trajectories((Turn(2),), (Turn(3, 5, 1.0), Turn(9, 2, 1.0), Turn(3)))
+        ran = watch(policy, trace, make_scenario(train_s=5.0))
+        turns = [action.turn for _, action in ran.said(act.Dispatch) if action.request == "g1/0"]
+        assert turns == [0, 1, 1, 2]
+        assert ran.samples[-1].response_tokens == 15
+
+
+class TestPlacement:
+    policy = make_policy("async", batching="fully_async", freshness={"max_staleness": 5})
+    trace = make_trace({"a": [2], "b": [8]})
+
+    def finished(self, **scenario: Any) -> float:
+        ran = watch(self.policy, self.trace, make_scenario(**scenario))
+        return ran.said(ev.RequestFinished)[1][0]
+
+    def test_disaggregated_training_leaves_generation_alone(self) -> None:
+        assert self.finished(train_s=10.0) == 8.0
+
+    def test_colocated_training_stops_generation(self) -> None:
+        """From the end of the step under way at 2 s until training is over at 12 s."""
+        assert self.finished(train_s=10.0, colocated=True, keeps_kv=True) == pytest.approx(18.0)
+
+    def test_colocated_training_waits_for_the_last_instance_to_stop(self) -> None:
+        samples = [Sample("a", 0, 4, (Turn(3),)), Sample("b", 0, 4, (Turn(9),), 0.5)]
+        trace = Trace("t", gather(samples))
+        ran = watch(self.policy, trace, make_scenario(instances=2, train_s=10.0, colocated=True))
+        # a is delivered at 3 s, while the other instance is in a step that ends at 3.5 s.
+        assert ran.deliveries[0][0] == 3.0
+        assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(13.5)
+
+    def test_colocated_training_costs_the_kv_unless_kept(self) -> None:
+        def reprefilled(keeps_kv: bool) -> int:
+            scenario = make_scenario(colocated=True, keeps_kv=keeps_kv, poll_s=1.0)
+            ran = watch(self.policy, self.trace, scenario)
+            return int(ran.said(ev.InstanceReported)[-1][1].reprefilled_tokens)
+
+        assert reprefilled(True) == 0
+        assert reprefilled(False) > 0
+
+
+class Nowhere(msgspec.Struct, frozen=True):
+    """A routing that never decides."""
+
+    def load(self, instance: Instance) -> int:
+        return 0
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        return None
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 1.0])
+def test_a_policy_that_stalls_is_told_where(poll_s: float) -> None:
+    """Polls alone do not keep a run alive."""
+    policy = SYNC
+    scenario = make_scenario(poll_s=poll_s)
+    workload = Workload(make_trace({"a": [3], "b": [3]}), scenario.job)
+    roles = msgspec.structs.replace(policy.build(), routing=Nowhere())
+    scheduler = policy.scheduler(1)
+    scheduler = type(scheduler)(roles, 1)
+    with pytest.raises(PolicyError, match=r"any more at 0\.000 s, with 0 of 2 prompts trained"):
+        ClosedLoop(scheduler, workload, scenario).run()
+
+
+def test_what_can_never_fit_is_refused_before_any_work() -> None:
+    scenario = make_scenario(kv_tokens=50)
+    workload = Workload(make_trace({"a": [60]}), scenario.job)
+    with pytest.raises(CallerError, match="group 'a' may need 64 tokens"):
+        ClosedLoop(SYNC.scheduler(1), workload, scenario)
+
+
+class TestVisibility:
+    trace = make_trace({"a": [5], "b": [5]})
+
+    def test_polls_come_at_their_interval_and_at_the_end(self) -> None:
+        ran = watch(SYNC, self.trace, make_scenario(poll_s=2.5))
+        polls = [now for now, _ in ran.said(ev.InstanceReported)]
+        every = [2.5 * number for number in range(1, int(ran.total_s / 2.5) + 1)]
+        assert sorted(set(polls)) == sorted({*every, ran.total_s})
+
+    def test_no_polls_while_colocated_training_has_the_gpus(self) -> None:
+        ran = watch(SYNC, self.trace, make_scenario(poll_s=1.0, colocated=True))
+        assert [now for now, _ in ran.said(ev.InstanceReported) if 5.0 < now < 15.0] == []
+        assert [now for now, _ in ran.said(ev.InstanceReported) if 15.0 < now < 22.0]
+
+    def test_no_polls_while_paused_for_an_update(self) -> None:
+        policy = make_policy(
+            "async",
+            batching="fully_async",
+            freshness={"max_staleness": 2},
+            interruption={"use": "partial", "kv": "retain", "at_update": "in_place"},
+        )
+        trace = make_trace({"a": [3], "b": [30]})
+        ran = watch(policy, trace, make_scenario(train_s=4.2, update_s=3.0, poll_s=0.5))
+        begin, end = ran.said(act.Pause)[0][0], ran.said(act.Resume)[0][0]
+        assert end - begin >= 3.0
+        polls = [now for now, _ in ran.said(ev.InstanceReported)]
+        assert not [now for now in polls if begin < now < end]
+        assert [now for now in polls if now > end]
+
+    def test_polls_off_leaves_only_the_last(self) -> None:
+        ran = watch(SYNC, self.trace, make_scenario(poll_s=0.0))
+        assert [now for now, _ in ran.said(ev.InstanceReported)] == [ran.total_s]
+
+    def test_a_poll_counts_what_was_made(self) -> None:
+        ran = watch(SYNC, make_trace({"a": [5, 3]}), make_scenario(poll_s=2.5))
+        _, report = ran.said(ev.InstanceReported)[0]
+        assert (report.running, report.waiting, report.generated_tokens) == (2, 0, 4)
+
+    def test_nothing_streams_unless_asked(self) -> None:
+        assert not watch(SYNC, self.trace, make_scenario()).said(ev.TokensArrived)
+
+    def test_a_stream_tells_whole_tokens_so_far(self) -> None:
+        ran = watch(SYNC, make_trace({"a": [5]}), make_scenario(stream_s=1.5))
+        arrived = [(now, event.tokens) for now, event in ran.said(ev.TokensArrived)]
+        assert arrived == [(1.5, 1), (3.0, 3), (4.5, 4)]
+
+
+def test_predictions_learn_from_streams() -> None:
+    """Half of the group is known to be longer than 3, so the cap is all that can be expected."""
+    prediction = {"use": "group_history", "method": "censored", "quantile": 0.6}
+    policy = make_policy("p", prediction=prediction, routing={"use": "least_tokens"})
+    ran = watch(policy, make_trace({"a": [3, 50]}), make_scenario(stream_s=20.0))
+    scheduler, expected = policy.scheduler(1), []
+    for now, event, _ in ran.log:
+        scheduler.handle(event, now)
+        if now in (3.0, 20.0, 40.0):
+            expected.append(scheduler.requests["a/1"].expected_tokens)
+    assert expected == [3, 50, 50]

@@ -1,0 +1,107 @@
+"""The report: one document, written whole or not at all, and tables to read."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.runs import replay
+from tests.helpers import make_policy, make_scenario, make_trace
+
+#: What a reader of the JSON relies on; every one an object {mean, min, max}.
+FIGURES = (
+    "total_s",
+    "rollout_s",
+    "t90_s",
+    "accepted_tokens_per_s",
+    "idle_bubble",
+    "occupancy_bubble",
+    "discarded_tokens",
+    "reprefilled_tokens",
+    "preemptions",
+    "trainer_wait_s",
+    "staleness.max",
+    "staleness.mean",
+    "length_bias.mean_ratio",
+    "length_bias.ks",
+    "gap_to_bound",
+    "samples_delivered",
+    "samples_lost",
+)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(5)}, name="tiny")
+    scenario = make_scenario(prompts_per_step=2)
+    policies = [make_policy("one"), make_policy("two", batching="fully_async")]
+    runs = replay(trace, policies, scenario, seeds=2)
+    return reports.document(trace, scenario, runs, steps=0, seeds=2)
+
+
+def at(policy: dict[str, Any], path: str) -> Any:
+    for key in path.split("."):
+        policy = policy[key]
+    return policy
+
+
+def test_says_what_was_replayed(document: dict[str, Any]) -> None:
+    assert document["schema"] == "rollout-sched-replay/1"
+    assert (document["trace"], document["scenario"]) == ("tiny", "tiny")
+    assert (document["prompts"], document["prompts_per_step"]) == (5, 2)
+    assert (document["samples_per_prompt"], document["max_tokens"], document["seeds"]) == (2, 17, 2)
+    assert [policy["name"] for policy in document["policies"]] == ["one", "two"]
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_is_a_spread(document: dict[str, Any], figure: str) -> None:
+    for policy in document["policies"]:
+        spread = at(policy, figure)
+        assert set(spread) == {"mean", "min", "max"}
+        assert spread["min"] <= spread["mean"] <= spread["max"]
+
+
+def test_the_bound_holds_for_every_policy(document: dict[str, Any]) -> None:
+    bound = document["lower_bound"]["total_s"]
+    assert 0 < bound["min"] <= bound["mean"] <= bound["max"]
+    for policy in document["policies"]:
+        assert policy["total_s"]["min"] >= bound["min"] - 1e-6
+
+
+def test_steps_are_kept_run_by_run(document: dict[str, Any]) -> None:
+    for policy in document["policies"]:
+        assert [len(steps) for steps in policy["per_step"]] == [3, 3]
+        assert sum(step["samples"] for step in policy["per_step"][0]) == 10
+
+
+class TestWriting:
+    def test_what_is_written_can_be_read(self, document: dict[str, Any], tmp_path: Path) -> None:
+        path = tmp_path / "r.json"
+        path.write_text("old")
+        reports.write_json(document, path)
+        assert json.loads(path.read_text()) == json.loads(json.dumps(document))
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_nothing_is_left_of_what_cannot_be_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "r.json"
+        path.mkdir()
+        with pytest.raises(OSError, match=r"r\.json"):
+            reports.write_json({"schema": "x"}, path)
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_name_every_policy(document: dict[str, Any]) -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(reports.heading(document))
+    for table in reports.tables(document):
+        console.print(table)
+    text = console.export_text()
+    assert "5 prompts x 2 samples" in text
+    assert text.count("one") >= 2
+    assert text.count("two") >= 2

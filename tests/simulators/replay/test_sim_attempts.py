@@ -1,0 +1,31 @@
+"""An interrupted request goes on with its text; one that begins anew gets another."""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import RequestFinished, RequestInterrupted
+from rollout_sched.simulators.instance.sim_request import Ended
+from rollout_sched.simulators.replay.scenario import Job
+from rollout_sched.simulators.replay.sim_attempts import SimAttempts
+from rollout_sched.simulators.replay.workload import Workload
+from tests.helpers import make_trace
+
+
+def dispatch(attempt: int, made: int = 0, computed: int = 0) -> Dispatch:
+    return Dispatch("g/0", attempt, "i", 10 + made, 100, 0, made, computed, group="g")
+
+
+def test_a_text_is_named_by_the_attempt_that_began_it() -> None:
+    attempts = SimAttempts(Workload(make_trace({"g": [9]}), Job()))
+    first = attempts.begin(dispatch(1))
+    assert (first.stream, first.new_tokens) == (1, 9)
+    event, tool = attempts.end(Ended(1, 4, ((0, 4),), "abort", 1.0))
+    assert event == RequestInterrupted("g/0", 1, 4, ((0, 4),))
+    assert tool is None
+    resumed = attempts.begin(dispatch(2, made=4, computed=13))
+    assert (resumed.stream, resumed.new_tokens, resumed.known_tokens) == (1, 5, 13)
+    attempts.end(Ended(2, 1, ((0, 1),), "abort", 2.0))
+    anew = attempts.begin(dispatch(3))
+    assert (anew.stream, anew.new_tokens) == (3, 9)
+    event, _ = attempts.end(Ended(3, 9, ((0, 9),), "stop", 3.0))
+    assert event == RequestFinished("g/0", 3, 9, ((0, 9),), "stop")

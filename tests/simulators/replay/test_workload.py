@@ -1,0 +1,128 @@
+"""The workload: the same prompts for every policy, in an order that the seed fixes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.simulators.replay.scenario import Job
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from tests.helpers import make_scenario, make_trace
+
+TRACE = make_trace({f"g{i}": [10 + i, 20 + i, 30 + i] for i in range(12)})
+
+
+class TestOrder:
+    def test_seed_0_keeps_the_trace_s(self) -> None:
+        assert Workload(TRACE, Job()).prompts == list(TRACE.groups)
+
+    def test_other_seeds_shuffle_reproducibly(self) -> None:
+        first, again = Workload(TRACE, Job(), seed=3), Workload(TRACE, Job(), seed=3)
+        assert first.prompts == again.prompts != list(TRACE.groups)
+        assert sorted(first.prompts) == sorted(TRACE.groups)
+        assert first.prompts != Workload(TRACE, Job(), seed=4).prompts
+
+    def test_recorded_arrivals_are_never_shuffled(self) -> None:
+        samples = [
+            msgspec.structs.replace(sample, arrival_s=float(number))
+            for number, sample in enumerate(TRACE.samples())
+        ]
+        trace = Trace("t", gather(samples))
+        load = Workload(trace, Job(), seed=3)
+        assert load.prompts == list(trace.groups)
+        assert load.arrival_s("g1") == 3.0  # its first sample's
+
+    def test_steps_take_the_head_of_the_order(self) -> None:
+        whole = Workload(TRACE, Job(prompts_per_step=4), seed=5).prompts
+        assert Workload(TRACE, Job(prompts_per_step=4), steps=2, seed=5).prompts == whole[:8]
+        assert Workload(TRACE, Job(prompts_per_step=4), steps=99, seed=5).prompts == whole
+
+
+class TestJob:
+    def test_left_out_it_comes_from_the_trace(self) -> None:
+        load = Workload(TRACE, Job())
+        assert (load.prompts_per_step, load.samples_per_prompt, load.max_tokens) == (3, 3, 41)
+
+    def test_a_large_trace_gets_64_prompts_a_step(self) -> None:
+        trace = make_trace({str(i): [1] for i in range(400)})
+        assert Workload(trace, Job()).prompts_per_step == 64
+
+    def test_a_tiny_trace_gets_one(self) -> None:
+        assert Workload(make_trace({"a": [1]}), Job()).prompts_per_step == 1
+
+    def test_given_it_is_taken(self) -> None:
+        load = Workload(TRACE, Job(5, 2, 15))
+        assert (load.prompts_per_step, load.samples_per_prompt, load.max_tokens) == (5, 2, 15)
+
+    def test_the_cap_cuts_and_says_so(self) -> None:
+        load = Workload(TRACE, Job(max_tokens=15))
+        assert load.sample("g0", 0).finish == "stop"
+        assert load.sample("g0", 1).finish == "length"
+        assert load.offered("g0") == [10, 15, 15]
+
+    def test_offered_is_what_was_asked_for(self) -> None:
+        assert Workload(TRACE, Job(samples_per_prompt=2)).offered("g3") == [13, 23]
+        offered = Workload(TRACE, Job(samples_per_prompt=2)).offered_samples()
+        assert len(list(offered)) == 24
+
+
+class TestDrawing:
+    def test_what_the_trace_lacks_is_drawn_from_the_group_and_counted_once(self) -> None:
+        load = Workload(TRACE, Job(samples_per_prompt=5))
+        assert load.drawn == 0
+        drawn = [load.length("g2", index) for index in (3, 4, 3, 4)]
+        assert set(drawn) <= {12, 22, 32}
+        assert drawn[:2] == drawn[2:]
+        assert load.drawn == 2
+        assert load.sample("g2", 3).sample == 3
+
+    def test_the_same_in_any_order_of_asking(self) -> None:
+        asked = [(f"g{i}", index) for i in range(12) for index in (3, 4, 5)]
+        forwards, backwards = Workload(TRACE, Job()), Workload(TRACE, Job())
+        one = {key: forwards.length(*key) for key in asked}
+        other = {key: backwards.length(*key) for key in reversed(asked)}
+        assert one == other
+
+    def test_another_seed_draws_others(self) -> None:
+        def drawn(seed: int) -> list[int]:
+            load = Workload(TRACE, Job(), seed=seed)
+            return [load.length(f"g{i}", 3) for i in range(12)]
+
+        assert drawn(1) == drawn(1) != drawn(2)
+
+    def test_what_is_drawn_is_cut_too(self) -> None:
+        load = Workload(TRACE, Job(max_tokens=5))
+        assert load.length("g0", 7) == 5
+
+
+class TestFits:
+    def test_names_group_need_and_remedy(self) -> None:
+        load = Workload(make_trace({"small": [5], "big": [90]}, prompt=10, name="mine"), Job())
+        load.check_fits(make_scenario(kv_tokens=100))
+        with pytest.raises(CallerError) as caught:
+            load.check_fits(make_scenario(kv_tokens=99))
+        text = str(caught.value)
+        assert "trace mine: group 'small' may need 100 tokens" in text
+        assert "scenario tiny holds 99" in text
+        assert "set job.max_tokens lower" in text
+        assert "fleet.kv_tokens" in text
+
+    def test_a_lower_cap_is_a_remedy(self) -> None:
+        trace = make_trace({"big": [90]}, prompt=10)
+        Workload(trace, Job(max_tokens=50)).check_fits(make_scenario(kv_tokens=60))
+
+    def test_observations_need_room_too(self) -> None:
+        trace = Trace("t", gather([Sample("a", 0, 10, (Turn(5, 70, 1.0), Turn(5)))]))
+        Workload(trace, Job()).check_fits(make_scenario(kv_tokens=90))
+        with pytest.raises(CallerError, match="may need 90 tokens"):
+            Workload(trace, Job()).check_fits(make_scenario(kv_tokens=89))
+
+    def test_the_model_s_length_is_a_limit_too(self) -> None:
+        scenario = make_scenario()
+        fleet = msgspec.structs.replace(scenario.fleet, max_model_len=99)
+        with pytest.raises(CallerError, match=r"may need 100 tokens.*holds 99"):
+            Workload(make_trace({"a": [90]}, prompt=10), Job()).check_fits(
+                msgspec.structs.replace(scenario, fleet=fleet)
+            )

@@ -1,0 +1,43 @@
+"""Rows of foreign formats: every value is checked where it is read, and named when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.simulators.traces.model import TraceError
+from rollout_sched.simulators.traces.rows import csv_rows, json_rows
+
+
+def csv(*lines: str) -> list:
+    return list(csv_rows("t.csv", ["tokens", "s", "name"], iter(enumerate(lines, start=2))))
+
+
+def test_a_row_reads_numbers_and_keeps_the_rest_as_labels():
+    (row,) = csv("12,0.5,x")
+    assert row.tokens("tokens") == 12
+    assert row.seconds("s") == 0.5
+    assert row.labels("tokens", "s") == {"name": "x"}
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "1.5", "many", ""])
+def test_tokens_are_whole_and_at_least_one(value: str):
+    (row,) = csv(f"{value},0,x")
+    with pytest.raises(TraceError, match=r"t.csv, line 2, field 'tokens'"):
+        row.tokens("tokens")
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "soon"])
+def test_seconds_are_finite_and_not_negative(value: str):
+    (row,) = csv(f"1,{value},x")
+    with pytest.raises(TraceError, match=r"t.csv, line 2, field 's'"):
+        row.seconds("s")
+
+
+def test_a_row_with_too_few_cells_is_named():
+    with pytest.raises(TraceError, match="line 2"):
+        csv("1,2")
+
+
+def test_a_json_line_that_is_no_object_is_named():
+    with pytest.raises(TraceError, match=r"t.jsonl, line 1"):
+        list(json_rows("t.jsonl", iter([(1, "[1]")])))

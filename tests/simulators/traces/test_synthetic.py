@@ -1,0 +1,57 @@
+"""Samples that nobody recorded: extras of a group, and whole workloads."""
+
+import pytest
+
+from rollout_sched.simulators.traces import (
+    Sample,
+    Trace,
+    TraceError,
+    Turn,
+    gather,
+    read,
+)
+from rollout_sched.simulators.traces.statistics import statistics
+from rollout_sched.simulators.traces.synthetic import draw_extra, synthetic
+
+
+class TestMadeUpSamples:
+    def test_an_extra_sample_is_one_of_its_group(self) -> None:
+        trace = read("lrm_math_open")
+        name, members = next(iter(trace.groups.items()))
+        extras = [draw_extra(trace, name, index, seed=3) for index in range(5, 60)]
+        assert [extra.sample for extra in extras] == list(range(5, 60))
+        assert {extra.turns for extra in extras} == {member.turns for member in members}
+
+    def test_extras_do_not_depend_on_the_order_of_asking_but_on_the_seed(self) -> None:
+        trace = synthetic(2, 8, seed=0)
+        once = [draw_extra(trace, "1", i, seed=3) for i in range(8, 40)]
+        again = [draw_extra(trace, "1", i, seed=3) for i in reversed(range(8, 40))][::-1]
+        other = [draw_extra(trace, "1", i, seed=4) for i in range(8, 40)]
+        assert once == again
+        assert once != other
+
+    def test_extras_are_the_same_on_every_machine(self) -> None:
+        trace = Trace("t", gather([Sample("g", i, 1, (Turn(i + 1),)) for i in range(8)]))
+        drawn = [draw_extra(trace, "g", i, seed=0).response_tokens for i in range(8, 14)]
+        assert drawn == [4, 1, 5, 4, 2, 8]
+
+    def test_an_unknown_group(self) -> None:
+        with pytest.raises(TraceError, match="no group 'x'"):
+            draw_extra(synthetic(1, 1), "x", 1, 0)
+
+    def test_synthetic_has_the_asked_shape(self) -> None:
+        trace = synthetic(2000, 8, median=1000, sigma_between=0.8, sigma_within=0.5, cap=20_000)
+        found = statistics(trace)
+        assert (found.groups, found.group_size) == (2000, 8)
+        assert found.response_p50 == pytest.approx(1000, rel=0.1)
+        assert found.icc_log == pytest.approx(0.64 / 0.89, abs=0.03)
+        assert found.response_max == 20_000 == trace.cap
+        cut = [s for s in trace.samples() if s.finish == "length"]
+        assert cut
+        assert all(s.response_tokens == 20_000 for s in cut)
+        assert synthetic(3, 2, seed=5) == synthetic(3, 2, seed=5) != synthetic(3, 2, seed=6)
+
+    @pytest.mark.parametrize("wrong", [{"median": 0}, {"cap": 0}, {"sigma_within": -1}])
+    def test_synthetic_refuses_nonsense(self, wrong: dict[str, int]) -> None:
+        with pytest.raises(ValueError, match="expected a number"):
+            synthetic(1, 1, **wrong)
