@@ -567,4 +567,5 @@ def _go_on(data: bytes, opening: bytes) -> bool:
         data.endswith(b"\n\n")
         and data.startswith(opening)
         and data.count(_GOES_ON) == data.count(opening) == events
+        and data.count(b"\n") == 2 * events
     )

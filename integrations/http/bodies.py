@@ -10,7 +10,14 @@ from __future__ import annotations
 import re
 
 from rollout_sched.integrations.http.errors import Malformed
-from rollout_sched.integrations.http.heads import CHUNKED, END, UNTIL_CLOSE, read_fields
+from rollout_sched.integrations.http.heads import (
+    CHUNKED,
+    END,
+    FRAMING,
+    TOKEN,
+    UNTIL_CLOSE,
+    read_fields,
+)
 
 #: Longest line that opens a chunk, and longest block of trailers, in bytes; both with line ends.
 MAX_CHUNK_LINE = 1024
@@ -21,7 +28,9 @@ MAX_TRAILERS = 16 * 1024
 SPARE_CHUNKS = 1024
 FAIR_CHUNK = 64
 
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\n-\x1f\x7f]*)?\r\n")
+_QUOTED = rb'"(?:[^"\\\x00-\x08\n-\x1f\x7f]|\\[^\x00-\x08\n-\x1f\x7f])*"'
+_EXTENSION = rb";%b(?:=(?:%b|%b))?" % (TOKEN, TOKEN, _QUOTED)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*\r\n" % _EXTENSION)
 _CRLF = b"\r\n"
 
 #: Sizes of chunks as most lines say them; looked up, they need not be parsed.
@@ -140,7 +149,9 @@ class Chunked:
         if end < 0:
             self._held = data[pos:]
             return None
-        read_fields(data[pos:end])
+        for name, _ in read_fields(data[pos:end]):
+            if name in FRAMING:  # too late: whoever believed it would see another message
+                raise Malformed(f"{name.decode()} in a trailer")
         return data[end + 4 :]
 
 

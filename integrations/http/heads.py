@@ -35,12 +35,13 @@ MAX_LINES = 100
 MAX_REMEMBERED_LINE = 256
 MAX_REMEMBERED_HEAD = 1024
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _TEXT = rb"[^\x00-\x08\n-\x1f\x7f]*"
-_REQUEST = re.compile(rb"(%b) ([!-~]+) HTTP/1\.([01])" % _TOKEN)
+_REQUEST = re.compile(rb"(%b) ([!-~]+) HTTP/1\.([01])" % TOKEN)
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: %b)?" % _TEXT)
-_FIELD = re.compile(rb"(%b):(%b)" % (_TOKEN, _TEXT))
-_ONCE = (b"content-length", b"transfer-encoding", b"host")
+_FIELD = re.compile(rb"(%b):(%b)" % (TOKEN, _TEXT))
+FRAMING = (b"content-length", b"transfer-encoding")
+_ONCE = (*FRAMING, b"host")
 
 #: Status lines by status.
 STATUS_LINE = {

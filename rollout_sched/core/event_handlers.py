@@ -47,6 +47,10 @@ from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
 
+#: A request that was stopped so often by somebody else is given up. A trainer that drives the
+#: weights around us may stop a long one once for each of its steps.
+MOST_UNASKED_ABORTS = 100
+
 
 class TrainerEvents:
     """What the trainer says."""
@@ -310,8 +314,11 @@ class AttemptEvents:
             return
         request = attempt.request
         if request.state is RUNNING and self._requests.room_for(request):
-            # Nobody here asked for it. Whoever pauses that instance may do so for a while, and one
-            # that always answers so must not be asked without end.
+            # Whoever pauses that instance may do so for a while.
+            request.unasked_aborts += 1
+            if request.unasked_aborts > MOST_UNASKED_ABORTS:
+                self._outcomes.give_up(request)
+                return
             self._backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
 

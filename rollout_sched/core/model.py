@@ -171,6 +171,7 @@ class Request(msgspec.Struct, eq=False):
     salt: int | None = None
     failures: int = 0
     failed_on: tuple[str, ...] = ()
+    unasked_aborts: int = 0
     rests_until: float = 0.0
     finish: str = ""
     rank: tuple[object, int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.actions import Answer, Dispatch, Wake
+from rollout_sched.core.event_handlers import MOST_UNASKED_ABORTS
 from rollout_sched.core.events import (
     InstanceLost,
     RequestFailed,
@@ -174,3 +175,17 @@ def test_an_abort_that_nobody_asked_for_is_not_answered_with_another_attempt_at_
     (dispatch,) = told(Woke())
     assert isinstance(dispatch, Dispatch)
     assert dispatch.response_tokens == 3
+
+
+def test_who_is_always_stopped_by_somebody_else_is_given_up_in_the_end() -> None:
+    told = Told()
+    told(ask("d"))
+    stops = 0
+    while "d" in told.scheduler.requests:
+        attempt = told.request("d").attempt
+        assert attempt is not None
+        told(RequestInterrupted("d", attempt.id, 0))
+        stops += 1
+        told.seconds += 1.0
+        told(Woke())
+    assert stops == MOST_UNASKED_ABORTS + 1

@@ -141,7 +141,7 @@ def _one(whole: dict[str, Any], endpoint: str, prompt: Any, number: int) -> dict
     if endpoint == "generate":
         sampling = one["sampling_params"] = dict(whole.get("sampling_params") or {})
     sampling.pop("n", None)
-    if sampling.get("seed") is not None:
+    if sampling.get("seed") is not None and number:  # the first keeps what it was given
         sampling["seed"] += number
     return one
 

@@ -80,7 +80,7 @@ class Envelope:
             limit = sampling.get("max_tokens")
         elif endpoint == "chat" and whole.get("max_completion_tokens") is not None:
             limit = whole["max_completion_tokens"]
-        if limit is None and endpoint == "completions":
+        if endpoint == "completions" and "max_tokens" not in whole:
             limit = envelopes.COMPLETIONS_MAX_TOKENS
         samples = 1 if sampling.get("n") is None else sampling["n"]
         hold("the limit is the body's", same(ours.limit, limit), (ours.limit, limit))

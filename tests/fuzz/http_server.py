@@ -29,6 +29,12 @@ class Said(NamedTuple):
     closed: bool
 
 
+def _alike(one: Said, other: Said) -> bool:
+    """Of a request that is handed over and whose body is none, more or less may have gone over."""
+    a, b = one.handed_over, other.handed_over
+    return one == other._replace(handed_over=a) and (a.startswith(b) or b.startswith(a))
+
+
 class App:
     """Wants what is posted to HOT; answers at once or `late`, after the packet that ended it."""
 
@@ -130,7 +136,7 @@ class Server:
         for cut in cuts(data):
             for late in (False, True):
                 again = converse(cut, late=late)
-                hold("packets do not matter", again == said, (again, said))
+                hold("packets do not matter", _alike(again, said), (again, said))
         theirs = Messages(data, httptools.HttpRequestParser)
         for number, ours in enumerate(said.requests):
             read = theirs.whole[number : number + 1]

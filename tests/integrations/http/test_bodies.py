@@ -91,7 +91,7 @@ def test_until_close_has_no_end():
     [
         (b"0\r\n\r\n", b""),
         (b"3\r\nabc\r\n0\r\n\r\n", b"abc"),
-        (b"00A;x=y\r\n0123456789\r\n1 ;q\r\n!\r\n0;end\r\n\r\n", b"0123456789!"),
+        (b"00A;x=y\r\n0123456789\r\n1;q\r\n!\r\n0;end\r\n\r\n", b"0123456789!"),
         (b"1\r\na\r\n0\r\nTrailer: x\r\nOther: y\r\n\r\n", b"a"),
     ],
 )
@@ -128,6 +128,12 @@ def test_a_packet_of_many_chunks_is_one_piece():
         b"DE0B6B3A7640000\r\n",
         b"1\r\na\r\n%x\r\n" % MOST,
         b"1;\x00\r\n",
+        b"1 ;a\r\na\r\n0\r\n\r\n",
+        b"1;a \r\na\r\n0\r\n\r\n",
+        b"1;:\r\na\r\n0\r\n\r\n",
+        b'1;a="\r\na\r\n0\r\n\r\n',
+        b"0\r\ncontent-length: 3\r\n\r\n",
+        b"0\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"0\r\nbad trailer\r\n\r\n",
         b"0\r\na: b\nc: d\r\n\r\n",
         b"0\r\na: " + b"b" * MAX_TRAILERS,
