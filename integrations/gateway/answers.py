@@ -154,6 +154,8 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
 
 def _are_ids(ids: bytes, count: int) -> bool:
     """Whether this JSON value is a list of so many integers."""
+    if not count or len(ids) < 3:
+        return not count and ids.translate(None, _WHITE) == b"[]"
     return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
 
 

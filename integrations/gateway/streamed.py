@@ -260,12 +260,12 @@ class Streamed:
         self._pass(b"data: %b\n\n" % payload)
         if choice is not None:
             self._count_choice(stream, choice, ids)
-        if not stream.again:
+        if ids and not stream.again:
             opening = _OPENING.match(b"data: " + payload)
             stream.opening = opening[0] if opening is not None else b""
 
     def _end(self, stream: Stream, payload: bytes, choice: EventChoice, ids: bytes) -> None:
-        finish = choice.finish_reason or ""
+        finish = choice.finish_reason or "stop"
         goes_on = finish == "abort" or (finish == "length" and stream.segment)
         if goes_on and (choice.speaks or ids):
             # It brings tokens that the instance had held back.
@@ -331,7 +331,7 @@ class Streamed:
     def _count(self, stream: Stream, data: bytes) -> None:
         found = data.count(b'"token_ids"')
         if not found:
-            stream.events += data.count(b"data:")
+            stream.events += data.count(b'"choices"')
             return
         ids = bytearray()
         if data.count(_IDS_AS_VLLM) == found:
@@ -560,12 +560,21 @@ def _finish_of(stream: Stream) -> Any:
 
 def _go_on(data: bytes, opening: bytes) -> bool:
     """Whether these are whole events of this stream none of which ends it, as vLLM writes them."""
+    if not data.endswith(b"\n\n"):
+        return False
     if data.find(_NEWLINE) == len(data) - 2:  # a single one, as most packets bring
-        return data[-1] == _NEWLINE and data.rfind(_GOES_ON) > 0 and data.startswith(opening)
-    events = data.count(b"\n\n")
+        return _goes_on(data, opening)
+    events = data[:-2].split(b"\n\n")
+    for event in events:
+        if not _goes_on(event, opening):
+            return False
+    return data.count(b"\n") == 2 * len(events)
+
+
+def _goes_on(event: bytes, opening: bytes) -> bool:
     return (
-        data.endswith(b"\n\n")
-        and data.startswith(opening)
-        and data.count(_GOES_ON) == data.count(opening) == events
-        and data.count(b"\n") == 2 * events
+        event.rfind(_GOES_ON) > 0
+        and event.startswith(opening)
+        # What brings no ids is counted only when it is read.
+        and event.find(b'"token_ids"') > 0
     )

@@ -49,7 +49,7 @@ from rollout_sched.core.updater import WeightUpdater
 
 #: A request that was stopped so often by somebody else is given up. A trainer that drives the
 #: weights around us may stop a long one once for each of its steps.
-MOST_UNASKED_ABORTS = 100
+MOST_UNASKED_ABORTS = 60
 
 
 class TrainerEvents:

@@ -124,8 +124,8 @@ def _expected(path: str, whole: Any) -> list[dict[str, Any]]:
     prompts = [whole[INPUT[endpoint]]]
     if endpoint == "completions" and isinstance(prompts[0], list) and prompts[0]:
         first = prompts[0][0]
-        prompts = [prompts[0]] if isinstance(first, int) else prompts[0]
-        alone = not isinstance(first, int)
+        prompts = [prompts[0]] if isinstance(first, int | float) else prompts[0]
+        alone = not isinstance(first, int | float)
     else:
         alone = False
     sampling = (whole.get("sampling_params") or {}) if endpoint == "generate" else whole

@@ -53,9 +53,14 @@ class Unreadable(Exception):
 def plain_json(body: bytes) -> Any:
     """What a body says, read by the standard library. Raises Unreadable, or RecursionError."""
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant)
+        return json.loads(body.decode(), parse_constant=_no_constant, parse_int=_integer)
     except ValueError as error:
         raise Unreadable(str(error)) from None
+
+
+def _integer(digits: str) -> int | str:
+    """Python makes no integers of very many digits, but JSON has them."""
+    return int(digits) if len(digits) <= 4000 else digits
 
 
 def _no_constant(name: str) -> None:

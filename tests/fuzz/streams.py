@@ -140,7 +140,7 @@ class Streams:
         except Broken:
             return
         ends = [end for event in said for end in _ends(event)]
-        if "abort" in ends or not ends:  # the gateway says an end where there is none
+        if not ends or {"abort", "error"} & set(ends):  # the gateway says the end itself
             return
         if sum(1 + ids.count(b",") for ids in _IDS.findall(body) if ids) > LIMIT:
             return  # it may be cut there

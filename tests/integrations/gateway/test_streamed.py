@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.envelope import Endpoint
+from rollout_sched.integrations.gateway.streamed import _go_on
 from rollout_sched.integrations.vllm import event_stream
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, text_of
@@ -305,6 +306,22 @@ class TestBrokenOff:
                 assert ids_of(events) == [4, 5]
 
         run(scene())
+
+    @pytest.mark.parametrize(
+        "packet",
+        [
+            b'data: {"id":"x"\n"token_ids":[1],"finish_reason":null}\n\n',
+            b'data: {"id":"x","token_ids":[1],"finish_reason":null"finish_reason":null}\n\n'
+            b'data: {"id":"x"\n\n',
+            b'data: {"id":"x","finish_reason":null}\n\n',
+            b'data: {"id":"x","finish_reason":null}\n\n**data: {"id":"x","finish_reason":null}\n\n',
+            b'data: {"id":"x"\n,"finish_reason":null}\n\ndata: {"id":"x","finish_reason":null}\n\n',
+        ],
+    )
+    def test_only_whole_lines_that_begin_as_events_do_pass_unread(self, packet: bytes) -> None:
+        opening = b'data: {"id":"x"'
+        assert _go_on(b'data: {"id":"x","token_ids":[1],"finish_reason":null}\n\n' * 2, opening)
+        assert not _go_on(packet, opening)
 
     def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
         async def scene() -> None:
