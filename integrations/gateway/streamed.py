@@ -575,6 +575,7 @@ def _goes_on(event: bytes, opening: bytes) -> bool:
     return (
         event.rfind(_GOES_ON) > 0
         and event.startswith(opening)
-        # What brings no ids is counted only when it is read.
+        # What brings no ids, or no choice, is counted only when it is read.
+        and event.find(b'"choices"') > 0
         and event.find(b'"token_ids"') > 0
     )

@@ -145,6 +145,9 @@ class Streams:
         if sum(1 + ids.count(b",") for ids in _IDS.findall(body) if ids) > LIMIT:
             return  # it may be cut there
         told, said = ([event for event in each if event is not None] for each in (events, said))
+        end = next(number for number, event in enumerate(said) if _ends(event))
+        # After its end only its usage belongs to a stream.
+        said = [*said[: end + 1], *(event for event in said[end + 1 :] if event.get("usage"))]
         for event in told:
             event.pop("rollout_sched", None)
         hold("a stream passes as it came", told == said, (told, said))

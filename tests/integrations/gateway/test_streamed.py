@@ -21,6 +21,9 @@ TARGETS: dict[Endpoint, str] = {
     "generate": "/inference/v1/generate",
 }
 
+#: An event in the middle of a stream, as vLLM writes it.
+GOOD = b'data: {"id":"x","choices":[{"token_ids":[1],"finish_reason":null}]}\n\n'
+
 
 def asked_of(endpoint: Endpoint, tokens: int, **more: Any) -> dict[str, Any]:
     if endpoint == "completions":
@@ -310,17 +313,18 @@ class TestBrokenOff:
     @pytest.mark.parametrize(
         "packet",
         [
-            b'data: {"id":"x"\n"token_ids":[1],"finish_reason":null}\n\n',
-            b'data: {"id":"x","token_ids":[1],"finish_reason":null"finish_reason":null}\n\n'
-            b'data: {"id":"x"\n\n',
-            b'data: {"id":"x","finish_reason":null}\n\n',
-            b'data: {"id":"x","finish_reason":null}\n\n**data: {"id":"x","finish_reason":null}\n\n',
-            b'data: {"id":"x"\n,"finish_reason":null}\n\ndata: {"id":"x","finish_reason":null}\n\n',
+            GOOD.replace(b',"choices"', b'\n,"choices"'),
+            GOOD.replace(b"null}", b'null"finish_reason":null}') + b'data: {"id":"x"\n\n',
+            GOOD.replace(b'"token_ids":[1],', b""),
+            GOOD.replace(b'"choices"', b'"others"'),
+            GOOD + b"**" + GOOD,
+            GOOD.replace(b',"choices"', b'\n,"choices"') + GOOD,
         ],
     )
     def test_only_whole_lines_that_begin_as_events_do_pass_unread(self, packet: bytes) -> None:
         opening = b'data: {"id":"x"'
-        assert _go_on(b'data: {"id":"x","token_ids":[1],"finish_reason":null}\n\n' * 2, opening)
+        assert _go_on(GOOD, opening)
+        assert _go_on(GOOD + GOOD, opening)
         assert not _go_on(packet, opening)
 
     def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
