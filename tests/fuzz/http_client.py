@@ -24,7 +24,7 @@ class Heard:
         self.calls: list[str] = []
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.body = b""
+        self.body = bytearray()
         self.error: Exception | None = None
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
