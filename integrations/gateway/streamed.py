@@ -66,7 +66,7 @@ class Stream:
     """What one attempt has streamed so far.
 
     `given`: tokens of the response that it goes on from; `again`: the client has had events of
-    earlier attempts; `segment`: its "length" is not the end.
+    earlier attempts; `segment`: its "length" is not the end; `labelled` as of its instance.
     """
 
     __slots__ = (
@@ -78,6 +78,7 @@ class Stream:
         "finish",
         "given",
         "ids",
+        "labelled",
         "opening",
         "order_id",
         "segment",
@@ -89,12 +90,20 @@ class Stream:
     )
 
     def __init__(
-        self, attempt: int, order_id: str, *, given: int, again: bool, segment: bool
+        self,
+        attempt: int,
+        order_id: str,
+        *,
+        given: int,
+        again: bool,
+        segment: bool,
+        labelled: bool,
     ) -> None:
         self.order_id = order_id
         self.given = given
         self.again = again
         self.segment = segment
+        self.labelled = labelled
         self.until = 1 + attempt % _READ_TOGETHER  # packets until the next count
         self.opening = b""  # how events begin that may pass unread; "" if none may
         self.whole = WholeEvents()
@@ -155,6 +164,7 @@ class Streamed:
             given=given,
             again=self._envelope is not None,
             segment=dispatch.max_new_tokens < self.max_tokens - given,
+            labelled=client.labelled,
         )
         receiver = Receiver(self, stream, over)
         passing = self.call.pass_on(client, order_id, path, body, receiver)
@@ -275,10 +285,12 @@ class Streamed:
         self._count_choice(stream, choice, ids)
         if choice.weight_versions:
             try:
-                stream.spans = spans_of(choice.weight_versions, stream.tokens)
+                stream.spans = spans_of(
+                    choice.weight_versions, stream.tokens, labelled=stream.labelled
+                )
             except AnswerUntrue as error:
                 # The client has the tokens, so nothing can be made good.
-                raise RequestRejected(f"the stream cannot be true: {error}", 502) from None
+                raise RequestRejected(f"the stream cannot be true: {error}", 502) from error
         stream.opening = b""
         stream.finish = finish
         if not goes_on:

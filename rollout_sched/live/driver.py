@@ -61,6 +61,7 @@ from rollout_sched.live.ports import (
     Outcome,
     Payload,
     RequestRejected,
+    WeightsUnknown,
 )
 from rollout_sched.live.settings import DEFAULTS, Settings
 
@@ -476,7 +477,7 @@ class Driver:
         told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         self.tell(told)
         attendant = self.attendants.get(dispatch.instance)
-        if isinstance(error, ConnectionBroken | OSError) and attendant is not None:
+        if attendant is not None and _may_be_restarted(error):
             attendant.look_now()
 
     def _take(self, running: Running) -> bool:
@@ -608,6 +609,13 @@ def _blame(error: Exception) -> Blame:
     if isinstance(error, RequestRejected):
         return "request"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"
+
+
+def _may_be_restarted(error: Exception) -> bool:
+    """Whether an attempt's error, or what it was rejected for, speaks for a restart."""
+    return isinstance(error, ConnectionBroken | OSError) or isinstance(
+        error.__cause__ or error, WeightsUnknown
+    )
 
 
 def _answer(payload: Payload, sample: Sample) -> None:

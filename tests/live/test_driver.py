@@ -29,6 +29,7 @@ from rollout_sched.live.ports import (
     InstanceError,
     Output,
     RequestRejected,
+    WeightsUnknown,
 )
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -209,14 +210,17 @@ def test_a_stream_that_cannot_be_true_is_not_gone_on_from() -> None:
     run(scene())
 
 
-def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll() -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionBroken("connection reset"), WeightsUnknown("its tokens carry 'default'")]
+)
+def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll(error: Exception) -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
             client = stage.ask()
             await instance.order()
             instance.mute = True
-            await instance.fail(0, ConnectionBroken("connection reset"))
+            await instance.fail(0, error)
             await until(lambda: not stage.scheduler.fleet.attempts)
             await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
             await asyncio.sleep(0.02)

@@ -249,6 +249,26 @@ class TestTheEnd:
 
         run(scene())
 
+    @pytest.mark.parametrize("finish", ["stop", "abort"])
+    def test_what_a_restarted_instance_has_streamed_does_not_end_well(self, finish: str) -> None:
+        """The client has its tokens already; the instance is looked at before it gets more."""
+
+        async def scene() -> None:
+            instance = Instance()
+            instance.labelled = True
+            async with Stage(instance) as stage:
+                call = stage.call(asked_of("generate", 9), TARGETS["generate"])
+                last = said_of("generate", [5], finish)
+                spans = [{"version": "default", "start": 0, "end": 2}]
+                last["choices"][0]["weight_versions"] = spans
+                await instance.event(0, said_of("generate", [4]), last)
+                events = await call.events()
+                assert "restarted" in str(events[-1]["error"])
+                assert not stage.driver.attendants["i0"].sound.is_set()
+                stage.settled()
+
+        run(scene())
+
 
 class TestBrokenOff:
     @pytest.mark.parametrize(
