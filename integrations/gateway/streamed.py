@@ -145,8 +145,9 @@ class Streamed:
         self._envelope: dict[str, Any] | None = None  # what the first event said of the response
         self._write: Write | None = None  # where the events go, once there are any
         self._passing: Passing | None = None
-        self._paused = False
+        self.paused = False
         self._ended = False
+        self._disbelieved = False  # the client has what nobody may go on from
 
     def begin(
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
@@ -172,19 +173,19 @@ class Streamed:
         if self._passing is None:
             self.reply.upstream(self)
         self._passing = passing
-        if self._paused:
+        if self.paused:
             passing.pause()
         return receiver
 
     # -- towards the reply: the upstream ---------------------------------------------------
 
     def pause(self) -> None:
-        self._paused = True
+        self.paused = True
         if self._passing is not None:
             self._passing.pause()
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         if self._passing is not None:
             self._passing.resume()
 
@@ -196,6 +197,8 @@ class Streamed:
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
+        if self._disbelieved:
+            raise RequestRejected("the stream broke off, and what it brought cannot be true", 502)
         streams = self._streams.values()
         for stream in streams:
             self._read_up(stream)
@@ -410,7 +413,8 @@ class Streamed:
 
     def drop(self, attempt: int) -> None:
         if attempt:
-            self._streams.pop(attempt, None)
+            stream = self._streams.pop(attempt, None)
+            self._disbelieved |= stream is not None and (stream.tokens > 0 or bool(stream.unread))
         else:
             self._streams.clear()
 
@@ -490,6 +494,11 @@ class Receiver:
         self._status = 0
         self._error = b""
         self.passing: Passing | None = None
+
+    @property
+    def held_back(self) -> bool:
+        """Whether its answer is not read for now, because nobody takes it."""
+        return self._owner.paused
 
     def cancel(self) -> None:
         self._let_go()

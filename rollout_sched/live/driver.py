@@ -378,6 +378,17 @@ class Driver:
         running.cancel()
         self._failed(running, InstanceError(f"given up: {reason}"))
 
+    def disbelieve(self, running: Running) -> None:
+        """Nothing that its stream has brought, if anything, is gone on from."""
+        try:
+            brought = running.payload.streamed(running.dispatch.attempt)
+        except Exception as error:  # the payload's own: its attempt is of no use
+            self._failed(running, error)
+            return
+        if brought:
+            running.cancel()
+            self._failed(running, WeightsUnknown("its instance was restarted before it began"))
+
     # -- attempts --------------------------------------------------------------------------
 
     def _dispatch(self, action: Dispatch) -> None:

@@ -249,6 +249,26 @@ def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) -> None:
     run(scene())
 
 
+def test_what_is_streamed_after_a_restart_is_not_gone_on_from() -> None:
+    """What ran there before has lost its connection, so this came from the weights of a start."""
+
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        first.report = Gauges(0, 0, 0.0, started_at=1.0)
+        async with Stage(first, second, settings=Settings(poll_s=0.01, stream_s=0.01)) as stage:
+            client = stage.ask(stream_every=2)
+            await first.stream(0, [5, 6])
+            await until(lambda: stage.events(TokensArrived))
+            first.report = Gauges(0, 0, 0.0, started_at=2.0)
+            await until(lambda: stage.events(InstanceLost))
+            assert (await second.order()).token_ids == PROMPT
+            await second.answer(0, [7])
+            await until(lambda: client.sample)
+            assert client.response_ids == [7]
+
+    run(scene())
+
+
 def test_a_request_at_fault_fails_alone() -> None:
     async def scene() -> None:
         instance = Scripted()
