@@ -111,8 +111,9 @@ _WHITE = b" \t\r\n"
 _DIGITS = b"0123456789" + _WHITE
 
 
-def read_answer(body: bytes, spoken: Endpoint) -> Whole:
-    """Raises AnswerUntrue if it is no whole answer of the endpoint `spoken`."""
+def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Whole:
+    """Raises AnswerUntrue if it is no whole answer of the endpoint `spoken`; `labelled` as for
+    `spans_of`."""
     answer = _decoded(_answer, body)
     choice = answer.choices[0]
     holder, first = _HOLDS[spoken]
@@ -122,7 +123,8 @@ def read_answer(body: bytes, spoken: Endpoint) -> Whole:
     if choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
         raise AnswerUntrue(f"the answer's token_ids are not the {tokens} of its usage")
     _check_finish(choice.finish_reason)
-    spans = spans_of(choice.weight_versions, tokens) if choice.weight_versions else ()
+    versions = choice.weight_versions
+    spans = spans_of(versions, tokens, labelled=labelled) if versions else ()
     return Whole(tokens, choice.finish_reason, spans, answer.id or answer.request_id or "")
 
 

@@ -79,16 +79,31 @@ class Forwarded:
             path, body = self.call.first(dispatch, self.max_tokens)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
         spoken = "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
-        receiver = Receiver(self, over, order_id, spoken, whole=not parts, segment=segment)
+        receiver = Receiver(
+            self,
+            over,
+            order_id,
+            spoken,
+            whole=not parts,
+            segment=segment,
+            labelled=client.labelled,
+        )
         receiver.passing = self.call.pass_on(client, order_id, path, body, receiver)
         return receiver
 
     def outcome(
-        self, body: bytes, order_id: str, spoken: Endpoint, *, whole: bool, segment: bool
+        self,
+        body: bytes,
+        order_id: str,
+        spoken: Endpoint,
+        *,
+        whole: bool,
+        segment: bool,
+        labelled: bool,
     ) -> Outcome:
         """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
-        end. Raises InstanceError if it is not to be believed."""
-        said = answers.read_answer(body, spoken)
+        end; `labelled` as of its instance. Raises InstanceError if it is not to be believed."""
+        said = answers.read_answer(body, spoken, labelled=labelled)
         if answers.names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
         finish: Any = said.finish if said.finish in ("abort", "length") else "stop"
@@ -191,7 +206,7 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
 class Receiver(Gathering):
     """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
 
-    __slots__ = ("_order_id", "_over", "_owner", "_segment", "_spoken", "_whole", "passing")
+    __slots__ = ("_labelled", "_order_id", "_over", "_owner", "_segment", "_spoken", "_whole", "passing")
 
     def __init__(
         self,
@@ -202,6 +217,7 @@ class Receiver(Gathering):
         *,
         whole: bool,
         segment: bool,
+        labelled: bool,
     ) -> None:
         super().__init__(MOST)
         self._owner = owner
@@ -210,6 +226,7 @@ class Receiver(Gathering):
         self._spoken = spoken
         self._whole = whole
         self._segment = segment
+        self._labelled = labelled
         self.passing: Passing | None = None
 
     def cancel(self) -> None:
@@ -224,7 +241,12 @@ class Receiver(Gathering):
             if status != 200:
                 raise refuse(status, body)
             outcome = self._owner.outcome(
-                body, self._order_id, self._spoken, whole=self._whole, segment=self._segment
+                body,
+                self._order_id,
+                self._spoken,
+                whole=self._whole,
+                segment=self._segment,
+                labelled=self._labelled,
             )
         except Exception as error:
             self.on_error(error)

@@ -66,7 +66,7 @@ class Stream:
     """What one attempt has streamed so far.
 
     `given`: tokens of the response that it goes on from; `again`: the client has had events of
-    earlier attempts; `segment`: its "length" is not the end.
+    earlier attempts; `segment`: its "length" is not the end; `labelled` as of its instance.
     """
 
     __slots__ = (
@@ -78,6 +78,7 @@ class Stream:
         "finish",
         "given",
         "ids",
+        "labelled",
         "opening",
         "order_id",
         "segment",
@@ -89,12 +90,20 @@ class Stream:
     )
 
     def __init__(
-        self, attempt: int, order_id: str, *, given: int, again: bool, segment: bool
+        self,
+        attempt: int,
+        order_id: str,
+        *,
+        given: int,
+        again: bool,
+        segment: bool,
+        labelled: bool,
     ) -> None:
         self.order_id = order_id
         self.given = given
         self.again = again
         self.segment = segment
+        self.labelled = labelled
         self.until = 1 + attempt % _READ_TOGETHER  # packets until the next count
         self.opening = b""  # how events begin that may pass unread; "" if none may
         self.whole = WholeEvents()
@@ -136,8 +145,9 @@ class Streamed:
         self._envelope: dict[str, Any] | None = None  # what the first event said of the response
         self._write: Write | None = None  # where the events go, once there are any
         self._passing: Passing | None = None
-        self._paused = False
+        self.paused = False
         self._ended = False
+        self._disbelieved = False  # the client has what nobody may go on from
 
     def begin(
         self, client: Forwarding, dispatch: Dispatch, order_id: str, over: Over
@@ -155,6 +165,7 @@ class Streamed:
             given=given,
             again=self._envelope is not None,
             segment=dispatch.max_new_tokens < self.max_tokens - given,
+            labelled=client.labelled,
         )
         receiver = Receiver(self, stream, over)
         passing = self.call.pass_on(client, order_id, path, body, receiver)
@@ -162,19 +173,19 @@ class Streamed:
         if self._passing is None:
             self.reply.upstream(self)
         self._passing = passing
-        if self._paused:
+        if self.paused:
             passing.pause()
         return receiver
 
     # -- towards the reply: the upstream ---------------------------------------------------
 
     def pause(self) -> None:
-        self._paused = True
+        self.paused = True
         if self._passing is not None:
             self._passing.pause()
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         if self._passing is not None:
             self._passing.resume()
 
@@ -186,6 +197,8 @@ class Streamed:
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
+        if self._disbelieved:
+            raise RequestRejected("the stream broke off, and what it brought cannot be true", 502)
         streams = self._streams.values()
         for stream in streams:
             self._read_up(stream)
@@ -275,10 +288,12 @@ class Streamed:
         self._count_choice(stream, choice, ids)
         if choice.weight_versions:
             try:
-                stream.spans = spans_of(choice.weight_versions, stream.tokens)
+                stream.spans = spans_of(
+                    choice.weight_versions, stream.tokens, labelled=stream.labelled
+                )
             except AnswerUntrue as error:
                 # The client has the tokens, so nothing can be made good.
-                raise RequestRejected(f"the stream cannot be true: {error}", 502) from None
+                raise RequestRejected(f"the stream cannot be true: {error}", 502) from error
         stream.opening = b""
         stream.finish = finish
         if not goes_on:
@@ -398,7 +413,8 @@ class Streamed:
 
     def drop(self, attempt: int) -> None:
         if attempt:
-            self._streams.pop(attempt, None)
+            stream = self._streams.pop(attempt, None)
+            self._disbelieved |= stream is not None and (stream.tokens > 0 or bool(stream.unread))
         else:
             self._streams.clear()
 
@@ -478,6 +494,11 @@ class Receiver:
         self._status = 0
         self._error = b""
         self.passing: Passing | None = None
+
+    @property
+    def held_back(self) -> bool:
+        """Whether its answer is not read for now, because nobody takes it."""
+        return self._owner.paused
 
     def cancel(self) -> None:
         self._let_go()

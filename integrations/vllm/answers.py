@@ -8,7 +8,14 @@ from typing import Literal
 import msgspec
 
 from rollout_sched.core.events import Spans
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, OnTokens, Order, Output
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    InstanceError,
+    OnTokens,
+    Order,
+    Output,
+    WeightsUnknown,
+)
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -19,6 +26,7 @@ FINISH: dict[str, Finish] = {
     "length": "length",
     "abort": "abort",
 }
+_LABEL_OF_A_START = "default"  # vLLM's, until it is given another
 _LONGEST_LABEL = 18  # digits of a version; a 64-bit integer holds any of them
 
 
@@ -46,10 +54,12 @@ def version_of(label: object) -> int | None:
     return None
 
 
-def spans_of(versions: list[VersionSpan], tokens: int) -> Spans:
+def spans_of(versions: list[VersionSpan], tokens: int, *, labelled: bool = False) -> Spans:
     """(version, tokens) of an answer of `tokens` tokens; empty if any label is no version.
 
-    Raises AnswerUntrue if the spans do not cover the tokens one after the other.
+    Raises AnswerUntrue if the spans do not cover the tokens one after the other. `labelled`: the
+    instance was given a label before it was asked; raises WeightsUnknown if a span has that of a
+    start.
     """
     bounds = [0, *(span.end for span in versions)]
     starts = [span.start for span in versions]
@@ -59,6 +69,11 @@ def spans_of(versions: list[VersionSpan], tokens: int) -> Spans:
     for span in versions:
         version = version_of(span.version)
         if version is None:
+            if labelled and any(span.version == _LABEL_OF_A_START for span in versions):
+                raise WeightsUnknown(
+                    f"its tokens carry the label {_LABEL_OF_A_START!r}, which it has only until it "
+                    "is given ours: it was restarted, and made them with the weights of its start"
+                )
             return ()
         if spans and spans[-1][0] == version:
             spans[-1] = (version, spans[-1][1] + span.end - span.start)
@@ -71,12 +86,16 @@ class Assembly:
     """Joins the pieces of one answer and hands streamed tokens on.
 
     An answer that breaks off is an InstanceError, one that cannot be true an AnswerUntrue.
+    `labelled` as for `spans_of`.
     """
 
-    def __init__(self, order: Order, on_tokens: OnTokens | None = None) -> None:
+    def __init__(
+        self, order: Order, on_tokens: OnTokens | None = None, *, labelled: bool = False
+    ) -> None:
         self._limit = order.max_new_tokens
         self._wants_logprobs = order.sampling.get("logprobs") is not None
         self._on_tokens = on_tokens
+        self._labelled = labelled
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
@@ -106,7 +125,9 @@ class Assembly:
         """The whole answer."""
         if self._finish is None:
             raise InstanceError("its answer broke off before a finish_reason")
-        spans = spans_of(self._versions, len(self._token_ids)) if self._versions else ()
+        spans: Spans = ()
+        if self._versions:
+            spans = spans_of(self._versions, len(self._token_ids), labelled=self._labelled)
         return self._as_output(self._finish, spans)
 
     def cut(self) -> Output:

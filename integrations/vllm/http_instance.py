@@ -65,7 +65,8 @@ class HttpInstance:
     control_limit_s seconds until a control call is given up
     answer_limit_s  seconds until an attempt is given up; None: never
 
-    `pool` holds the connections that orders travel on.
+    `pool` holds the connections that orders travel on. `labelled`: every token carries another
+    label than that of a start, until the server is restarted.
 
     `describe` comes first: it finds out what the server offers, `findings` tells what that was.
     """
@@ -105,6 +106,7 @@ class HttpInstance:
         self._model = ""  # where it serves several
         self._endpoint = endpoint
         self._findings: Findings | None = None
+        self.labelled = False
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
         self._passing: dict[str, Passing] = {}
 
@@ -117,14 +119,20 @@ class HttpInstance:
 
     async def describe(self) -> Description:
         self._findings = await detect(self.control, self._endpoint, self._slots, self._kv_tokens)
-        return self._findings.description
+        description = self._findings.description
+        self.labelled = description.version is not None and self._offers_labels
+        return description
+
+    @property
+    def _offers_labels(self) -> bool:
+        return self.findings.description.capabilities >= {"set_version", "weight_versions"}
 
     def use_model(self, model: str) -> None:
         """What our own requests are to name, where it serves several (`Description.models`)."""
         self._model = model
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
-        assembly = Assembly(order, on_tokens)
+        assembly = Assembly(order, on_tokens, labelled=self.labelled)
         if self.findings.abort_path is not None:
             return await self._attempt(order, assembly)
         task = self._cuttable[order.id] = asyncio.create_task(self._attempt(order, assembly))
@@ -191,6 +199,7 @@ class HttpInstance:
     async def set_version(self, version: int) -> None:
         if "set_version" in self.findings.description.capabilities:
             await self.control.call("/update_weight_version", {"new_version": str(version)})
+            self.labelled = self._offers_labels
 
     @property
     def request_headers(self) -> list[tuple[bytes, bytes]]:

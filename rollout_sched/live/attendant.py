@@ -44,6 +44,7 @@ class Owner(Protocol):
     def holds(self, name: str) -> Sequence[Running]: ...
     async def answered(self, name: str) -> None: ...
     def stop(self, running: Running, reason: str) -> None: ...
+    def disbelieve(self, running: Running) -> None: ...
 
 
 class ServesSeveral(Protocol):
@@ -260,6 +261,9 @@ class Attendant:
             return
         if self._was_restarted(gauges, before):
             self._left_paused = False
+            # The connections of those that ran before are broken, so these came after.
+            for running in self._under_way():
+                self._owner.disbelieve(running)
             self._lose("it was restarted")
             return
         if failures == self._failures:  # else this answer may be from before a restart

@@ -61,6 +61,7 @@ from rollout_sched.live.ports import (
     Outcome,
     Payload,
     RequestRejected,
+    WeightsUnknown,
 )
 from rollout_sched.live.settings import DEFAULTS, Settings
 
@@ -377,6 +378,17 @@ class Driver:
         running.cancel()
         self._failed(running, InstanceError(f"given up: {reason}"))
 
+    def disbelieve(self, running: Running) -> None:
+        """Nothing that its stream has brought, if anything, is gone on from."""
+        try:
+            brought = running.payload.streamed(running.dispatch.attempt)
+        except Exception as error:  # the payload's own: its attempt is of no use
+            self._failed(running, error)
+            return
+        if brought:
+            running.cancel()
+            self._failed(running, WeightsUnknown("its instance was restarted before it began"))
+
     # -- attempts --------------------------------------------------------------------------
 
     def _dispatch(self, action: Dispatch) -> None:
@@ -476,7 +488,7 @@ class Driver:
         told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         self.tell(told)
         attendant = self.attendants.get(dispatch.instance)
-        if isinstance(error, ConnectionBroken | OSError) and attendant is not None:
+        if attendant is not None and _may_be_restarted(error):
             attendant.look_now()
 
     def _take(self, running: Running) -> bool:
@@ -608,6 +620,13 @@ def _blame(error: Exception) -> Blame:
     if isinstance(error, RequestRejected):
         return "request"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"
+
+
+def _may_be_restarted(error: Exception) -> bool:
+    """Whether an attempt's error, or what it was rejected for, speaks for a restart."""
+    return isinstance(error, ConnectionBroken | OSError) or isinstance(
+        error.__cause__ or error, WeightsUnknown
+    )
 
 
 def _answer(payload: Payload, sample: Sample) -> None:

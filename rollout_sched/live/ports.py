@@ -52,6 +52,10 @@ class AnswerUntrue(InstanceError):
     """What an instance said cannot be true: nothing that it streamed is gone on from."""
 
 
+class WeightsUnknown(AnswerUntrue):
+    """An answer made by other weights than any that we know of: the instance was restarted."""
+
+
 class RequestRejected(RolloutError, RuntimeError):
     """The request itself is at fault: no other instance would take it either.
 

@@ -20,6 +20,8 @@ from rollout_sched.live.ports import (
 class Scripted:
     """Records what it is asked; a test answers each order by hand."""
 
+    labelled = False  # its tokens, by us
+
     def __init__(self, name: str = "i0", *, slots: int = 8, kv_tokens: int = 10_000) -> None:
         self.name = name
         self.description = Description(slots, kv_tokens, kv_tokens, started_at=1.0)

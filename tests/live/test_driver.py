@@ -29,6 +29,7 @@ from rollout_sched.live.ports import (
     InstanceError,
     Output,
     RequestRejected,
+    WeightsUnknown,
 )
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -209,14 +210,17 @@ def test_a_stream_that_cannot_be_true_is_not_gone_on_from() -> None:
     run(scene())
 
 
-def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll() -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionBroken("connection reset"), WeightsUnknown("its tokens carry 'default'")]
+)
+def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll(error: Exception) -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
             client = stage.ask()
             await instance.order()
             instance.mute = True
-            await instance.fail(0, ConnectionBroken("connection reset"))
+            await instance.fail(0, error)
             await until(lambda: not stage.scheduler.fleet.attempts)
             await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
             await asyncio.sleep(0.02)
@@ -241,6 +245,26 @@ def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) -> None:
             await until(lambda: stage.events(InstanceLost))
             await until(lambda: stage.driver.attendants["i0"].joined)
             assert len(stage.events(InstanceLost)) == 1
+
+    run(scene())
+
+
+def test_what_is_streamed_after_a_restart_is_not_gone_on_from() -> None:
+    """What ran there before has lost its connection, so this came from the weights of a start."""
+
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        first.report = Gauges(0, 0, 0.0, started_at=1.0)
+        async with Stage(first, second, settings=Settings(poll_s=0.01, stream_s=0.01)) as stage:
+            client = stage.ask(stream_every=2)
+            await first.stream(0, [5, 6])
+            await until(lambda: stage.events(TokensArrived))
+            first.report = Gauges(0, 0, 0.0, started_at=2.0)
+            await until(lambda: stage.events(InstanceLost))
+            assert (await second.order()).token_ids == PROMPT
+            await second.answer(0, [7])
+            await until(lambda: client.sample)
+            assert client.response_ids == [7]
 
     run(scene())
 

@@ -28,6 +28,7 @@ from tests.integrations.faults.fleet import (
 from tests.integrations.gateway.house import run
 from tests.integrations.gateway.test_fleet import checkpoint
 
+NO_POLLS = msgspec.structs.replace(SETTINGS, poll_s=1000.0)
 PROMPTS = [[n + 1, n + 2, n + 3] for n in range(12)]
 TOKENS = 30
 
@@ -408,6 +409,45 @@ def test_one_that_was_restarted_gets_its_weights_before_it_serves(
 
     run(scene())
     assert "it was restarted" in reasons(tmp_path)[-1]
+
+
+@pytest.mark.parametrize("name", ["trainer", "trainer, streamed", "generate"])
+def test_what_a_restarted_one_makes_before_any_poll_is_not_believed(
+    tmp_path: Path, name: str
+) -> None:
+    """It answers with the weights of its start, which were taken for those it had before."""
+    way = WAYS[name]
+
+    async def scene() -> None:
+        async with house(tmp_path, stream_every=5 * way.streams, settings=NO_POLLS) as the:
+            the.driver.scheduler.backoff.first_s = 0.01
+            await loaded(the, tmp_path, 1)
+            await the.servers[0].restart(0.0)
+            await way.ask(the)
+            assert not the.driver.scheduler.requests
+
+    run(scene())
+    assert any("'default'" in reason for reason in reasons(tmp_path))
+    assert "it was restarted" in reasons(tmp_path)
+
+
+def test_a_client_is_told_that_a_restarted_one_has_made_its_stream(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with (
+            house(tmp_path, count=1, settings=NO_POLLS) as the,
+            aiohttp.ClientSession(the.url) as session,
+        ):
+            await loaded(the, tmp_path, 1)
+            await the.servers[0].restart(0.0)
+            body = {"token_ids": PROMPTS[0], "sampling_params": {**GREEDY, "max_tokens": TOKENS}}
+            async with session.post(
+                "/inference/v1/generate", json={**body, "stream": True}
+            ) as answer:
+                said = (await answer.read()).decode()
+            assert "[DONE]" not in said
+            assert "restarted" in said
+
+    run(scene())
 
 
 def test_one_that_dies_and_stays_dead(tmp_path: Path, way: Way) -> None:

@@ -14,7 +14,7 @@ from rollout_sched.integrations.gateway.answers import (
     read_event,
     read_object,
 )
-from rollout_sched.live.ports import AnswerUntrue, InstanceError
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
 from tests.integrations.gateway.scripted import chunk, completion
 
 DECOY = 'a text: "finish_reason":"abort", "completion_tokens": 99'
@@ -130,6 +130,13 @@ def test_spans_that_do_not_cover_the_tokens_cannot_be_true(spans: Any) -> None:
     """By the same rule as the trainer's answers."""
     with pytest.raises(AnswerUntrue):
         read_answer(told(weight_versions=spans), "generate")
+
+
+def test_the_label_of_a_start_is_not_believed_where_we_label_the_tokens() -> None:
+    body = told(weight_versions=[{"version": "default", "start": 0, "end": 2}])
+    with pytest.raises(WeightsUnknown):
+        read_answer(body, "generate", labelled=True)
+    assert read_answer(told(), "generate", labelled=True).spans == ()  # it says nothing
 
 
 @pytest.mark.parametrize(

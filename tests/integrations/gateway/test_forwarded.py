@@ -93,6 +93,39 @@ def test_anothers_answer_is_made_elsewhere(
     run(scene())
 
 
+@pytest.mark.parametrize("finish", ["stop", "abort"])
+def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str) -> None:
+    """It answers before any poll has seen that it was restarted; its label tells."""
+
+    async def scene() -> None:
+        one, two = Instance("i0"), Instance("i1")
+        one.labelled = two.labelled = True
+        async with Stage(one, two, interruption=PARTIAL) as stage:
+            call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+            await one.answer(0, generated([4], finish, "default"))
+            assert not stage.driver.attendants["i0"].sound.is_set()  # it is looked at
+            await two.answer(0, generated([5], "stop", "0"))
+            answer = await call.json()
+            assert answer["choices"][0]["token_ids"] == [5]
+            assert [s["instance"] for s in segments(answer)] == ["i1"]
+            stage.settled()
+
+    run(scene())
+
+
+def test_the_label_of_a_start_says_nothing_where_nobody_labels() -> None:
+    async def scene() -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+            await instance.answer(0, generated([4], "stop", "default"))
+            answer = await call.json()
+            assert [s["version"] for s in segments(answer)] == [0]
+            stage.settled()
+
+    run(scene())
+
+
 def test_an_interrupted_response_whose_last_attempt_brought_nothing() -> None:
     async def scene() -> None:
         instance = Instance()

@@ -253,6 +253,62 @@ class TestTheEnd:
 
         run(scene())
 
+    @pytest.mark.parametrize("finish", ["stop", "abort"])
+    def test_what_a_restarted_instance_has_streamed_does_not_end_well(self, finish: str) -> None:
+        """The client has its tokens already; the instance is looked at before it gets more."""
+
+        async def scene() -> None:
+            instance = Instance()
+            instance.labelled = True
+            async with Stage(instance) as stage:
+                call = stage.call(asked_of("generate", 9), TARGETS["generate"])
+                last = said_of("generate", [5], finish)
+                spans = [{"version": "default", "start": 0, "end": 2}]
+                last["choices"][0]["weight_versions"] = spans
+                await instance.event(0, said_of("generate", [4]), last)
+                events = await call.events()
+                assert "restarted" in str(events[-1]["error"])
+                assert not stage.driver.attendants["i0"].sound.is_set()
+                stage.settled()
+
+        run(scene())
+
+    def test_a_stream_that_a_restarted_instance_has_begun_is_not_begun_again(self) -> None:
+        """The client has its tokens, and nobody knows which weights made them."""
+
+        async def scene() -> None:
+            one, two = Instance("i0"), Instance("i1")
+            async with Stage(one, two) as stage:
+                call = stage.call({**BODY, "stream": True})
+                await one.event(0, chunk([4]), chunk([5]))
+                (running,) = stage.driver.holds("i0")
+                stage.driver.disbelieve(running)
+                events = await call.events()
+                assert "cannot be true" in str(events[-1]["error"])
+                assert not two.pool.asked
+                stage.settled()
+
+        run(scene())
+
+    def test_whoever_watches_the_instance_is_told_that_a_stream_is_not_read(self) -> None:
+        """What it has to say waits in the connection; so does the connection's end."""
+
+        async def scene() -> None:
+            instance = Instance()
+            async with Stage(instance) as stage:
+                call = stage.call({**BODY, "stream": True})
+                await instance.event(0, chunk([4]))
+                (running,) = stage.driver.holds("i0")
+                assert not getattr(running.attempting, "held_back", True)
+                assert call.on_pause is not None
+                call.on_pause()
+                assert getattr(running.attempting, "held_back", False)
+                assert call.on_resume is not None
+                call.on_resume()
+                assert not getattr(running.attempting, "held_back", True)
+
+        run(scene())
+
 
 class TestBrokenOff:
     @pytest.mark.parametrize(

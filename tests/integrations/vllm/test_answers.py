@@ -11,7 +11,7 @@ from rollout_sched.integrations.vllm.answers import (
     spans_of,
     version_of,
 )
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import InstanceError, WeightsUnknown
 from tests.integrations.vllm.scripted import an_order
 
 
@@ -88,6 +88,20 @@ def test_spans_are_counts_and_equal_neighbours_are_one():
 
 def test_one_unknown_label_makes_all_unknown():
     assert spans_of([VersionSpan("default", 0, 2), VersionSpan("4", 2, 5)], 5) == ()
+
+
+@pytest.mark.parametrize("labels", [["default"], ["default", "4"], ["4", "default"]])
+def test_what_we_have_labelled_never_has_the_label_of_a_start(labels):
+    """It was restarted, and made these tokens with the weights of its start."""
+    told = [VersionSpan(label, at, at + 1) for at, label in enumerate(labels)]
+    assert spans_of(told, len(told)) == ()
+    with pytest.raises(WeightsUnknown, match="it was restarted"):
+        spans_of(told, len(told), labelled=True)
+
+
+def test_a_label_that_somebody_else_has_given_is_no_restart():
+    """As a trainer that loads the weights itself may, before it tells us of them."""
+    assert spans_of([VersionSpan("step-7", 0, 2)], 2, labelled=True) == ()
 
 
 @pytest.mark.parametrize(

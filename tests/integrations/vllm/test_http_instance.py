@@ -11,7 +11,12 @@ from aiohttp import web
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    InstanceError,
+    RequestRejected,
+    WeightsUnknown,
+)
 from tests.integrations.vllm.scripted import (
     ScriptedVllm,
     an_order,
@@ -325,6 +330,41 @@ def test_a_label_is_left_out_where_it_is_not_offered():
             return server.seen
 
     assert asyncio.run(seen()) == []
+
+
+@pytest.mark.parametrize("told", ["default", "0"])
+@pytest.mark.parametrize("stream_every", [0, 2])
+def test_an_answer_with_the_label_of_a_start_is_not_believed_once_there_is_another(
+    told, stream_every
+):
+    """The server was restarted, and nobody has noticed yet."""
+
+    async def ask():
+        server = ScriptedVllm()
+        server.weight_version = told
+        answer = generated([10, 11], "stop", [("default", 0, 2)])
+        server.answer(GENERATE, event(answer) if stream_every else answer)
+        async with joined(server) as (instance, _):
+            if told == "default":
+                output = await instance.generate(an_order("a", stream_every=stream_every))
+                assert output.spans == ()
+                await instance.set_version(0)
+            with pytest.raises(WeightsUnknown):
+                await instance.generate(an_order("b", stream_every=stream_every))
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("missing", ["/update_weight_version", "/version"])
+def test_labels_say_nothing_where_they_are_not_offered(missing):
+    async def ask():
+        server = ScriptedVllm()
+        server.missing.add(missing)
+        async with joined(server) as (instance, _):
+            await instance.set_version(0)
+            assert (await instance.generate(an_order())).spans == ()
+
+    asyncio.run(ask())
 
 
 def test_weight_calls_pass_their_answer_on():
