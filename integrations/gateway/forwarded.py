@@ -206,7 +206,16 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
 class Receiver(Gathering):
     """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
 
-    __slots__ = ("_labelled", "_order_id", "_over", "_owner", "_segment", "_spoken", "_whole", "passing")
+    __slots__ = (
+        "_labelled",
+        "_order_id",
+        "_over",
+        "_owner",
+        "_segment",
+        "_spoken",
+        "_whole",
+        "passing",
+    )
 
     def __init__(
         self,
