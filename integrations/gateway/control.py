@@ -117,8 +117,7 @@ class _Guards:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """To the least loaded instance, or to any if all are full."""
-        fleet = self._gateway.scheduler.fleet
-        instance = fleet.least() or next(iter(fleet.instances.values()), None)
+        instance = self._gateway.driver.view.least_loaded()
         if instance is None:
             return refusal(503, "no instance is here")
         client = self._gateway.driver.attendants[instance.id].client

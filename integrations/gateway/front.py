@@ -134,7 +134,7 @@ class Front:
         self.turns = Turns()
         self.open: set[HttpReply] = set()
         self._closed = False
-        self._resumable = driver.scheduler.roles.interruption.keeps_partial
+        self._resumable = driver.view.keeps_partial
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS

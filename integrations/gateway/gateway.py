@@ -83,7 +83,6 @@ class Gateway:
         self._live = live
         self._allow = allow or AllowList()
         self.driver = live.driver
-        self.scheduler = live.driver.scheduler
         self.desk = live.desk
         self.journal = live.journal
         self.front = front
@@ -97,7 +96,7 @@ class Gateway:
     @property
     def healthy(self) -> bool:
         """Whether a request would be worked on now."""
-        return self.driver.broken is None and bool(self.scheduler.fleet.instances)
+        return self.driver.broken is None and bool(self.driver.view.instances)
 
     def attendants(self) -> list[Attendant]:
         return list(self.driver.attendants.values())
@@ -129,7 +128,7 @@ class Gateway:
         await self.desk.publish_weights(publication.version, applier, wait=publication.wait)
 
     def view(self, attendant: Attendant) -> InstanceView:
-        instance = self.scheduler.fleet.instances.get(attendant.name)
+        instance = self.driver.view.instance(attendant.name)
         told, gauges = attendant.description, attendant.gauges
         return InstanceView(
             id=id_of(attendant.name),

@@ -69,7 +69,7 @@ class Appliers:
         Looking for weights takes its time, in which another publication may come: versions are
         ordered by when they are published, not asked for here.
         """
-        version, newest = publication.version, self._driver.scheduler.progress.version
+        version, newest = publication.version, self._driver.view.run.version
         if version <= newest:
             raise CallerError(f"version {version} was published after {newest}; versions grow")
         if publication.reload is not None:
@@ -86,7 +86,7 @@ class Appliers:
         if self._init_info != transfer.init_info:
             self._init_info = transfer.init_info
             self._transfer = WeightTransfer(self._update_info, transfer.init_info)
-        oldest = self._driver.scheduler.progress.fleet_version
+        oldest = self._driver.view.run.fleet_version
         self._update_infos = {v: i for v, i in self._update_infos.items() if v >= oldest}
         self._update_infos[version] = transfer.update_info
         return self._transfer

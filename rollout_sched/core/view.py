@@ -11,26 +11,15 @@ from rollout_sched.core.lifecycle import INTERRUPTING
 from rollout_sched.core.model import GroupState, Instance
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
+from rollout_sched.core.roles import Progress
 from rollout_sched.core.sessions import Sessions
 
 
-class RunView(Protocol):
-    """How far the run is; more than policies are shown (`roles.Progress`)."""
+class RunView(Progress, Protocol):
+    """How far the run is: what policies are shown, and how many batches were delivered."""
 
     @property
-    def prompts_per_step(self) -> int: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def fleet_version(self) -> int: ...
-    @property
-    def trainer_waiting(self) -> bool: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
     def batches(self) -> int: ...
-    @property
-    def delivered(self) -> int: ...
 
 
 class SchedulerView:

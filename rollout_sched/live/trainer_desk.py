@@ -59,7 +59,7 @@ class TrainerDesk:
     @property
     def version(self) -> int:
         """The newest version published."""
-        return self.driver.scheduler.progress.version
+        return self.driver.view.run.version
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
         """Queue groups. Raises CallerError at the first that cannot be; those before it stay."""
@@ -86,7 +86,7 @@ class TrainerDesk:
 
     def close_submissions(self) -> None:
         """No more prompts will come: the last batches may be short."""
-        if not self.driver.scheduler.progress.closed:
+        if not self.driver.view.run.closed:
             self.driver.tell(SubmissionsClosed())
             self._check_end()
 
@@ -118,7 +118,7 @@ class TrainerDesk:
             raise self.driver.broken
         if self._failed:
             failed, self._failed = self._failed, []
-            return Batch(self.driver.scheduler.progress.batches, self.version, [], failed)
+            return Batch(self.driver.view.run.batches, self.version, [], failed)
         return None
 
     async def publish_weights(self, version: int, apply: Applier, *, wait: bool = False) -> None:
@@ -144,7 +144,7 @@ class TrainerDesk:
         The core counts one without work as new once its update has begun, for it makes nothing
         with what it has; who wants to take the weights away again must know that it is over.
         """
-        here = self.driver.scheduler.fleet.instances.values()
+        here = self.driver.view.instances
         return bool(here) and all(
             instance.version >= version and instance.status in _LOADED for instance in here
         )
@@ -174,5 +174,5 @@ class TrainerDesk:
 
     def _check_end(self) -> None:
         broken = self.driver.broken is not None
-        if broken or (self.driver.scheduler.progress.closed and not self._prompts):
+        if broken or (self.driver.view.run.closed and not self._prompts):
             self._ended.set()
