@@ -485,11 +485,11 @@ class Driver:
             _drop(running.payload, dispatch.attempt)
         self._errors[dispatch.request] = error
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
-        told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
-        self.tell(told)
         attendant = self.attendants.get(dispatch.instance)
         if attendant is not None and _may_be_restarted(error):
-            attendant.look_now()
+            attendant.look_now()  # first: its slot is given away as soon as this is told
+        told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
+        self.tell(told)
 
     def _take(self, running: Running) -> bool:
         """Let go of an attempt. False if that has happened: this is not its first end."""

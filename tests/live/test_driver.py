@@ -99,6 +99,27 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 20))
 
 
+def test_who_takes_the_slot_of_one_that_broke_waits_for_a_poll_too() -> None:
+    """The slot is free at once, but whoever is there now may have been restarted."""
+
+    async def scene() -> None:
+        instance = Scripted(slots=1)
+        async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
+            stage.ask()
+            waiting = stage.ask()
+            await instance.order()
+            instance.mute = True
+            await instance.fail(0, ConnectionBroken("connection reset"))
+            await until(lambda: stage.scheduler.fleet.attempts)
+            await asyncio.sleep(0.02)
+            assert len(instance.orders) == 1
+            instance.mute = False
+            await instance.answer(1, [7])
+            await until(lambda: waiting.sample)
+
+    run(scene())
+
+
 def test_a_request_is_answered() -> None:
     async def scene() -> None:
         instance = Scripted()
