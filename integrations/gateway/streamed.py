@@ -293,7 +293,8 @@ class Streamed:
                 )
             except AnswerUntrue as error:
                 # The client has the tokens, so nothing can be made good.
-                raise RequestRejected(f"the stream cannot be true: {error}", 502) from error
+                text = f"the stream cannot be true: {error}"
+                raise RequestRejected(text, 502, because=error) from None
         stream.opening = b""
         stream.finish = finish
         if not goes_on:

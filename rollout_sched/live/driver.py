@@ -624,9 +624,9 @@ def _blame(error: Exception) -> Blame:
 
 def _may_be_restarted(error: Exception) -> bool:
     """Whether an attempt's error, or what it was rejected for, speaks for a restart."""
-    return isinstance(error, ConnectionBroken | OSError) or isinstance(
-        error.__cause__ or error, WeightsUnknown
-    )
+    if isinstance(error, RequestRejected):
+        return isinstance(error.because, WeightsUnknown)
+    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
 
 
 def _answer(payload: Payload, sample: Sample) -> None:

@@ -60,13 +60,22 @@ class RequestRejected(RolloutError, RuntimeError):
     """The request itself is at fault: no other instance would take it either.
 
     `status` and `body` are for its client: what an instance answered (HTTP 4xx), or 500 with
-    nothing where the request could not even be sent.
+    nothing where the request could not even be sent. `because`: what it was rejected for, where
+    that says something about the instance.
     """
 
-    def __init__(self, text: str, status: int = 400, body: bytes = b"") -> None:
+    def __init__(
+        self,
+        text: str,
+        status: int = 400,
+        body: bytes = b"",
+        *,
+        because: Exception | None = None,
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.body = body
+        self.because = because
 
 
 class Order(msgspec.Struct, frozen=True):
