@@ -59,7 +59,7 @@ bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
-# A quarter of an hour; `make soak REQUESTS=20000` takes a little more than a minute.
+# Half an hour; `make soak REQUESTS=20000` takes about two minutes.
 soak: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.soak $(if $(REQUESTS),--requests $(REQUESTS)) \
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
