@@ -77,6 +77,9 @@ class Liveness:
         if missing <= 0:
             return []
         forgotten_s = self._forgotten_s
+        if not gauges.generated_tokens:
+            # Its first step may compile kernels, and the gauges are renewed only after it.
+            forgotten_s = max(forgotten_s, self._stall_s)
         suspects = [
             running
             for running in held

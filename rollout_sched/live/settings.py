@@ -23,7 +23,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                        without a new token of a stream that has begun, though others go on, until
                        that one is broken off
     forgotten_s        how long it may report fewer requests than we wait for there, until we break
-                       off the oldest, to have them made again if they do not answer to that either
+                       off the oldest, to have them made again if they do not answer to that either;
+                       `stall_s` for one that has never made a token, whose first step may compile
     prefill_rate       tokens that the slowest prefill computes in a second: a request that has
                        brought nothing yet gets the time for its prompt on top of the last two
     attempt_timeout_s  for a whole attempt; 0: none, for long answers take what they take

@@ -132,6 +132,7 @@ class TestForgotten:
 
         async def scene() -> None:
             instance = Deaf()
+            instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
             async with Stage(instance, settings=QUICK) as stage:
                 client = stage.ask()
                 await instance.order(2)

@@ -520,6 +520,7 @@ def test_an_instance_that_dies_and_comes_back() -> None:
 def test_answers_that_were_forgotten_are_asked_for_again() -> None:
     async def scene() -> None:
         instance = Scripted()
+        instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
         settings = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.05)
         async with Stage(instance, settings=settings) as stage:
             client = stage.ask()
@@ -533,6 +534,7 @@ def test_answers_that_were_forgotten_are_asked_for_again() -> None:
 def test_one_that_was_idle_long_before_may_forget_too() -> None:
     async def scene() -> None:
         instance = Scripted()
+        instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
         settings = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.05)
         async with Stage(instance, settings=settings) as stage:
             await asyncio.sleep(0.1)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.live.liveness import Movement, Shortfall, Streams
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.live.attempts import Running
+from rollout_sched.live.liveness import Liveness, Movement, Shortfall, Streams
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Gauges
+from rollout_sched.live.settings import Settings
+from tests.live.scripted import Scripted
 
 
 class TestMovement:
@@ -66,3 +71,18 @@ def test_a_stream_stands_still_from_its_last_token_on() -> None:
     assert streams.note(1.0, [(1, 1), (2, 4)]) == {1: 1.0, 2: 0.0}
     assert streams.note(2.0, [(1, 1), (2, 5)]) == {1: 1.0, 2: 2.0}
     assert streams.note(3.0, [(2, 5)]) == {2: 2.0}
+
+
+@pytest.mark.parametrize(("generated", "noticed_s"), [(1, 10), (0, 60)])
+def test_one_that_has_never_made_a_token_may_still_be_in_its_first_step(
+    generated: int, noticed_s: int
+) -> None:
+    """It compiles kernels then, and says that it has nothing to do until that is over."""
+    settings = Settings(forgotten_s=10.0, stall_s=60.0)
+    liveness = Liveness(settings, 0.0)
+    dispatch = Dispatch("d", 1, "i0", 1, 100, 0)
+    running = Running(dispatch, TokenPayload([1], {}), Scripted(), "o-1", 0.0)
+    gauges = Gauges(0, 0, 0.0, generated_tokens=generated)
+    verdicts = (liveness.judge(float(now), gauges, [running]) for now in range(1, 100))
+    first = next(now for now, verdict in enumerate(verdicts, start=1) if verdict.stop)
+    assert noticed_s <= first <= noticed_s + 2
