@@ -16,9 +16,10 @@ HOT = {
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempts driver",
     "integrations/http": "bodies client exchange heads request server",
-    "integrations/vllm": "passing throttle",
-    "integrations/gateway": "call counters dialects envelope fanout forwarded front splice "
-    "split streamed turns wire",
+    "integrations/vllm": "proxy throttle",
+    "integrations/gateway/control_plane": "counters",
+    "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "
+    "split streaming_call unary_call wire",
 }
 
 

@@ -239,8 +239,8 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    from rollout_sched.integrations.gateway.control_plane.trainer_api import MAX_SAMPLES
     from rollout_sched.integrations.gateway.serve import Options, serve
-    from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     serve(

@@ -7,7 +7,8 @@
             await rollouts.publish_weights(version, Reload(f"/ckpt/{version}"))
 
 `from_toml` schedules in this process, `connect` talks to a running `rollout-sched serve`; what is
-written for one works with the other, but for appliers that are coroutines, which cannot travel.
+written for one works with the other, but for weight loaders that are coroutines: those cannot
+travel.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ import msgspec
 
 from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.gateway_calls import GatewayCalls, GatewayError
-from rollout_sched.integrations.gateway.publication import (
-    Appliers,
-    Publication,
+from rollout_sched.integrations.gateway.control_plane.gateway_calls import (
+    GatewayCalls,
+    GatewayError,
+)
+from rollout_sched.integrations.gateway.control_plane.weight_update import (
     Reload,
     Transfer,
+    WeightLoaders,
+    WeightUpdate,
 )
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.ports import Applier, InstanceClient
+from rollout_sched.live.ports import InstanceClient, WeightLoader
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.settings import Settings
 
@@ -63,7 +67,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 #: How an instance gets new weights: by description, or (in process) by a coroutine function
 #: `apply(client, version)`.
-Apply = Reload | Transfer | Applied | Applier
+Apply = Reload | Transfer | Applied | WeightLoader
 
 
 class RolloutScheduler(ABC):
@@ -180,11 +184,11 @@ class _InProcess(RolloutScheduler):
         self._instances = instances
         self._api_key = api_key
         self._live: LiveScheduler
-        self._appliers: Appliers
+        self._weight_loaders: WeightLoaders
 
     async def __aenter__(self) -> Self:
         self._live = self._start()
-        self._appliers = Appliers(self._live.driver)
+        self._weight_loaders = WeightLoaders(self._live.driver)
         try:
             await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
         except BaseException:
@@ -196,19 +200,21 @@ class _InProcess(RolloutScheduler):
         await self._live.close()
 
     async def submit(self, prompts: Iterable[Prompt]) -> None:
-        self._live.desk.submit(prompts)
+        self._live.trainer.submit(prompts)
 
     async def close_submissions(self) -> None:
-        self._live.desk.close_submissions()
+        self._live.trainer.close_submissions()
 
     async def next_batch(self) -> Batch | None:
-        return await self._live.desk.next_batch()
+        return await self._live.trainer.next_batch()
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
-        applier = (
-            apply if _is_coroutine(apply) else await self._appliers.of(_publication(version, apply))
+        loader = (
+            apply
+            if _is_coroutine(apply)
+            else await self._weight_loaders.of(_update_of(version, apply))
         )
-        await self._live.desk.publish_weights(version, applier, wait=wait)
+        await self._live.trainer.publish_weights(version, loader, wait=wait)
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         await self._take_in(instance, patient=False)
@@ -268,7 +274,7 @@ class _Remote(RolloutScheduler):
                 "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
                 "load the weights yourself and give Applied()"
             )
-        await self._calls.post("/rollout/v1/weights", _publication(version, apply))
+        await self._calls.post("/rollout/v1/weights", _update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(LOOK_S)
 
@@ -287,16 +293,16 @@ class _Remote(RolloutScheduler):
         return state
 
 
-def _is_coroutine(apply: Apply) -> TypeGuard[Applier]:
+def _is_coroutine(apply: Apply) -> TypeGuard[WeightLoader]:
     return not isinstance(apply, Reload | Transfer | Applied)
 
 
-def _publication(version: int, apply: Apply) -> Publication:
+def _update_of(version: int, apply: Apply) -> WeightUpdate:
     if isinstance(apply, Reload):
-        return Publication(version, reload=apply)
+        return WeightUpdate(version, reload=apply)
     if isinstance(apply, Transfer):
-        return Publication(version, transfer=apply)
-    return Publication(version, applied=True)
+        return WeightUpdate(version, transfer=apply)
+    return WeightUpdate(version, applied=True)
 
 
 def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:

@@ -13,7 +13,7 @@ import pytest
 
 from rollout_sched.client import Applied, GatewayError, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway import gateway_calls
+from rollout_sched.integrations.gateway.control_plane import gateway_calls
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm

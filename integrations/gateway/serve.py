@@ -22,21 +22,26 @@ from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined, InstanceLost
-from rollout_sched.integrations.gateway.control import STOPPING, make_app
-from rollout_sched.integrations.gateway.doors import AdminDoor, is_loopback, read_keys
-from rollout_sched.integrations.gateway.front import Front, Limits
-from rollout_sched.integrations.gateway.gateway import Gateway, MakeClient, NewInstance, notes_of
-from rollout_sched.integrations.gateway.instances import (
+from rollout_sched.integrations.gateway.control_plane.app import STOPPING, make_app
+from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth, is_loopback, read_keys
+from rollout_sched.integrations.gateway.control_plane.gateway import (
+    Gateway,
+    MakeClient,
+    NewInstance,
+    notes_of,
+)
+from rollout_sched.integrations.gateway.control_plane.instances import (
     AddedInstance,
     AllowList,
     checked_url,
     read_instance_keys,
 )
-from rollout_sched.integrations.gateway.trainer_api import MAX_SAMPLES
+from rollout_sched.integrations.gateway.control_plane.trainer_api import MAX_SAMPLES
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane, Limits
 from rollout_sched.integrations.http import App, HttpServer
 from rollout_sched.integrations.http.handed import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.live.attendant import Attendant
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
@@ -58,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_requests      responses that may be here at once, waiting or running
     max_body          bytes of one request's body
     max_bodies        bytes of all bodies that are here
-    stream_every      see `TrainerDesk`
+    stream_every      see `TrainerSession`
     max_samples       of the trainer's API that may be here at once
     slots, kv_tokens  what an instance runs at once and the size of its KV cache, where it does not
                       tell
@@ -164,7 +169,7 @@ class Service:
         self._say = say
         policy = load_policy(options.policy)
         keys = _keys(options.api_key_file)
-        door = AdminDoor(_keys(options.admin_key_file), has_socket=options.admin_socket is not None)
+        auth = AdminAuth(_keys(options.admin_key_file), has_socket=options.admin_socket is not None)
         self._clients = [
             (make_client or _client_maker(options, HttpInstance))(NewInstance(checked_url(url)))
             for url in options.instances
@@ -182,16 +187,16 @@ class Service:
         )
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
-        self.front = Front(self.live.driver, limits=limits, keys=keys)
+        self.data_plane = DataPlane(self.live.driver, limits=limits, keys=keys)
         self.gateway = Gateway(
             self.live,
-            self.front,
+            self.data_plane,
             make_client or _client_maker(options, AddedInstance),
             AllowList(options.allow_instances, named),
         )
         self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
         self.app = make_app(
-            self.gateway, door, max_body=options.max_body, max_samples=options.max_samples
+            self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
         )
         self._runner = web.AppRunner(
             self.app,
@@ -204,13 +209,13 @@ class Service:
         )
         self._server: HttpServer | None = None
         self.url = ""
-        self._greet(policy, keys, door)
+        self._greet(policy, keys, auth)
 
     async def open(self) -> None:
         """Open the port and take the instances in; who is not up yet joins later."""
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
-        app: App = self.front
+        app: App = self.data_plane
         self._server = HttpServer(
             app,
             self._runner.server,
@@ -236,7 +241,7 @@ class Service:
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
             self._close_to_admins()
-            await self.gateway.handout.close()
+            await self.gateway.delivery.close()
             if self._server is not None:
                 await self._server.close(self.options.grace_s + LAST_WORDS_S)
             await self._runner.cleanup()
@@ -254,7 +259,7 @@ class Service:
 
     def _say_that_it_stops(self) -> None:
         """To whoever still waits when the grace period is over."""
-        self.front.shut_down()
+        self.data_plane.shut_down()
         self.app[STOPPING].set()
 
     async def _listen_for_admins(self, server: HttpServer, path: Path) -> None:
@@ -273,10 +278,10 @@ class Service:
 
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
-            why = self.live.driver.attendants[client.name].away
+            why = self.live.driver.supervisors[client.name].away
             self._say(f"instance {client.name}: away, joins when it can ({why})")
 
-    def _greet(self, policy: PolicyFile, keys: list[str], door: AdminDoor) -> None:
+    def _greet(self, policy: PolicyFile, keys: list[str], auth: AdminAuth) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
         build = "" if scheduler.__file__.endswith(".py") else ", compiled"
         program = f"rollout-sched {version('rollout-sched')}{build}"
@@ -286,27 +291,27 @@ class Service:
                 f"anybody who reaches {self.options.host} may use this gateway; "
                 f"--api-key-file closes it"
             )
-        if door.is_open:
+        if auth.is_open:
             self._say("/admin and the trainer's API are open to programs on this machine only")
 
     def _announce(self, event: InstanceJoined | InstanceLost) -> None:
         """Who has come, with what is missing there, and who has gone."""
         if isinstance(event, InstanceJoined):
-            for line in _described(self.live.driver.attendants[event.instance]):
+            for line in _described(self.live.driver.supervisors[event.instance]):
                 self._say(line)
         else:
             self._say(f"instance {event.instance}: lost ({event.reason})")
 
 
-def _described(attendant: Attendant) -> list[str]:
-    told = attendant.description
+def _described(supervisor: InstanceSupervisor) -> list[str]:
+    told = supervisor.description
     assert told is not None  # it has joined
     offers = ", ".join(sorted(told.capabilities)) or "nothing beyond generation"
     line = (
-        f"instance {attendant.name}: {told.model or 'a model'}, {told.slots} slots, "
+        f"instance {supervisor.name}: {told.model or 'a model'}, {told.slots} slots, "
         f"{told.kv_tokens} KV tokens, up to {told.max_model_len} tokens a request; offers {offers}"
     )
-    return [line, *(f"  {note}" for note in notes_of(attendant))]
+    return [line, *(f"  {note}" for note in notes_of(supervisor))]
 
 
 def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:

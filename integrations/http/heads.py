@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from rollout_sched.integrations.http.errors import Malformed
-from rollout_sched.integrations.http.remembered import Remembered
+from rollout_sched.integrations.http.parse_cache import ParseCache
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -150,10 +150,10 @@ def _read_field_line(line: bytes) -> tuple[bytes, bytes]:
     return found[1].lower(), found[2].strip(b" \t")
 
 
-_request_lines = Remembered(_read_request_line, MAX_REMEMBERED_LINE)
-_status_lines = Remembered(_read_status_line, MAX_REMEMBERED_LINE)
-_field_lines = Remembered(_read_field_line, MAX_REMEMBERED_LINE)
-_request_heads = Remembered(_read_request_head, MAX_REMEMBERED_HEAD)
+_request_lines = ParseCache(_read_request_line, MAX_REMEMBERED_LINE)
+_status_lines = ParseCache(_read_status_line, MAX_REMEMBERED_LINE)
+_field_lines = ParseCache(_read_field_line, MAX_REMEMBERED_LINE)
+_request_heads = ParseCache(_read_request_head, MAX_REMEMBERED_HEAD)
 
 
 def is_request_line(line: bytes) -> bool:

@@ -27,8 +27,8 @@ from rollout_sched.integrations.vllm.control import (
 )
 from rollout_sched.integrations.vllm.detection import MOST_SLOTS, Endpoint, Findings, detect
 from rollout_sched.integrations.vllm.event_stream import EventStream
-from rollout_sched.integrations.vllm.passing import Passing
 from rollout_sched.integrations.vllm.pooled_call import post
+from rollout_sched.integrations.vllm.proxy import ProxyCall
 from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import (
     Description,
@@ -108,7 +108,7 @@ class HttpInstance:
         self._findings: Findings | None = None
         self.labelled = False
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
-        self._passing: dict[str, Passing] = {}
+        self._passing: dict[str, ProxyCall] = {}
 
     @property
     def findings(self) -> Findings:
@@ -253,11 +253,11 @@ class HttpInstance:
         header_lines: bytes,
         body: bytes,
         receiver: Receiver,
-    ) -> Passing:
+    ) -> ProxyCall:
         """Make an order's call for somebody else; this instance's key is added to the header
         lines. An abort of the order names `engine_id`. The receiver hears nothing before this has
         returned."""
-        passing = Passing(order_id, engine_id, receiver, self._passing)
+        passing = ProxyCall(order_id, engine_id, receiver, self._passing)
         lines = self._key_line + header_lines
         send = partial(self.pool.send, "POST", path, lines, body, passing)
         passing.send(self._dispatch_throttle, send)

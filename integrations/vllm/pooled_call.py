@@ -13,7 +13,7 @@ from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.http.errors import ExchangeError
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.control import Answer
-from rollout_sched.integrations.vllm.passing import as_instance_error
+from rollout_sched.integrations.vllm.proxy import as_instance_error
 from rollout_sched.live.ports import InstanceError
 
 

@@ -49,10 +49,9 @@ from rollout_sched.core.events import (
 from rollout_sched.core.model import Sample
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attempts import Running
-from rollout_sched.live.attendant import Attendant
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.ports import (
     AnswerUntrue,
-    Applier,
     ConnectionBroken,
     Description,
     InstanceClient,
@@ -61,6 +60,7 @@ from rollout_sched.live.ports import (
     Outcome,
     Payload,
     RequestRejected,
+    WeightLoader,
     WeightsUnknown,
 )
 from rollout_sched.live.settings import DEFAULTS, Settings
@@ -103,7 +103,7 @@ class Driver:
         self.on_deliver = on_deliver
         self.on_group_failed = on_group_failed
         self.on_broken: Callable[[], None] | None = None
-        self.attendants: dict[str, Attendant] = {}
+        self.supervisors: dict[str, InstanceSupervisor] = {}
         self.broken: Exception | None = None
         self.first_version = self.view.run.version
         self._loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ class Driver:
         self._payloads: dict[str, Payload] = {}
         self._factories: dict[str, PayloadFactory] = {}
         self._errors: dict[str, Exception] = {}
-        self._applier: Applier | None = None
+        self._loader: WeightLoader | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._anomalies = 0
         self._do: dict[type[Any], Callable[[Any], None]] = {
@@ -238,30 +238,30 @@ class Driver:
 
         With `patient` one that does not answer yet is None, and joins once it does.
         """
-        if client.name in self.attendants:
+        if client.name in self.supervisors:
             raise CallerError(f"instance {client.name!r} is here already")
-        attendant = Attendant(client, self)
-        self.attendants[client.name] = attendant
+        supervisor = InstanceSupervisor(client, self)
+        self.supervisors[client.name] = supervisor
         try:
-            return await attendant.start(patient=patient)
+            return await supervisor.start(patient=patient)
         except BaseException:
-            del self.attendants[client.name]
-            await attendant.close()
+            del self.supervisors[client.name]
+            await supervisor.close()
             raise
 
     async def remove_instance(self, name: str, *, drain: bool = False) -> None:
         """Let an instance go; what it holds moves on, or with `drain` is finished first."""
-        attendant = self._attendant(name)
-        if drain and attendant.joined:
-            attendant.released.clear()  # it may have been lost and have joined again
+        supervisor = self._supervisor(name)
+        if drain and supervisor.joined:
+            supervisor.released.clear()  # it may have been lost and have joined again
             self.tell(InstanceLeaving(name))
-            await attendant.released.wait()
-        if self.attendants.get(name) is not attendant:
+            await supervisor.released.wait()
+        if self.supervisors.get(name) is not supervisor:
             return  # removed while it drained
-        del self.attendants[name]
+        del self.supervisors[name]
         self.lose(name, "removed")
-        attendant.released.set()
-        await attendant.close()
+        supervisor.released.set()
+        await supervisor.close()
 
     def submit_group(
         self, group: str, samples: int, prompt_tokens: int, max_tokens: int, make: PayloadFactory
@@ -304,14 +304,14 @@ class Driver:
         if request in self._payloads:
             self.tell(RequestWithdrawn(request))
 
-    def publish(self, version: int, applier: Applier) -> None:
-        """New weights; `applier` brings them to each instance when its turn comes."""
+    def publish(self, version: int, loader: WeightLoader) -> None:
+        """New weights; `loader` brings them to each instance when its turn comes."""
         self._check_sound()
-        before, self._applier = self._applier, applier
+        before, self._loader = self._loader, loader
         try:
             self.tell(WeightsPublished(version))
         except CallerError:
-            self._applier = before
+            self._loader = before
             raise
 
     async def close(self) -> None:
@@ -323,15 +323,15 @@ class Driver:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
-        for attendant in self.attendants.values():
-            await attendant.close()
+        for supervisor in self.supervisors.values():
+            await supervisor.close()
 
     def max_model_len(self) -> int:
         """Tokens of prompt and response that every instance here takes; 0 without instances."""
-        known = (attendant.description for attendant in self.attendants.values())
+        known = (supervisor.description for supervisor in self.supervisors.values())
         return min((d.max_model_len for d in known if d is not None), default=0)
 
-    # -- what attendants say ---------------------------------------------------------------
+    # -- what supervisors say ---------------------------------------------------------------
 
     def join(self, name: str, description: Description) -> None:
         version = description.version
@@ -400,22 +400,22 @@ class Driver:
                 self._errors[action.request] = error
                 self.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
                 return
-        attendant = self.attendants[action.instance]
+        supervisor = self.supervisors[action.instance]
         order_id = f"{self._run_id}-{action.attempt}"
-        running = Running(action, payload, attendant.client, order_id, self._loop.time())
+        running = Running(action, payload, supervisor.client, order_id, self._loop.time())
         self._running[action.attempt] = running
-        if attendant.sound.is_set():
+        if supervisor.sound.is_set():
             self._begin(running)
         else:
-            self._spawn(self._begin_once_sound(running, attendant))
+            self._spawn(self._begin_once_sound(running, supervisor))
 
     def _make(self, action: Dispatch) -> Payload:
         payload = self._factories[action.group](action.index)
         self._payloads[action.request] = payload
         return payload
 
-    async def _begin_once_sound(self, running: Running, attendant: Attendant) -> None:
-        await attendant.sound.wait()
+    async def _begin_once_sound(self, running: Running, supervisor: InstanceSupervisor) -> None:
+        await supervisor.sound.wait()
         if running.dispatch.attempt in self._running:
             self._begin(running)
 
@@ -485,9 +485,9 @@ class Driver:
             _drop(running.payload, dispatch.attempt)
         self._errors[dispatch.request] = error
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
-        attendant = self.attendants.get(dispatch.instance)
-        if attendant is not None and _may_be_restarted(error):
-            attendant.look_now()  # first: its slot is given away as soon as this is told
+        supervisor = self.supervisors.get(dispatch.instance)
+        if supervisor is not None and _may_be_restarted(error):
+            supervisor.look_now()  # first: its slot is given away as soon as this is told
         told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         self.tell(told)
 
@@ -549,16 +549,16 @@ class Driver:
     # -- the other actions -----------------------------------------------------------------
 
     def _pause(self, action: Pause) -> None:
-        self._attendant(action.instance).pause(action.mode, action.clear_cache)
+        self._supervisor(action.instance).pause(action.mode, action.clear_cache)
 
     def _resume(self, action: Resume) -> None:
-        self._attendant(action.instance).resume()
+        self._supervisor(action.instance).resume()
 
     def _release(self, action: Release) -> None:
-        self._attendant(action.instance).released.set()
+        self._supervisor(action.instance).released.set()
 
     def _update_weights(self, action: UpdateWeights) -> None:
-        self._attendant(action.instance).update(action.version, self._applier)
+        self._supervisor(action.instance).update(action.version, self._loader)
 
     def _deliver(self, action: Deliver) -> None:
         payloads = [self._payloads.pop(sample.request) for sample in action.samples]
@@ -603,11 +603,11 @@ class Driver:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _attendant(self, name: str) -> Attendant:
-        attendant = self.attendants.get(name)
-        if attendant is None:
-            raise CallerError(f"no instance {name!r} here; there are {', '.join(self.attendants)}")
-        return attendant
+    def _supervisor(self, name: str) -> InstanceSupervisor:
+        supervisor = self.supervisors.get(name)
+        if supervisor is None:
+            raise CallerError(f"no instance {name!r} here; there are {', '.join(self.supervisors)}")
+        return supervisor
 
     def _spawn(self, coroutine: Any) -> None:
         task = self._loop.create_task(coroutine)

@@ -1,4 +1,4 @@
-"""A policy at work: the scheduler with its driver, the trainer's desk and the journal."""
+"""A policy at work: the scheduler with its driver, the trainer's trainer and the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_sched.journal import SCHEMA, Header
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_desk import TrainerDesk
+from rollout_sched.live.trainer_session import TrainerSession
 
 
 def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> Settings:
@@ -31,7 +31,7 @@ class LiveScheduler:
 
     prompts_per_step  groups in a batch
     version           the trainer's version at the start
-    stream_every      see `TrainerDesk`
+    stream_every      see `TrainerSession`
     journal           a new file to record every event in
     settings          of the driver; None for those of the policy
     """
@@ -57,7 +57,7 @@ class LiveScheduler:
         self.driver = Driver(scheduler, settings=settings)
         if self.journal is not None:
             self.driver.observers.append(self.journal.observe)
-        self.desk = TrainerDesk(self.driver, stream_every=stream_every)
+        self.trainer = TrainerSession(self.driver, stream_every=stream_every)
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
@@ -68,7 +68,7 @@ class LiveScheduler:
         return {
             "version": progress.version,
             "fleet_version": progress.fleet_version,
-            "loaded": self.desk.has_loaded(progress.version),
+            "loaded": self.trainer.has_loaded(progress.version),
             "prompts_per_step": progress.prompts_per_step,
             "requests": {
                 "in_flight": view.in_flight,
@@ -82,7 +82,7 @@ class LiveScheduler:
             "batches": progress.batches,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,
-            "instances": len(self.driver.attendants),
+            "instances": len(self.driver.supervisors),
             "joined": len(view.instances),
             "anomalies": dict(view.anomalies),
             "journal": self._journal_state(),

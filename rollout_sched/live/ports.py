@@ -190,7 +190,7 @@ class InstanceClient(Protocol):
 
 
 #: Brings an instance to a version; what it raises makes the instance unfit until it is restarted.
-Applier = Callable[[Any, int], Awaitable[None]]
+WeightLoader = Callable[[Any, int], Awaitable[None]]
 
 
 class Outcome(msgspec.Struct):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.envelope import ENDPOINTS
-from rollout_sched.integrations.gateway.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.integrations.gateway.data_plane.envelope import ENDPOINTS
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from tests.fuzz.json_words import WORDS, made_body
 from tests.fuzz.laws import Unreadable, hold, plain_json
 

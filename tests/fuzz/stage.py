@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rollout_sched.integrations.gateway.front import Front
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -96,7 +96,7 @@ class Instance(Scripted):
 
 
 class Client:
-    """A client's request (`front.HttpRequest`), which may be answered once."""
+    """A client's request (`data_plane.HttpRequest`), which may be answered once."""
 
     def __init__(self, target: str, body: bytes, headers: Mapping[bytes, bytes]) -> None:
         self.method = b"POST"
@@ -148,17 +148,17 @@ async def ask(
     roles: dict[str, Any] = {"interruption": KEEPS_PARTIAL} if partial else {}
     scheduler = make_scheduler(batching="sync", **roles)
     driver = Driver(scheduler, settings=Settings(poll_s=1e6))
-    front = Front(driver)
+    data_plane = DataPlane(driver)
     client = Client(target, body, headers)
     try:
         for name in ("a", "b"):
             await driver.add_instance(Instance(name, says, asked))
-        front.handle(client)
+        data_plane.handle(client)
         async with asyncio.timeout(ENDS_WITHIN_S):
             await client.over.wait()
         for _ in range(3):
             await asyncio.sleep(0)
-        open_ = (front.open_requests, front.open_bytes, len(scheduler.requests))
+        open_ = (data_plane.open_requests, data_plane.open_bytes, len(scheduler.requests))
         hold("nothing is left of a call", open_ == (0, 0, 0), open_)
         hold("the scheduler is sound", driver.broken is None, driver.broken)
         scheduler.check_invariants()

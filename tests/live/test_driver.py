@@ -264,7 +264,7 @@ def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) -> None:
             instance.report = Gauges(0, 0, 0.0, generated_tokens=generated, started_at=2.0)
             instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
             await until(lambda: stage.events(InstanceLost))
-            await until(lambda: stage.driver.attendants["i0"].joined)
+            await until(lambda: stage.driver.supervisors["i0"].joined)
             assert len(stage.events(InstanceLost)) == 1
 
     run(scene())
@@ -353,7 +353,7 @@ def test_an_update_that_hangs_is_given_up_with_its_instance() -> None:
             stage.driver.publish(1, load)
             await hung.wait()
             first.dead = True
-            await until(lambda: not stage.driver.attendants["i0"].joined)
+            await until(lambda: not stage.driver.supervisors["i0"].joined)
             first.dead = False
             await until(lambda: ("version", 1) in first.calls)
 
@@ -462,7 +462,7 @@ def test_removed_and_drained() -> None:
             await stage.driver.add_instance(Scripted("i2"))
             await stage.driver.remove_instance("i1")
             assert two.sample is None
-            client = stage.driver.attendants["i2"].client
+            client = stage.driver.supervisors["i2"].client
             assert isinstance(client, Scripted)
             await client.answer(0, [5])
             await until(lambda: two.sample)
@@ -493,9 +493,9 @@ def test_weights_that_cannot_be_loaded_make_an_instance_unfit_until_restarted() 
             await until(lambda: client.sample)
             assert client.response_ids == [4, 5]
             await asyncio.sleep(0.05)
-            assert not stage.driver.attendants["i0"].joined
+            assert not stage.driver.supervisors["i0"].joined
             first.description = msgspec.structs.replace(first.description, started_at=2.0)
-            await until(lambda: stage.driver.attendants["i0"].joined)
+            await until(lambda: stage.driver.supervisors["i0"].joined)
             await until(lambda: ("version", 1) in first.calls)
 
     run(scene())
@@ -508,7 +508,7 @@ def test_an_instance_that_dies_and_comes_back() -> None:
             client = stage.ask()
             await instance.order()
             instance.dead = True
-            await until(lambda: not stage.driver.attendants["i0"].joined)
+            await until(lambda: not stage.driver.supervisors["i0"].joined)
             instance.dead = False
             await instance.answer(1, [6])
             await until(lambda: client.sample)
@@ -567,14 +567,14 @@ def test_an_instance_that_is_not_up_yet_joins_when_it_is() -> None:
         async with Stage(settings=Settings(poll_s=0.01)) as stage:
             with pytest.raises(InstanceError, match="refused"):
                 await stage.driver.add_instance(late)
-            assert not stage.driver.attendants
+            assert not stage.driver.supervisors
             assert await stage.driver.add_instance(late, patient=True) is None
-            assert "refused" in stage.driver.attendants["i0"].away
+            assert "refused" in stage.driver.supervisors["i0"].away
             client = stage.ask()
             late.dead = False
             await late.answer(0, [6])
             await until(lambda: client.sample)
-            assert stage.driver.attendants["i0"].away == ""
+            assert stage.driver.supervisors["i0"].away == ""
             assert "resume" not in late.calls
 
     run(scene())
@@ -585,9 +585,9 @@ def test_one_that_joined_again_is_still_drained() -> None:
         instance = Scripted()
         async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
             instance.dead = True
-            await until(lambda: not stage.driver.attendants["i0"].joined)
+            await until(lambda: not stage.driver.supervisors["i0"].joined)
             instance.dead = False
-            await until(lambda: stage.driver.attendants["i0"].joined)
+            await until(lambda: stage.driver.supervisors["i0"].joined)
             client = stage.ask()
             await instance.order()
             leaving = asyncio.create_task(stage.driver.remove_instance("i0", drain=True))
@@ -606,11 +606,11 @@ def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
         settings = Settings(poll_s=0.01, stall_s=0.03)
         partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
         async with Stage(instance, settings=settings, interruption=partial) as stage:
-            attendant = stage.driver.attendants["i0"]
+            supervisor = stage.driver.supervisors["i0"]
             client = stage.ask()
             await instance.order()
             instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-            await attendant.hold("keep", False)
+            await supervisor.hold("keep", False)
 
             async def load(instance: Scripted, version: int) -> None:
                 return None
@@ -618,9 +618,9 @@ def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
             stage.driver.publish(1, load)
             await until(lambda: ("version", 1) in instance.calls)
             await asyncio.sleep(0.1)
-            assert attendant.joined
+            assert supervisor.joined
             assert "resume" not in instance.calls
-            await attendant.let_go()
+            await supervisor.let_go()
             assert instance.calls[-1] == "resume"
             await instance.answer(0, [6])
             await until(lambda: client.sample)
@@ -637,10 +637,10 @@ def test_a_pause_that_fails_is_none() -> None:
                 raise InstanceError("404")
 
             instance.obey = refuse
-            attendant = stage.driver.attendants["i0"]
+            supervisor = stage.driver.supervisors["i0"]
             with pytest.raises(InstanceError, match="404"):
-                await attendant.hold("keep", False)
-            assert attendant.joined
-            assert not attendant.held
+                await supervisor.hold("keep", False)
+            assert supervisor.joined
+            assert not supervisor.held
 
     run(scene())

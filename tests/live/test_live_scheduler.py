@@ -24,8 +24,8 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
         live = LiveScheduler(POLICY, 1, version=3, seed=5, journal=path)
         instance = Scripted()
         await live.driver.add_instance(instance)
-        live.desk.submit([Prompt("a", [1], 2, 9)])
-        asking = asyncio.create_task(live.desk.next_batch())
+        live.trainer.submit([Prompt("a", [1], 2, 9)])
+        asking = asyncio.create_task(live.trainer.next_batch())
         await instance.answer(0, [5])
         await instance.answer(1, [6])
         batch = await asking
@@ -88,7 +88,7 @@ def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
 def test_state() -> None:
     async def scene() -> None:
         live = LiveScheduler(POLICY, 1)
-        live.desk.submit([Prompt("a", [1], 2, 9)])
+        live.trainer.submit([Prompt("a", [1], 2, 9)])
         state = live.state()
         assert state["groups"]["fresh"] == 1
         assert (state["instances"], state["joined"], state["broken"]) == (0, 0, None)

@@ -41,7 +41,7 @@ class Way(NamedTuple):
 
 
 async def as_trainer(the: House) -> None:
-    """Whole groups of two from the trainer's desk."""
+    """Whole groups of two from the trainer's trainer."""
     async with RolloutScheduler.connect(the.url) as rollouts:
         await rollouts.submit(prompts())
         await rollouts.close_submissions()
@@ -320,13 +320,13 @@ def test_a_second_gateway_leaves_alone_what_the_first_has_paused(tmp_path: Path)
             second = Service(options, lambda line: None, settings=SETTINGS)
             await second.open()
             try:
-                attendant = second.live.driver.attendants[the.name(0)]
+                supervisor = second.live.driver.supervisors[the.name(0)]
                 await asyncio.sleep(0.2)  # some polls
-                assert not attendant.joined
-                assert "paused, and not by us" in attendant.away
+                assert not supervisor.joined
+                assert "paused, and not by us" in supervisor.away
                 assert engine.instance.paused
                 await engine.resume()
-                while not attendant.joined:
+                while not supervisor.joined:
                     await asyncio.sleep(0.01)
             finally:
                 await second.close()
@@ -373,7 +373,7 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
             await loaded(the, tmp_path, 1)
             await asking
             assert len(the.driver.scheduler.fleet.instances) == 1
-            unfit = the.driver.attendants[the.name(0)].unfit
+            unfit = the.driver.supervisors[the.name(0)].unfit
             assert "the weights could not be loaded, as ordered" in unfit
             await asyncio.sleep(0.2)  # some polls
             assert len(the.driver.scheduler.fleet.instances) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rollout_sched.integrations.gateway.gateway import NewInstance
+from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.serve import Options, Service
 from rollout_sched.integrations.http import Pool
 from rollout_sched.live.ports import InstanceClient, InstanceGone

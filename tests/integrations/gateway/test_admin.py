@@ -45,7 +45,7 @@ def test_one_may_be_added_before_it_is_up() -> None:
             status, view = await house.ask("POST", "/admin/instances", body)
             assert (status, view["status"]) == (202, "away")
             late.dead = False
-            house.driver.attendants[A].look_now()
+            house.driver.supervisors[A].look_now()
             await until(lambda: house.service.gateway.healthy)
             assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 204
             assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 404
@@ -82,7 +82,7 @@ def test_one_that_drains_may_be_removed_at_once() -> None:
             await house.ask("POST", f"/admin/instances/{A}/drain")
             assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
             assert instance.closed
-            assert not house.driver.attendants
+            assert not house.driver.supervisors
 
     run(scene())
 
@@ -95,11 +95,11 @@ def test_a_pause_by_hand() -> None:
             status, answer = await house.ask("POST", "/admin/pause", body)
             assert (status, answer["succeeded"]) == (200, 2)
             assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
-            assert house.driver.attendants[A].held
+            assert house.driver.supervisors[A].held
             await house.ask("POST", "/admin/resume", {"instances": [A]})
             assert first.calls[-1] == "resume"
             assert second.calls[-1] != "resume"
-            assert not house.driver.attendants[A].held
+            assert not house.driver.supervisors[A].held
             for wrong in ({"mode": "wait"}, {"moed": "keep"}):
                 assert (await house.ask("POST", "/admin/pause", wrong))[0] == 400
             assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.answers import (
+from rollout_sched.integrations.gateway.data_plane.answers import (
     names_another,
     read_answer,
     read_event,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.events import InstanceLost, InstanceReported, RequestInterrupted, Woke
 from rollout_sched.core.model import Sample, Segment
-from rollout_sched.integrations.gateway.counters import STALENESS_BOUNDS, Counters
+from rollout_sched.integrations.gateway.control_plane.counters import STALENESS_BOUNDS, Counters
 
 
 def sample(tokens: int, staleness: int = 0) -> Sample:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.gateway import envelope as envelopes
-from rollout_sched.integrations.gateway.envelope import Envelope
-from rollout_sched.integrations.gateway.fields import BadRequest, Fields
+from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fields
 
 ASKED = (
     *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),

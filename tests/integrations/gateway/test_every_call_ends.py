@@ -7,23 +7,30 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway import answers, dialects, fanout, forwarded, streamed
-from rollout_sched.integrations.gateway.envelope import Endpoint
+from rollout_sched.integrations.gateway.data_plane import (
+    answers,
+    dialects,
+    fanout,
+    streaming_call,
+    unary_call,
+)
+from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
 from tests.integrations.gateway.scripted import Call, Instance, compact, completion
-from tests.integrations.gateway.test_front import PARTIAL, Stage, run
-from tests.integrations.gateway.test_streamed import TARGETS, asked_of, said_of
+from tests.integrations.gateway.test_data_plane import PARTIAL, Stage, run
+from tests.integrations.gateway.test_streaming_call import TARGETS, asked_of, said_of
 
 pytestmark = pytest.mark.skipif(
-    not streamed.__file__.endswith(".py"), reason="nothing of compiled classes can be replaced"
+    not streaming_call.__file__.endswith(".py"),
+    reason="nothing of compiled classes can be replaced",
 )
 
 WHOLE = [
-    (forwarded.Forwarded, "outcome"),
-    (forwarded.Forwarded, "keep"),
-    (forwarded.Forwarded, "drop"),
-    (forwarded.Forwarded, "_body"),
-    (forwarded.Forwarded, "_strip"),
+    (unary_call.UnaryCall, "outcome"),
+    (unary_call.UnaryCall, "keep"),
+    (unary_call.UnaryCall, "drop"),
+    (unary_call.UnaryCall, "_body"),
+    (unary_call.UnaryCall, "_strip"),
     (answers, "read_answer"),
     (answers, "read_object"),
     (dialects, "part_of"),
@@ -32,23 +39,23 @@ WHOLE = [
     (fanout.Fanout, "_usage"),
 ]
 STREAMS = [
-    (streamed.Streamed, "_question"),
-    (streamed.Streamed, "receive"),
-    (streamed.Streamed, "_pass_unread"),
-    (streamed.Streamed, "_pass"),
-    (streamed.Streamed, "_one"),
-    (streamed.Streamed, "_end"),
-    (streamed.Streamed, "_one_after_the_end"),
-    (streamed.Streamed, "_believed"),
-    (streamed.Streamed, "_learn"),
-    (streamed.Streamed, "_count_choice"),
-    (streamed.Streamed, "_count"),
-    (streamed.Streamed, "_translate"),
-    (streamed.Streamed, "outcome"),
-    (streamed.Streamed, "streamed"),
-    (streamed.Streamed, "keep"),
-    (streamed.Streamed, "drop"),
-    (streamed.Streamed, "_ending"),
+    (streaming_call.StreamingCall, "_question"),
+    (streaming_call.StreamingCall, "receive"),
+    (streaming_call.StreamingCall, "_pass_unread"),
+    (streaming_call.StreamingCall, "_pass"),
+    (streaming_call.StreamingCall, "_one"),
+    (streaming_call.StreamingCall, "_end"),
+    (streaming_call.StreamingCall, "_one_after_the_end"),
+    (streaming_call.StreamingCall, "_believed"),
+    (streaming_call.StreamingCall, "_learn"),
+    (streaming_call.StreamingCall, "_count_choice"),
+    (streaming_call.StreamingCall, "_count"),
+    (streaming_call.StreamingCall, "_translate"),
+    (streaming_call.StreamingCall, "outcome"),
+    (streaming_call.StreamingCall, "streamed"),
+    (streaming_call.StreamingCall, "keep"),
+    (streaming_call.StreamingCall, "drop"),
+    (streaming_call.StreamingCall, "_ending"),
     (answers, "read_event"),
     (answers, "read_object"),
     (fanout.Fanout, "write"),

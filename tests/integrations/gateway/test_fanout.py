@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.call import JSON
-from rollout_sched.integrations.gateway.fanout import Fanout
+from rollout_sched.integrations.gateway.data_plane.call import JSON
+from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Instance, chunk, completion
-from tests.integrations.gateway.test_front import BODY, Stage, run, segments
+from tests.integrations.gateway.test_data_plane import BODY, Stage, run, segments
 from tests.live.scripted import until
 
 STREAM = {**BODY, "n": 2, "stream": True}
@@ -169,7 +169,7 @@ class Reply:
 
     def upstream(self, passing: Any) -> None: ...
 
-    def in_turn(self, over: Any, outcome: Any) -> None: ...
+    def paced(self, over: Any, outcome: Any) -> None: ...
 
     def answer(self, status: int, headers: Any, body: bytes) -> None:
         self.said.append((status, body))

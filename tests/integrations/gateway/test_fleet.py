@@ -135,7 +135,7 @@ def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
 def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
     async def scene() -> None:
         async with fleet(tmp_path) as (service, _), aiohttp.ClientSession() as session:
-            front = service.front
+            data_plane = service.data_plane
 
             async def stream(tokens: int) -> None:
                 body = {"prompt": [1, 2], "max_tokens": tokens, "ignore_eos": True, "stream": True}
@@ -165,16 +165,16 @@ def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
                 return answered
 
             streams = [asyncio.create_task(stream(900 + 10 * n)) for n in range(6)]
-            while front.turns.streams < 6:
+            while data_plane.pacer.streams < 6:
                 await asyncio.sleep(0.01)
             staying = [pipeline(5, stay=True) for _ in range(8)]
             going = [pipeline(5, stay=False) for _ in range(8)]
             assert sum(await asyncio.gather(*staying, *going)) == 40
-            assert front.turns.streams
+            assert data_plane.pacer.streams
             await asyncio.gather(*streams)
-            while front.open_requests:
+            while data_plane.open_requests:
                 await asyncio.sleep(0.01)
-            assert (front.open_bytes, front.turns.streams) == (0, 0)
+            assert (data_plane.open_bytes, data_plane.pacer.streams) == (0, 0)
 
     run(scene())
 

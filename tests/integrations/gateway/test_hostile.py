@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.gateway import NewInstance
+from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from tests.integrations.gateway.house import House, Upstream, run
 
 A = "http://a:1"
@@ -127,9 +127,9 @@ def test_a_hostile_body_on_every_route(name: str, caplog: pytest.LogCaptureFixtu
 
     async def scene() -> None:
         async with House(Upstream(A)) as house:
-            house.service.gateway.desk.close_submissions()  # else who asks for a batch waits
+            house.service.gateway.trainer.close_submissions()  # else who asks for a batch waits
             for method, path in routes(house):
-                if A not in house.driver.attendants:  # a route has removed it
+                if A not in house.driver.supervisors:  # a route has removed it
                     await house.service.gateway.add(NewInstance(A))
                 status, said = await ask_raw(house, request(method, path, headers, body))
                 assert status != 500, (method, path, said)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.events import RequestFinished, RequestSubmitted
-from rollout_sched.integrations.gateway.front import Limits
+from rollout_sched.integrations.gateway.data_plane.data_plane import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
-from tests.integrations.gateway.test_front import BODY, PARTIAL, PROMPT, Stage, run
+from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run
 from tests.live.scripted import until
 
 ENDPOINTS = {
@@ -49,7 +49,7 @@ class TestCountedBeforeItIsMade:
     def test_prompts_count_as_well(self) -> None:
         async def scene() -> None:
             limits = Limits(samples=5)
-            async with Stage(Instance(), front={"limits": limits}) as stage:
+            async with Stage(Instance(), data_plane={"limits": limits}) as stage:
                 assert "asks for 6" in refusal(stage.call({**BODY, "prompt": [[1]] * 3, "n": 2}))
                 assert "more than 5 prompts" in refusal(stage.call({**BODY, "prompt": ["a"] * 6}))
                 assert stage.call({**BODY, "prompt": ["a"] * 5}).status == 0
@@ -59,7 +59,7 @@ class TestCountedBeforeItIsMade:
     def test_what_can_never_fit_is_not_asked_to_come_again(self) -> None:
         async def scene() -> None:
             limits = Limits(requests=3, body_bytes=300)
-            async with Stage(front={"limits": limits}) as stage:
+            async with Stage(data_plane={"limits": limits}) as stage:
                 assert "may ask for 3" in refusal(stage.call({**BODY, "n": 4}))
                 text = refusal(stage.call({**BODY, "n": 3, "user": "x" * 60}), 413)
                 assert "all bodies here may have 300" in text
@@ -79,7 +79,7 @@ class TestCountedBeforeItIsMade:
                     ),
                 ):
                     call = stage.call(body)
-                    assert stage.front.open_bytes == held(call.body)
+                    assert stage.data_plane.open_bytes == held(call.body)
                     assert call.on_disconnect is not None
                     call.on_disconnect()
                     stage.settled()
@@ -97,7 +97,7 @@ class TestCountedBeforeItIsMade:
                     held, peak = tracemalloc.get_traced_memory()
                 finally:
                     tracemalloc.stop()
-                assert stage.front.open_requests == 128
+                assert stage.data_plane.open_requests == 128
                 assert held < len(body)
                 assert peak < 3 * len(body)
 
@@ -152,7 +152,7 @@ class TestPoison:
             async with Stage(instance) as stage:
                 call = Call("", body)
                 call.target = b"/v1/completions?\xff"
-                stage.front.handle(call)
+                stage.data_plane.handle(call)
                 assert "percent-encode" in refusal(call)
                 assert not instance.pool.asked
                 stage.settled()
@@ -357,12 +357,15 @@ class TestEveryCallEndsOnce:
                 at += 1
                 async with Stage(Instance(slots=9)) as stage:
                     call = Stumbling(body, at)
-                    stage.front.handle(call)
+                    stage.data_plane.handle(call)
                     stumbled = call.answers > 0
                     if stumbled:
                         assert call.status == 500
-                        assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
-                        assert not stage.front.open
+                        assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (
+                            0,
+                            0,
+                        )
+                        assert not stage.data_plane.open
             assert at > 4
 
         run(scene())
@@ -390,9 +393,9 @@ class TestEveryCallEndsOnce:
                 async with asyncio.timeout(5):
                     await call.over.wait()
                 assert call.status in (200, 500)
-                assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
-                assert not stage.front.open
-                assert stage.front.turns.streams == 0
+                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
+                assert not stage.data_plane.open
+                assert stage.data_plane.pacer.streams == 0
 
         run(scene())
 
@@ -413,8 +416,8 @@ class TestEveryCallEndsOnce:
                 await end_all(instance, True)
                 last = (await call.events())[-1]
                 assert last == b"[DONE]" or last["error"]["code"] == 500
-                assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
-                assert stage.front.turns.streams == 0
+                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
+                assert stage.data_plane.pacer.streams == 0
 
         run(scene())
 
@@ -428,7 +431,7 @@ class TestEveryCallEndsOnce:
                 prompts[at] *= 100_000
                 call = stage.call({**BODY, "prompt": prompts, "stream": stream})
                 assert "KV tokens" in refusal(call)
-                assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
+                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
                 for number in range(at):
                     order = list(instance.names)[number]
                     await until(lambda order=order: ("abort", order) in instance.calls)
@@ -461,7 +464,7 @@ class TestEveryCallEndsOnce:
                 if body.get("stream"):
                     children = len(instance.pool.asked) // 2
                     await instance.event(children, chunk([4]))
-                stage.front.shut_down()
+                stage.data_plane.shut_down()
                 assert "shutting down" in refusal(fresh, 503)
                 assert fresh.answer_headers[b"retry-after"] == b"1"
                 if body.get("stream"):
@@ -472,8 +475,8 @@ class TestEveryCallEndsOnce:
                 late = stage.call(body)
                 assert "shutting down" in refusal(late, 503)
                 assert late.answer_headers[b"retry-after"] == b"1"
-                assert (stage.front.open_requests, stage.front.open_bytes) == (0, 0)
-                assert stage.front.turns.streams == 0
+                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
+                assert stage.data_plane.pacer.streams == 0
                 await end_all(instance, False)
                 await until(lambda: not stage.driver.holds("i0"))
                 stage.settled()
@@ -490,7 +493,7 @@ class TestEveryCallEndsOnce:
                 await instance.event(0, chunk([7]))
                 stage.call()
                 bad, good = Stumbling(BODY, 4), stage.call
-                stage.front.handle(bad)
+                stage.data_plane.handle(bad)
                 after = good()
                 await bad.json()
                 assert bad.status == 500

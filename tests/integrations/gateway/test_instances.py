@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.instances import (
+from rollout_sched.integrations.gateway.control_plane.instances import (
     AllowList,
     InstanceKeys,
     NotAllowed,
@@ -107,7 +107,7 @@ class TestAllowList:
                     status, said = await house.ask("POST", path, body)
                     assert status == 403
                     assert "--allow-instance" in said["error"]["message"]
-                assert list(house.driver.attendants) == [A]
+                assert list(house.driver.supervisors) == [A]
                 body = {"url": "http://10.0.0.7:8000"}
                 assert (await house.ask("POST", "/workers", body))[0] == 502  # nobody is there
                 assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
@@ -156,7 +156,7 @@ def test_a_url_with_a_line_end_is_refused_wherever_it_is_given(
                 assert response.status == 400
                 assert "X-Evil" not in response.headers
                 assert "printable ASCII" in (await response.json())["error"]["message"]
-            assert list(house.driver.attendants) == [A]
+            assert list(house.driver.supervisors) == [A]
 
     run(scene())
     assert "\nX-Evil" not in caplog.text

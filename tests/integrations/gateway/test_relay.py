@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway import messages, relay
+from rollout_sched.integrations.gateway.control_plane import codec, relay
 from rollout_sched.integrations.http import Pool
 from rollout_sched.live.settings import Settings
 from tests.integrations.gateway.house import House, Upstream, run
@@ -139,7 +139,7 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "BODY_S", 0.1)
+    monkeypatch.setattr(codec, "BODY_S", 0.1)
 
     async def scene() -> None:
         async with House(Upstream(A)) as house:

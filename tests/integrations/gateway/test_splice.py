@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.gateway.fields import BadRequest, Changeable
-from rollout_sched.integrations.gateway.splice import Body
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Changeable
+from rollout_sched.integrations.gateway.data_plane.splice import Body
 
 NAMES = sorted(set(Changeable.__struct_fields__) - {"cache_salt", "sampling_params"})
 

@@ -1,4 +1,4 @@
-"""/rollout/v1: the trainer's desk over HTTP, and nothing lost with a connection."""
+"""/rollout/v1: the trainer's trainer over HTTP, and nothing lost with a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.trainer_api import AT_ONCE, MAX_SAMPLES
+from rollout_sched.integrations.gateway.control_plane.trainer_api import AT_ONCE, MAX_SAMPLES
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
 from tests.integrations.gateway.house import House, Upstream, run
@@ -147,7 +147,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
             await until(lambda: house.driver.scheduler.progress.trainer_waiting)
-            await house.service.gateway.handout.close()
+            await house.service.gateway.delivery.close()
             assert (await asking)[0] == 202
 
     run(scene())
@@ -190,23 +190,23 @@ def test_what_is_delivered_or_failed_makes_room() -> None:
     async def scene() -> None:
         instance = Upstream()
         async with House(instance, max_samples=2) as house:
-            desk = house.service.gateway.desk
+            trainer = house.service.gateway.trainer
             for number in range(3):
                 body = [prompt(f"{number}", samples=2)]
                 assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
                 assert (await house.ask("POST", "/rollout/v1/groups", [prompt("x")]))[0] == 503
-                assert desk.open_samples == 2
+                assert trainer.open_samples == 2
                 ack = {"ack": number - 1}
                 asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next", ack))
                 for sample in range(2):
                     await instance.answer(2 * number + sample, [5])
                 assert (await asking)[1]["number"] == number
-                assert desk.open_samples == 0
+                assert trainer.open_samples == 0
             assert (await house.ask("POST", "/rollout/v1/groups", [prompt("f")]))[0] == 200
             ack = {"ack": 2, "timeout_s": 0}
             assert (await house.ask("POST", "/rollout/v1/batches/next", ack))[0] == 202
             await instance.fail(6, RequestRejected("no"))
-            await until(lambda: not desk.open_samples)
+            await until(lambda: not trainer.open_samples)
 
     run(scene())
 
@@ -223,7 +223,7 @@ def test_two_submissions_at_once_count_together() -> None:
                 *(house.ask("POST", "/rollout/v1/groups", body) for body in asked)
             )
             assert sorted(status for status, _ in answers) == [200, 503]
-            assert house.service.gateway.desk.open_samples == 1000
+            assert house.service.gateway.trainer.open_samples == 1000
             rest = [prompt(f"c{n}") for n in range(500)]
             assert (await house.ask("POST", "/rollout/v1/groups", rest))[0] == 200
 

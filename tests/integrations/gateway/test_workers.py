@@ -47,7 +47,7 @@ def test_by_query() -> None:
             assert added == (200, f"Successfully added worker: {B}")
             removed = await house.ask("POST", f"/remove_worker?url={quote(B, safe='')}")
             assert removed == (200, f"Successfully removed worker: {B}")
-            assert list(house.driver.attendants) == [A]
+            assert list(house.driver.supervisors) == [A]
             assert (await house.ask("POST", "/add_worker"))[0] == 400
 
     run(scene())
@@ -144,15 +144,15 @@ def test_selected_instances() -> None:
 def test_who_is_paused_by_hand_is_watched_as_such() -> None:
     async def scene() -> None:
         async with House(Upstream(A)) as house:
-            attendant = house.driver.attendants[A]
+            supervisor = house.driver.supervisors[A]
             for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
                 await house.ask("POST", f"/{holding}")
-                assert attendant.held
+                assert supervisor.held
                 await house.ask("POST", f"/{releasing}")
-                assert not attendant.held
+                assert not supervisor.held
             house.instances[A].answers["/pause"] = (404, {})
             await house.ask("POST", "/pause")
-            assert not attendant.held
+            assert not supervisor.held
 
     run(scene())
 
@@ -179,14 +179,14 @@ def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway() -> None:
         first, second = Upstream(A), Upstream(B)
         first.stream = asyncio.Queue()  # it answers when told
         async with House(first, second) as house:
-            attendant: Any = house.driver.attendants[A]
+            supervisor: Any = house.driver.supervisors[A]
             asking = asyncio.create_task(house.ask("POST", "/pause"))
             await until(lambda: first.asked and second.asked)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             first.stream.put_nowait(b"{}")
             first.stream.put_nowait(None)
-            await until(lambda: attendant.held)
+            await until(lambda: supervisor.held)
 
     run(scene())
 
@@ -198,7 +198,7 @@ def test_a_worker_is_removed_by_its_url(quoted: str) -> None:
     async def scene() -> None:
         async with House(Upstream(A)) as house:
             assert (await ask_raw(house, request("DELETE", f"/workers/{quoted}")))[0] == 200
-            assert not house.driver.attendants
+            assert not house.driver.supervisors
 
     run(scene())
 

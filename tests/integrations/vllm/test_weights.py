@@ -1,4 +1,4 @@
-"""Appliers: the calls they make, in order, and what they check before the first."""
+"""WeightLoaders: the calls they make, in order, and what they check before the first."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Recorder:
             raise InstanceError(f"{what} answered 500")
 
 
-def apply(applier, *versions, client=None):
+def apply(loader, *versions, client=None):
     client = client or Recorder()
     for version in versions:
-        asyncio.run(applier(client, version))
+        asyncio.run(loader(client, version))
     return client.calls
 
 
@@ -58,35 +58,35 @@ def test_a_reload_names_the_versions_folder(tmp_path, checkpoint):
 
 
 def test_a_bad_path_reaches_no_instance(tmp_path, checkpoint):
-    applier = ReloadFromDisk(f"{tmp_path}/v{{version}}")
-    asyncio.run(applier.check(7))
+    loader = ReloadFromDisk(f"{tmp_path}/v{{version}}")
+    asyncio.run(loader.check(7))
     with pytest.raises(CallerError, match="v8: no such folder"):
-        asyncio.run(applier.check(8))
+        asyncio.run(loader.check(8))
     client = Recorder()
     with pytest.raises(CallerError, match="v8: no such folder"):
-        apply(applier, 8, client=client)
+        apply(loader, 8, client=client)
     assert client.calls == []
 
 
 def test_a_path_that_only_instances_see_is_not_checked():
-    applier = ReloadFromDisk("/only/there/{version}", visible_here=False)
-    assert apply(applier, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
+    loader = ReloadFromDisk("/only/there/{version}", visible_here=False)
+    assert apply(loader, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
 
 
 def test_a_checkpoint_is_looked_at_once_for_all_instances(checkpoint, monkeypatch):
     looked = []
     monkeypatch.setattr(weights, "check_checkpoint", looked.append)
-    applier = ReloadFromDisk(checkpoint)
+    loader = ReloadFromDisk(checkpoint)
 
     async def publish():
-        await applier.check(7)
+        await loader.check(7)
         for _ in range(3):
-            await applier(Recorder(), 7)
+            await loader(Recorder(), 7)
 
     asyncio.run(publish())
     assert looked == [checkpoint]
     monkeypatch.setattr(weights, "GOOD_FOR_S", 0.0)
-    asyncio.run(applier(Recorder(), 7))  # one that joins long after
+    asyncio.run(loader(Recorder(), 7))  # one that joins long after
     assert looked == [checkpoint] * 2
 
 
@@ -94,9 +94,9 @@ def test_a_disk_that_does_not_answer_is_given_up(checkpoint, monkeypatch):
     hanging = threading.Event()
     monkeypatch.setattr(weights, "check_checkpoint", lambda folder: hanging.wait(20))
     client = Recorder()
-    applier = ReloadFromDisk(checkpoint, check_limit_s=0.05)
+    loader = ReloadFromDisk(checkpoint, check_limit_s=0.05)
     with pytest.raises(CallerError, match=r"not checked within 0\.05 s.*visible_here"):
-        asyncio.run(applier(client, 7))
+        asyncio.run(loader(client, 7))
     hanging.set()
     assert client.calls == []
 
@@ -119,22 +119,22 @@ def test_a_template_with_other_braces(template):
 
 
 def test_a_transfer_begins_once_and_goes_through_its_steps():
-    applier = WeightTransfer({"path": "p"}, {"port": 1})
+    loader = WeightTransfer({"path": "p"}, {"port": 1})
     update = [
         ("start_weight_update", {}),
         ("update_weights", {"update_info": {"path": "p"}}),
         ("finish_weight_update", {}),
     ]
     init = ("init_weight_transfer_engine", {"init_info": {"port": 1}})
-    assert apply(applier, 1, 2) == [init, *update, *update]
+    assert apply(loader, 1, 2) == [init, *update, *update]
 
 
 def test_a_restarted_instance_is_initialized_anew():
     client = Recorder()
-    applier = WeightTransfer({})
-    apply(applier, 1, client=client)
+    loader = WeightTransfer({})
+    apply(loader, 1, client=client)
     client.started_at = 2.0
-    apply(applier, 2, client=client)
+    apply(loader, 2, client=client)
     inits = [what for what, _ in client.calls if what.startswith("init")]
     assert len(inits) == 2
 
@@ -143,8 +143,8 @@ def test_infos_may_be_made_for_each_instance_and_version():
     async def update(client, version):
         return [{"bucket": i, "version": version} for i in range(2)]
 
-    applier = WeightTransfer(update, lambda client, version: {"name": client.name})
-    bodies = [body for _, body in apply(applier, 5)]
+    loader = WeightTransfer(update, lambda client, version: {"name": client.name})
+    bodies = [body for _, body in apply(loader, 5)]
     assert bodies == [
         {"init_info": {"name": "i0"}},
         {},
@@ -156,10 +156,10 @@ def test_infos_may_be_made_for_each_instance_and_version():
 
 def test_a_failed_step_ends_the_update_and_a_failed_init_is_made_up_for():
     client = Recorder(fails="init_weight_transfer_engine")
-    applier = WeightTransfer({})
+    loader = WeightTransfer({})
     for _ in range(2):
         with pytest.raises(InstanceError, match="500"):
-            apply(applier, 1, client=client)
+            apply(loader, 1, client=client)
     assert [what for what, _ in client.calls] == ["init_weight_transfer_engine"] * 2
 
 

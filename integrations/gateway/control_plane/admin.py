@@ -1,0 +1,106 @@
+"""/admin: instances, weights, pauses, and the state of the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.integrations.gateway.control_plane.broadcast import to_each
+from rollout_sched.integrations.gateway.control_plane.codec import read, reply
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NewInstance
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+
+
+class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which instances to pause, by id or URL, all if none are named, and how."""
+
+    mode: Literal["keep", "abort"] = "keep"
+    clear_cache: bool = False
+    instances: list[str] = []
+
+
+class Admin:
+    """Routes for administrators."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/admin/state", self.state),
+            web.get("/admin/instances", self.instances),
+            web.post("/admin/instances", self.add),
+            web.get("/admin/instances/{id:(?s:.+)}", self.show),
+            web.delete("/admin/instances/{id:(?s:.+)}", self.remove),
+            web.post("/admin/instances/{id:(?s:.+)}/drain", self.drain),
+            web.post("/admin/weights", self.weights),
+            web.post("/admin/pause", self.pause),
+            web.post("/admin/resume", self.resume),
+        ]
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())
+
+    async def instances(self, request: web.Request) -> web.Response:
+        return reply(request, [self._gateway.view(each) for each in self._gateway.supervisors()])
+
+    async def show(self, request: web.Request) -> web.Response:
+        supervisor = self._gateway.supervisor(request.match_info["id"])
+        return reply(request, self._gateway.view(supervisor))
+
+    async def add(self, request: web.Request) -> web.Response:
+        supervisor = await self._gateway.add(await read(request, NewInstance))
+        status = 201 if supervisor.joined else 202
+        return reply(request, self._gateway.view(supervisor), status)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """At once: what it holds goes on elsewhere."""
+        await self._gateway.remove(request.match_info["id"])
+        return web.Response(status=204)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """It finishes what it has, takes nothing new, and is removed then."""
+        supervisor = self._gateway.supervisor(request.match_info["id"])
+        if not self._gateway.view(supervisor).leaving:
+            task = asyncio.create_task(self._gateway.remove(supervisor.name, drain=True))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            await asyncio.sleep(0)
+        return reply(request, self._gateway.view(supervisor), 202)
+
+    async def weights(self, request: web.Request) -> web.Response:
+        update = await read(request, WeightUpdate)
+        await self._gateway.publish(update)
+        return reply(request, {"version": update.version}, 200 if update.wait else 202)
+
+    async def pause(self, request: web.Request) -> web.Response:
+        halt = await read(request, Halt)
+
+        async def hold(supervisor: InstanceSupervisor) -> dict[str, Any]:
+            await supervisor.hold(halt.mode, halt.clear_cache)
+            return {"held": True}
+
+        return await self._each(request, halt, hold)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        async def let_go(supervisor: InstanceSupervisor) -> dict[str, Any]:
+            await supervisor.let_go()
+            return {"held": False}
+
+        return await self._each(request, await read(request, Halt), let_go)
+
+    async def _each(
+        self,
+        request: web.Request,
+        halt: Halt,
+        order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]],
+    ) -> web.Response:
+        chosen = [self._gateway.supervisor(name) for name in halt.instances]
+        status, answer = await to_each(chosen or self._gateway.supervisors(), order)
+        return reply(request, answer, status)

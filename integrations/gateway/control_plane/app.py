@@ -1,0 +1,188 @@
+"""Everything of the gateway that is not hot, as one aiohttp application.
+
+It is what the hot server falls back to on the same port, and there is no way back from it, so every
+answer closes its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.admin import Admin
+from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth
+from rollout_sched.integrations.gateway.control_plane.codec import refusal
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
+from rollout_sched.integrations.gateway.control_plane.instances import NotAllowed
+from rollout_sched.integrations.gateway.control_plane.public import Public
+from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
+from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
+from rollout_sched.integrations.gateway.control_plane.workers import Workers
+from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
+from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.live.ports import InstanceError
+
+log = logging.getLogger(__name__)
+
+#: What might change an instance must not change one of many.
+_TO_ALL_OR_ONE = (
+    "{path} is no path of this gateway; POST it to every instance at /v1/rl/engine{path}, or to "
+    "one at /v1/rl/workers/ID/engine{path}"
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: Paths that ask a model something: passed on for whoever has a client's key. What else we do not
+#: know may change an instance, and is passed on for administrators only.
+_INFERENCE = re.compile(
+    r"/(v1|v2|inference/v1)/[\w/.-]+|/(tokenize|detokenize|tokenizer_info|pooling|classify|score"
+    r"|rerank|invocations|generate)"
+)
+
+_UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
+
+#: Set when the gateway stops and has waited for long enough.
+STOPPING = web.AppKey("STOPPING", asyncio.Event)
+
+#: Seconds for what is cancelled then.
+CANCEL_S = 0.5
+
+#: What goes on without its client; the event loop itself would let go of it.
+HANDLING: web.AppKey[set[asyncio.Future[web.StreamResponse]]] = web.AppKey("HANDLING", set)
+
+
+def make_app(
+    gateway: Gateway, auth: AdminAuth, *, max_body: int, max_samples: int
+) -> web.Application:
+    """All routes. `max_body`: bytes of a request's body; more is answered 413. `max_samples`: see
+    `TrainerApi`.
+    """
+    guards = _Guards(gateway, auth)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await guards.check(request, handler)
+
+    app = web.Application(middlewares=[_to_the_end, _as_answers, check], client_max_size=max_body)
+    app[STOPPING] = asyncio.Event()
+    app[HANDLING] = set()
+    app.on_response_prepare.append(_close_after)
+    public, workers = Public(gateway), Workers(gateway)
+    app.add_routes(public.routes())
+    for route in (*public.keyed_routes(), *workers.keyed_routes()):
+        guards.keyed.add(route.handler)
+        app.add_routes([route])
+    for room in (workers, Admin(gateway), TrainerApi(gateway, max_samples)):
+        for route in room.routes():
+            guards.closed.add(route.handler)
+            app.add_routes([route])
+    app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
+    return app
+
+
+class _Guards:
+    """Asks for the key that a route needs; `keyed` takes a client's, `closed` the admin's."""
+
+    def __init__(self, gateway: Gateway, auth: AdminAuth) -> None:
+        self.keyed: set[object] = set()
+        self.closed: set[object] = set()
+        self._gateway = gateway
+        self._auth = auth
+
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        wanted = request.match_info.handler
+        passed_on = wanted == self.pass_on
+        if passed_on and not is_plain(request.raw_path.partition("?")[0]):
+            return refusal(404, f"{request.path}: no such path")
+        admins = wanted in self.closed or (passed_on and not _INFERENCE.fullmatch(request.path))
+        if admins:
+            by_socket = _comes_by_socket(request)
+            why = self._auth.refusal(request.remote, request.headers, by_socket=by_socket)
+            if why:
+                return refusal(401 if self._auth.has_keys else 403, why)
+            if passed_on and request.method == "POST" and len(self._gateway.supervisors()) > 1:
+                return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
+        elif wanted in self.keyed or passed_on:
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not self._gateway.data_plane.admits(given):
+                return refusal(401, UNADMITTED)
+        return await handler(request)
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """To the least loaded instance, or to any if all are full."""
+        instance = self._gateway.driver.view.least_loaded()
+        if instance is None:
+            return refusal(503, "no instance is here")
+        client = self._gateway.driver.supervisors[instance.id].client
+        silence_s = self._gateway.driver.settings.update_timeout_s
+        return await relay(request, cast(Upstream, client), silence_s=silence_s)
+
+
+def _comes_by_socket(request: web.Request) -> bool:
+    """Whether by --admin-socket, which only its owner can open."""
+    transport = request.transport
+    taken = None if transport is None else transport.get_extra_info("socket")
+    return taken is not None and taken.family == _UNIX
+
+
+@web.middleware
+async def _as_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What goes wrong, as OpenAI's clients expect to hear of it."""
+    try:
+        return await handler(request)
+    except NoSuchInstance as error:
+        return refusal(404, str(error))
+    except NotAllowed as error:
+        return refusal(403, str(error))
+    except CallerError as error:
+        return refusal(400, str(error))
+    except InstanceSilent as error:
+        return refusal(504, str(error))
+    except InstanceError as error:
+        return refusal(502, str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return refusal(error.status, error.text or error.reason)
+    except ConnectionResetError:  # the client's: an instance's is an InstanceError
+        return refusal(400, "the request broke off")
+    except Exception as error:
+        log.exception("%s %s", request.method, request.raw_path)
+        return refusal(500, f"the gateway failed: {error}")
+
+
+@web.middleware
+async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A client that goes away does not leave half of the instances paused.
+
+    Who still waits when the gateway stops is told so.
+    """
+    handling = asyncio.ensure_future(handler(request))
+    stopping = asyncio.ensure_future(request.app[STOPPING].wait())
+    try:
+        await asyncio.wait({handling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if getattr(request.match_info.handler, "__name__", "") == _Guards.pass_on.__name__:
+            handling.cancel()
+        request.app[HANDLING].add(handling)
+        handling.add_done_callback(request.app[HANDLING].discard)
+        raise
+    finally:
+        stopping.cancel()
+    if handling.done():
+        return handling.result()
+    handling.cancel()
+    await asyncio.wait({handling}, timeout=CANCEL_S)  # an answer that has begun is cut off by it
+    return refusal(503, "the gateway stops, and this had not ended; ask again when it is back")
+
+
+async def _close_after(request: web.Request, response: web.StreamResponse) -> None:
+    response.force_close()
+    response.headers["Connection"] = "close"

@@ -1,0 +1,155 @@
+"""One control call to several instances: what each answered, and who failed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from rollout_sched.integrations.gateway.control_plane.gateway import id_of
+from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.ports import InstanceError
+
+#: Paths of vLLM's, and SGLang's, control that concern every instance.
+CONTROL_PATHS = frozenset(
+    (
+        "abort_request",
+        "abort_requests",
+        "collective_rpc",
+        "continue_generation",
+        "finish_weight_update",
+        "flush_cache",
+        "inference/v1/abort_requests",
+        "init_weight_transfer_engine",
+        "is_paused",
+        "is_sleeping",
+        "pause",
+        "pause_generation",
+        "release_kv_cache_memory",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "reset_prefix_cache",
+        "resume",
+        "resume_kv_cache_memory",
+        "sleep",
+        "start_profile",
+        "start_weight_update",
+        "stop_profile",
+        "update_weight_version",
+        "update_weights",
+        "update_weights_from_disk",
+        "v1/load_lora_adapter",
+        "v1/unload_lora_adapter",
+        "wake_up",
+        "weight_checker",
+        "weight_info",
+    )
+)
+
+#: After these an instance makes no tokens, until one of those that undo it.
+_HOLDING = frozenset(("pause", "pause_generation", "sleep"))
+_RELEASING = frozenset(("resume", "continue_generation", "wake_up"))
+
+
+class Call(NamedTuple):
+    """What every instance is asked; `path` without its leading slash, `query` without "?"."""
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    timeout_s: float
+
+
+class Refused(InstanceError):
+    """An instance answered with another status than success."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.body = body
+
+
+async def broadcast(
+    supervisors: Sequence[InstanceSupervisor], call: Call
+) -> tuple[int, dict[str, Any]]:
+    """As `to_each`; every result has the status and the body of an instance's answer."""
+    return await to_each(supervisors, lambda supervisor: _ask(supervisor, call))
+
+
+async def to_each(
+    supervisors: Sequence[InstanceSupervisor],
+    order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]],
+) -> tuple[int, dict[str, Any]]:
+    """(status, answer): 200, 207 if some failed, 502 if all did, 503 if there is nobody to ask."""
+    answers = await asyncio.gather(*(_done(supervisor, order) for supervisor in supervisors))
+    failed = [answer for answer in answers if "error" in answer]
+    results = {answer.pop("worker_id"): answer for answer in answers if "error" not in answer}
+    if not answers:
+        status = 503
+    elif failed:
+        status = 207 if results else 502
+    else:
+        status = 200
+    return status, {
+        "results": results,
+        "failed": failed,
+        "total": len(answers),
+        "succeeded": len(results),
+    }
+
+
+async def _done(
+    supervisor: InstanceSupervisor, order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    who = {"worker_id": id_of(supervisor.name), "url": supervisor.name}
+    begun = time.monotonic()
+    try:
+        done = await order(supervisor)
+    except Refused as error:
+        return {**who, "status": error.status, "error": "refused", "message": error.body}
+    except Exception as error:  # whatever it is, the others' answers must not be lost with it
+        text = str(error) or type(error).__name__
+        return {**who, "status": None, "error": "unreachable", "message": text}
+    return {**who, "latency_ms": round(1000 * (time.monotonic() - begun)), **done}
+
+
+async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
+    if supervisor.description is None:
+        why = supervisor.away or "it has not joined"
+        raise InstanceError(f"nothing is passed on to what has never answered as vLLM: {why}")
+    client = cast(Upstream, supervisor.client)
+    target = f"/{call.path}?{call.query}" if call.query else f"/{call.path}"
+    headers = [*call.headers, *client.request_headers]
+    async with supervisor.turn:
+        response = await client.pool.request(
+            call.method, target, headers, call.body, call.timeout_s
+        )
+        body = _readable(response.body)
+        if response.status >= 300:
+            raise Refused(response.status, body)
+        _note(supervisor, call.path)
+    return {"status": response.status, "body": body}
+
+
+def _note(supervisor: InstanceSupervisor, path: str) -> None:
+    """Whoever watches the instance must know that it stands still."""
+    if path in _HOLDING:
+        supervisor.held = True
+    elif path in _RELEASING:
+        supervisor.released_by_hand()
+
+
+def _readable(body: bytes) -> Any:
+    """JSON as a value that every format can hold, anything else as text."""
+    try:
+        value = msgspec.json.decode(body)
+        msgspec.msgpack.encode(value)  # has no integers beyond 64 bits
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return body.decode(errors="replace")
+    return value

@@ -1,0 +1,175 @@
+"""What all routes work on: the scheduler at work, the data plane, and the instances by name."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.counters import Counters
+from rollout_sched.integrations.gateway.control_plane.instances import AllowList, checked_url
+from rollout_sched.integrations.gateway.control_plane.weight_update import (
+    WeightLoaders,
+    WeightUpdate,
+)
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.live.batch_delivery import BatchDelivery
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceClient
+
+
+class NoSuchInstance(CallerError):
+    """No instance has this id or name."""
+
+
+class NewInstance(msgspec.Struct, frozen=True):
+    """An instance to take in; fields of other routers' calls that are not named here are ignored.
+
+    slots      what it runs at once, where it does not tell (vLLM's --max-num-seqs)
+    kv_tokens  of its KV cache, where it does not tell
+    api_key    its own key; else the one that the gateway's file names for it
+    patient    whether it may come up later
+    """
+
+    url: str
+    slots: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    kv_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
+    api_key: str | None = None
+    patient: bool = False
+
+
+class InstanceView(msgspec.Struct, frozen=True):
+    """An instance as administrators see it.
+
+    status    as in `core.model.InstanceStatus`, or "away": not joined, `reason` says why
+    held      paused by hand
+    notes     what it does not offer, and what to do about it
+    """
+
+    id: str
+    url: str
+    status: str
+    reason: str
+    held: bool
+    leaving: bool
+    version: int | None
+    in_flight: int
+    slots: int
+    kv_tokens: int
+    max_model_len: int
+    model: str
+    capabilities: list[str]
+    notes: list[str]
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+
+
+MakeClient = Callable[[NewInstance], InstanceClient]
+
+
+class Gateway:
+    """`make_client` makes the client of an instance that is added at run time, if `allow` does."""
+
+    def __init__(
+        self,
+        live: LiveScheduler,
+        data_plane: DataPlane,
+        make_client: MakeClient,
+        allow: AllowList | None = None,
+    ) -> None:
+        self._live = live
+        self._allow = allow or AllowList()
+        self.driver = live.driver
+        self.trainer = live.trainer
+        self.journal = live.journal
+        self.data_plane = data_plane
+        self.delivery = BatchDelivery(live.trainer)
+        self.weight_loaders = WeightLoaders(live.driver)
+        self.counters = Counters()
+        self.created = int(time.time())
+        self._make_client = make_client
+        self.driver.observers.append(self.counters.observe)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self.driver.broken is None and bool(self.driver.view.instances)
+
+    def supervisors(self) -> list[InstanceSupervisor]:
+        return list(self.driver.supervisors.values())
+
+    def supervisor(self, id_or_url: str) -> InstanceSupervisor:
+        """Raises NoSuchInstance."""
+        url = checked_url(id_or_url).rstrip("/")
+        for name, supervisor in self.driver.supervisors.items():
+            if url in (name, id_of(name)):
+                return supervisor
+        known = ", ".join(self.driver.supervisors) or "none"
+        raise NoSuchInstance(f"no instance {id_or_url!r} here; there are: {known}")
+
+    async def add(self, new: NewInstance) -> InstanceSupervisor:
+        """Raises CallerError if it is here already or no use, NotAllowed, or InstanceError if it is
+        not up."""
+        self._allow.check(checked_url(new.url))
+        client = self._make_client(new)
+        await self.driver.add_instance(client, patient=new.patient)
+        return self.driver.supervisors[client.name]
+
+    async def remove(self, id_or_url: str, *, drain: bool = False) -> None:
+        """Raises NoSuchInstance."""
+        await self.driver.remove_instance(self.supervisor(id_or_url).name, drain=drain)
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Raises CallerError if versions do not grow, or the weights are not there."""
+        loader = await self.weight_loaders.of(update)
+        await self.trainer.publish_weights(update.version, loader, wait=update.wait)
+
+    def view(self, supervisor: InstanceSupervisor) -> InstanceView:
+        instance = self.driver.view.instance(supervisor.name)
+        told, gauges = supervisor.description, supervisor.gauges
+        return InstanceView(
+            id=id_of(supervisor.name),
+            url=supervisor.name,
+            status="away" if instance is None else str(instance.status),
+            reason=supervisor.unfit or supervisor.away,
+            held=supervisor.held,
+            leaving=instance is not None and instance.leaving,
+            version=None if instance is None else instance.version,
+            in_flight=0 if instance is None else instance.in_flight,
+            slots=told.slots if told else 0,
+            kv_tokens=told.kv_tokens if told else 0,
+            max_model_len=told.max_model_len if told else 0,
+            model=told.model if told else "",
+            capabilities=sorted(told.capabilities) if told else [],
+            notes=notes_of(supervisor),
+            running=gauges.running if gauges else None,
+            waiting=gauges.waiting if gauges else None,
+            kv_usage=gauges.kv_usage if gauges else None,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The state of the scheduler, and what clients have here."""
+        calls = {
+            "open": self.data_plane.open_requests,
+            "open_bytes": self.data_plane.open_bytes,
+            "refused": self.data_plane.refused,
+        }
+        return {**self._live.state(), "calls": calls}
+
+
+def id_of(name: str) -> str:
+    """A name that can stand in a path, the same in every run."""
+    return f"{zlib.crc32(name.encode()):08x}"
+
+
+def notes_of(supervisor: InstanceSupervisor) -> list[str]:
+    """What was found missing when the instance was asked; nothing where nobody looks."""
+    if supervisor.description is None:
+        return []
+    return list(getattr(getattr(supervisor.client, "findings", None), "notes", ()))

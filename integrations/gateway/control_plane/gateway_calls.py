@@ -1,0 +1,112 @@
+"""Calls to a gateway's /rollout/v1 and /admin, from a trainer's side."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
+
+CONNECT_S = 10.0
+
+#: A gateway that is away is asked again, so often and after so many seconds; only calls that are
+#: safe to repeat.
+TRIES = 60
+RETRY_S = 1.0
+
+
+class GatewayError(RolloutError, RuntimeError):
+    """The gateway could not be reached, or failed; `status` is 0 or what it answered."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class GatewayCalls:
+    """msgpack over HTTP. Raises CallerError for what is the caller's fault, else GatewayError."""
+
+    def __init__(self, url: str, admin_key: str | None) -> None:
+        parts = urlsplit(url)
+        self._socket = parts.path if parts.scheme == "unix" else ""
+        served = parts.scheme in ("http", "https") and parts.hostname and not parts.query
+        if not served and not self._socket:
+            raise CallerError(
+                f"gateway {url!r}: give it as http://host:port, https://host:port, or "
+                "unix:///path/of/its/admin/socket"
+            )
+        self.url = "http://localhost" if self._socket else url.rstrip("/")
+        self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
+        if admin_key is not None:
+            self._headers["Authorization"] = f"Bearer {admin_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        # The gateway closes after each call.
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, force_close=True)
+        else:
+            connector = aiohttp.TCPConnector(force_close=True)
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(
+        self, path: str, body: Any = None, *, repeatable: bool = False
+    ) -> tuple[int, bytes]:
+        return await self.send("POST", path, {} if body is None else body, repeatable=repeatable)
+
+    async def send(
+        self, method: str, path: str, body: Any = None, *, repeatable: bool = False
+    ) -> tuple[int, bytes]:
+        """(status, body) of an answer that is no error."""
+        data = b"" if body is None else msgspec.msgpack.encode(body)
+        tries = TRIES if repeatable else 1
+        while True:
+            tries -= 1
+            try:
+                return await self._once(method, path, data)
+            except GatewayError as error:
+                if error.status or not tries:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def _once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        if self._session is None:
+            raise CallerError("use it as `async with`: the connection to the gateway is not open")
+        # encoded: an instance's URL within the path keeps its %2F
+        url = URL(self.url + path, encoded=True)
+        try:
+            async with self._session.request(
+                method, url, data=data, allow_redirects=False
+            ) as response:
+                body, status = await response.read(), response.status
+        except (aiohttp.ClientError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise GatewayError(f"{self.url}{path}: {text}") from error
+        if status >= 300:
+            raise _error(f"{self.url}{path}", status, body)
+        return status, body
+
+
+def _error(where: str, status: int, body: bytes) -> RolloutError:
+    try:
+        text = str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        text = body[:200].decode(errors="replace")
+    if status in (400, 404, 409, 413):
+        return CallerError(text)
+    return GatewayError(f"{where} answered {status}: {text}", status)

@@ -1,0 +1,67 @@
+"""What every client may ask: is somebody here, which model, and what has been counted."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from aiohttp import web
+
+from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.integrations.gateway.control_plane.prometheus import CONTENT_TYPE, exposition
+
+
+class Public:
+    """Routes that show."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/ping", self.health),
+            web.post("/ping", self.health),  # as SageMaker does, and so vLLM
+            web.get("/version", self.version),
+            web.get("/metrics", self.metrics),
+        ]
+
+    def keyed_routes(self) -> list[web.RouteDef]:
+        """Those for which a client needs its key."""
+        return [web.get("/v1/models", self.models)]
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 once an instance has joined; as with vLLM, the body is empty."""
+        if self._gateway.healthy:
+            return web.Response()
+        broken = self._gateway.driver.broken
+        return refusal(503, f"the scheduler stopped: {broken}" if broken else "no instance is here")
+
+    async def version(self, request: web.Request) -> web.Response:
+        return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        text = exposition(self._gateway).encode()
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The models of the fleet, each as short as its shortest instance."""
+        lengths: dict[str, int] = {}
+        for supervisor in self._gateway.supervisors():
+            told = supervisor.description
+            if told is not None and supervisor.joined:
+                known = lengths.get(told.model, told.max_model_len)
+                lengths[told.model] = min(known, told.max_model_len)
+        data = [
+            {
+                "id": model,
+                "object": "model",
+                "created": self._gateway.created,
+                "owned_by": "rollout-sched",
+                "root": model,
+                "parent": None,
+                "max_model_len": length,
+            }
+            for model, length in lengths.items()
+        ]
+        return reply(request, {"object": "list", "data": data})

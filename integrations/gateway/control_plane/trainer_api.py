@@ -1,0 +1,103 @@
+"""/rollout/v1: what `live.trainer_session` offers, for a trainer in another process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
+from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.samples import Prompt
+
+#: A hundred thousand groups of sixteen, and as many again.
+MAX_SAMPLES = 3_200_000
+
+#: Groups that are submitted before others have their turn.
+AT_ONCE = 64
+
+
+class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
+
+    ack: int | None = None
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+
+
+class TrainerApi:
+    """Routes for the trainer; at most `max_samples` may be here at once."""
+
+    def __init__(self, gateway: Gateway, max_samples: int) -> None:
+        self._gateway = gateway
+        self._max_samples = max_samples
+        self._arriving = 0  # samples that have room and are not submitted yet
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/rollout/v1/groups", self.submit),
+            web.post("/rollout/v1/groups/close", self.close),
+            web.post("/rollout/v1/batches/next", self.next_batch),
+            web.post("/rollout/v1/weights", self.weights),
+            web.get("/rollout/v1/state", self.state),
+        ]
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """Queue a list of prompts; of one that cannot be, those before it stay, as the error says.
+
+        All or none of them if they are too many: 413 for more than may ever be here, 503 for more
+        than fit beside those that are.
+        A submission that is sent again, because its answer was lost, is refused and changes
+        nothing.
+        """
+        prompts = await read(request, list[Prompt])
+        asked, most = sum(prompt.samples for prompt in prompts), self._max_samples
+        here = self._gateway.trainer.open_samples + self._arriving
+        if asked > most:
+            return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
+        if here + asked > most:
+            return refusal(
+                503,
+                f"these are {asked} samples, and {here} are here, of at most {most} "
+                "(--max-samples); submit them again when batches have been delivered",
+            )
+        self._arriving += asked
+        try:
+            for accepted, prompt in enumerate(prompts):
+                if accepted % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    self._gateway.trainer.submit([prompt])
+                except CallerError as error:
+                    return refusal(409, f"{error} ({accepted} groups before it were accepted)")
+                asked -= prompt.samples
+                self._arriving -= prompt.samples
+        finally:
+            self._arriving -= asked
+        return reply(request, {"accepted": len(prompts)})
+
+    async def close(self, request: web.Request) -> web.Response:
+        self._gateway.trainer.close_submissions()
+        return web.Response(status=204)
+
+    async def next_batch(self, request: web.Request) -> web.Response:
+        """A batch; 204 when nothing is left, 202 when none was complete in time."""
+        asked = await read(request, NextBatch)
+        try:
+            batch = await self._gateway.delivery.next(asked.ack, asked.timeout_s)
+        except NotYet:
+            return reply(request, {"pending": True}, 202)
+        return web.Response(status=204) if batch is None else reply(request, batch)
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """200 when every instance has them, with `wait`; else 202."""
+        update = await read(request, WeightUpdate)
+        await self._gateway.publish(update)
+        return reply(request, {"version": update.version}, 200 if update.wait else 202)
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())

@@ -1,0 +1,124 @@
+"""New weights as a trainer announces them in a message, and how they come to be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
+
+#: Between two questions to an instance whose weights somebody else is to load, in seconds.
+LOOK_S = 1.0
+
+
+class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load a checkpoint from disk; `{version}` in the path stands for the version.
+
+    `visible_here`: the gateway's machine sees the path too, and checks it before any pause.
+    """
+
+    path: str
+    visible_here: bool = True
+
+
+class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's weight transfer: what its backend wants for the set-up and for the update.
+
+    `update_info` as a list makes one call for each.
+    """
+
+    update_info: dict[str, Any] | list[dict[str, Any]]
+    init_info: dict[str, Any] = {}
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Version `version` is ready; exactly one of the three says how an instance gets it.
+
+    applied  the trainer has loaded it into every instance itself
+    wait     answer when every instance computes with it
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    reload: Reload | None = None
+    transfer: Transfer | None = None
+    applied: bool = False
+    wait: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.reload is not None) + (self.transfer is not None) + self.applied != 1:
+            raise ValueError("give one of reload, transfer and applied")
+
+
+class WeightLoaders:
+    """Makes a loader of each update."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._init_info: dict[str, Any] | None = None
+        self._transfer: WeightTransfer
+        self._update_infos: dict[int, Any] = {}
+
+    async def of(self, update: WeightUpdate) -> WeightLoader:
+        """Raises CallerError if versions do not grow, or the weights are not where they should be.
+
+        Looking for weights takes its time, in which another update may come: versions are
+        ordered by when they are published, not asked for here.
+        """
+        version, newest = update.version, self._driver.view.run.version
+        if version <= newest:
+            raise CallerError(f"version {version} was published after {newest}; versions grow")
+        if update.reload is not None:
+            reload = update.reload
+            from_disk = ReloadFromDisk(reload.path, visible_here=reload.visible_here)
+            await from_disk.check(version)
+            return from_disk
+        if update.transfer is not None:
+            return self._of_transfer(update.transfer, version)
+        return _Applied(self._driver)
+
+    def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:
+        """One object for all versions: it knows which instances are set up already."""
+        if self._init_info != transfer.init_info:
+            self._init_info = transfer.init_info
+            self._transfer = WeightTransfer(self._update_info, transfer.init_info)
+        oldest = self._driver.view.run.fleet_version
+        self._update_infos = {v: i for v, i in self._update_infos.items() if v >= oldest}
+        self._update_infos[version] = transfer.update_info
+        return self._transfer
+
+    def _update_info(self, client: InstanceClient, version: int) -> Any:
+        return self._update_infos[version]
+
+
+class _Applied:
+    """The trainer has loaded the version into the instances that are here now.
+
+    One that comes later, or was restarted, has other weights, whatever we would like to call them:
+    it is waited for until it says itself that it has the version.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._loaded = {
+            supervisor.name: supervisor.description.started_at
+            for supervisor in driver.supervisors.values()
+            if supervisor.description is not None and supervisor.joined
+        }
+        self._driver = driver
+
+    async def __call__(self, client: InstanceClient, version: int) -> None:
+        supervisor = self._driver.supervisors[client.name]
+        description = supervisor.description
+        assert description is not None  # it has joined
+        if self._loaded.get(client.name) == description.started_at:
+            return
+        while supervisor.joined:
+            told = (await client.describe()).version
+            if told is not None and told >= version:
+                return
+            await asyncio.sleep(LOOK_S)
+        raise InstanceError("it was lost before it had its weights")

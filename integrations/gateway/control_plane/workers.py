@@ -1,0 +1,207 @@
+"""The routes by which other routers' users manage instances, and vLLM's control for all at once.
+
+What they are called and what they answer is the convention of sglang-router and vllm-router
+(/add_worker, /remove_worker, /list_workers, /workers, /finish_session) and of smg (/v1/rl), so a
+trainer that was written for one of them needs no change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import SessionEnded
+from rollout_sched.integrations.gateway.control_plane.broadcast import (
+    CONTROL_PATHS,
+    Call,
+    broadcast,
+)
+from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.gateway import (
+    Gateway,
+    InstanceView,
+    NewInstance,
+)
+from rollout_sched.integrations.gateway.control_plane.relay import forwardable, is_plain
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+
+
+class Workers:
+    """Routes for administrators, except for the end of a session, which clients tell."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/workers", self.list_all),
+            web.post("/workers", self.add),
+            web.get("/workers/{id:(?s:.+)}", self.show),
+            web.delete("/workers/{id:(?s:.+)}", self.remove),
+            web.post("/add_worker", self.add_by_query),
+            web.post("/remove_worker", self.remove_by_query),
+            web.get("/list_workers", self.list_urls),
+            web.get("/v1/rl/workers", self.list_rl),
+            web.get("/v1/rl/workers/{id}", self.show_rl),
+            web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", self.engine_of_one),
+            web.route("*", "/v1/rl/engine/{path:.+}", self.engine),
+            *(web.route("*", f"/{path}", self.control) for path in sorted(CONTROL_PATHS)),
+        ]
+
+    def keyed_routes(self) -> list[web.RouteDef]:
+        """Those for which a client needs its key."""
+        return [web.post("/finish_session", self.finish_session)]
+
+    # -- sglang-router and vllm-router -----------------------------------------------------
+
+    async def list_all(self, request: web.Request) -> web.Response:
+        workers = [_worker(view) for view in self._views()]
+        return reply(request, {"workers": workers, "total": len(workers)})
+
+    async def show(self, request: web.Request) -> web.Response:
+        supervisor = self._gateway.supervisor(request.match_info["id"])
+        return reply(request, _worker(self._gateway.view(supervisor)))
+
+    async def add(self, request: web.Request) -> web.Response:
+        supervisor = await self._gateway.add(await read(request, NewInstance))
+        return reply(request, _worker(self._gateway.view(supervisor)), 201)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        await self._gateway.remove(request.match_info["id"])
+        return reply(request, {"message": f"removed {request.match_info['id']}"})
+
+    async def add_by_query(self, request: web.Request) -> web.Response:
+        supervisor = await self._gateway.add(NewInstance(_named(request, "url")))
+        return web.Response(text=f"Successfully added worker: {supervisor.name}")
+
+    async def remove_by_query(self, request: web.Request) -> web.Response:
+        url = _named(request, "url")
+        await self._gateway.remove(url)
+        return web.Response(text=f"Successfully removed worker: {url}")
+
+    async def list_urls(self, request: web.Request) -> web.Response:
+        return reply(request, {"urls": [view.url for view in self._views()]})
+
+    async def finish_session(self, request: web.Request) -> web.Response:
+        session = _named(request, "session_id")
+        known = self._gateway.driver.view.knows_session(session)
+        if known:
+            self._gateway.driver.tell(SessionEnded(session))
+        return reply(request, {"session_id": session, "finished": known})
+
+    # -- smg -------------------------------------------------------------------------------
+
+    async def list_rl(self, request: web.Request) -> web.Response:
+        workers = [_rl_worker(view) for view in self._views()]
+        return reply(request, {"workers": workers, "total": len(workers)})
+
+    async def show_rl(self, request: web.Request) -> web.Response:
+        supervisor = self._gateway.supervisor(request.match_info["id"])
+        return reply(request, _rl_worker(self._gateway.view(supervisor)))
+
+    async def engine(self, request: web.Request) -> web.Response:
+        """To all instances, or to those that `selector` takes: "key=value,..." of the list."""
+        selector = request.query.get("selector", "")
+        chosen = [
+            supervisor
+            for supervisor in self._gateway.supervisors()
+            if _selected(_rl_worker(self._gateway.view(supervisor)), selector)
+        ]
+        if not chosen and selector:
+            return refusal(404, f"selector {selector!r} takes no instance")
+        return await self._broadcast(request, _path_of_engine(request), chosen)
+
+    async def engine_of_one(self, request: web.Request) -> web.Response:
+        supervisor = self._gateway.supervisor(request.match_info["id"])
+        call = await self._call(request, _path_of_engine(request))
+        _, answer = await broadcast([supervisor], call)
+        for worker_id, result in answer["results"].items():
+            return reply(request, {"worker_id": worker_id, **result}, result["status"])
+        failure = answer["failed"][0]
+        return reply(request, failure, failure["status"] or 502)
+
+    async def control(self, request: web.Request) -> web.Response:
+        """vLLM's own control path, sent to us as if we were one server."""
+        return await self._broadcast(request, request.path[1:], self._gateway.supervisors())
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _views(self) -> list[InstanceView]:
+        return [self._gateway.view(supervisor) for supervisor in self._gateway.supervisors()]
+
+    async def _broadcast(
+        self, request: web.Request, path: str, supervisors: list[InstanceSupervisor]
+    ) -> web.Response:
+        status, answer = await broadcast(supervisors, await self._call(request, path))
+        return reply(request, answer, status)
+
+    async def _call(self, request: web.Request, path: str) -> Call:
+        # As it came: decoded, "%26" would become another parameter for the instances.
+        pairs = request.raw_path.partition("?")[2].split("&")
+        query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
+        headers = forwardable(request.raw_headers)
+        settings = self._gateway.driver.settings
+        body = await body_of(request)
+        return Call(request.method, path, query, headers, body, settings.update_timeout_s)
+
+
+def _path_of_engine(request: web.Request) -> str:
+    """What follows /engine/, as it came. Raises HTTPNotFound unless it is plain."""
+    path = request.raw_path.partition("?")[0].partition("/engine/")[2]
+    if not is_plain(f"/{path}"):
+        raise web.HTTPNotFound(text=f"{path!r} is no path of an instance: write it plainly")
+    return path
+
+
+def _named(request: web.Request, field: str) -> str:
+    value = request.query.get(field)
+    if not value:
+        raise CallerError(f"the query must name it: ?{field}=...")
+    return value
+
+
+def _worker(view: InstanceView) -> dict[str, Any]:
+    return {
+        "id": view.id,
+        "url": view.url,
+        "model_id": view.model,
+        "is_healthy": view.version is not None,
+        "load": view.in_flight,
+        "worker_type": "regular",
+        "status": view.status,
+        "reason": view.reason,
+    }
+
+
+def _rl_worker(view: InstanceView) -> dict[str, Any]:
+    return {
+        "id": view.id,
+        "url": view.url,
+        "base_url": view.url,
+        "engine": "vllm",
+        "engine_version": None,
+        "model_id": view.model,
+        "worker_type": "regular",
+        "connection_mode": "http",
+        "health": "unhealthy" if view.version is None else "healthy",
+        "weight_version": None if view.version is None else str(view.version),
+        "labels": {},
+        "capabilities": dict.fromkeys(view.capabilities, True),
+    }
+
+
+def _selected(worker: dict[str, Any], selector: str) -> bool:
+    """Whether a worker has all that is asked for; "" and "*" ask for nothing."""
+    if selector in ("", "*", "all"):
+        return True
+    for term in selector.split(","):
+        key, equals, value = term.strip().partition("=")
+        if not equals or key not in worker:
+            fields = ", ".join(key for key, value in worker.items() if isinstance(value, str))
+            raise CallerError(f"selector {term!r}: write field=value, with one of: {fields}")
+        if str(worker[key]) != value:
+            return False
+    return True

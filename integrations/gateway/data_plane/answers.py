@@ -1,0 +1,189 @@
+"""What instances say, as far as the gateway reads it: whole answers, and the events of a stream.
+
+An answer is believed only as a whole: JSON to its last byte, of the endpoint's shape, with counts
+that agree. So what is passed on, joined or counted later cannot fail. What no field here names is
+skipped, which checks it but makes nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from rollout_sched.core.events import Spans
+from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
+from rollout_sched.integrations.vllm.answers import VersionSpan, spans_of
+from rollout_sched.live.ports import AnswerUntrue, InstanceError
+
+_NULL = msgspec.Raw(b"null")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_T = TypeVar("_T")
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: _Count
+    prompt_tokens: _Count = 0
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str
+    text: msgspec.Raw = _NULL
+    message: msgspec.Raw = _NULL
+    token_ids: msgspec.Raw = _NULL
+    weight_versions: list[VersionSpan] | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
+    usage: _Usage
+    id: str | None = None
+    request_id: str | None = None
+
+
+class Whole(msgspec.Struct):
+    """A whole answer. `finish` is its finish_reason, `id` what it says it answers."""
+
+    tokens: int
+    finish: str
+    spans: Spans
+    id: str
+
+
+class EventChoice(msgspec.Struct):
+    """What an event brings."""
+
+    finish_reason: str | None = None
+    token_ids: msgspec.Raw = _NULL
+    prompt_token_ids: msgspec.Raw = _NULL
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+    weight_versions: list[VersionSpan] | None = None
+
+    @property
+    def ids(self) -> bytes:
+        """Its token ids as "1,2"; b"" if it gives none. Raises AnswerUntrue if they are no ids."""
+        return _ids(self.token_ids)[1:-1]
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """The prompt's, as a JSON list; b"" if it gives none."""
+        return _ids(self.prompt_token_ids)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it brings more than the role that opens a chat."""
+        delta = self.delta or {}
+        return bool(self.text) or any(delta[key] for key in delta if key != "role")
+
+
+class EventUsage(msgspec.Struct):
+    completion_tokens: _Count = 0
+    prompt_tokens: _Count = 0
+
+
+class Event(msgspec.Struct):
+    """An event of a stream, of any endpoint; one that only tells the usage has no choices."""
+
+    choices: Annotated[list[EventChoice], msgspec.Meta(max_length=1)] | None = None
+    id: str | None = None
+    request_id: str | None = None
+    object: str | None = None
+    created: int | float | None = None
+    model: str | None = None
+    prompt_token_ids: msgspec.Raw = _NULL
+    usage: EventUsage | None = None
+    error: msgspec.Raw = _NULL
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """As of a choice."""
+        return _ids(self.prompt_token_ids)
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_event = msgspec.json.Decoder(Event)
+_object = msgspec.json.Decoder(dict[str, Any])
+
+#: What holds the response, and the first byte of such a value.
+_HOLDS = {"completions": ("text", b'"'), "chat": ("message", b"{"), "generate": ("token_ids", b"[")}
+_WHITE = b" \t\r\n"
+_DIGITS = b"0123456789" + _WHITE
+
+
+def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Whole:
+    """Raises AnswerUntrue if it is no whole answer of the endpoint `spoken`; `labelled` as for
+    `spans_of`."""
+    answer = _decoded(_answer, body)
+    choice = answer.choices[0]
+    holder, first = _HOLDS[spoken]
+    if memoryview(getattr(choice, holder))[:1] != first:
+        raise AnswerUntrue(f"the answer's {holder!r} is missing or of another kind")
+    tokens = answer.usage.completion_tokens
+    if choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
+        raise AnswerUntrue(f"the answer's token_ids are not the {tokens} of its usage")
+    _check_finish(choice.finish_reason)
+    versions = choice.weight_versions
+    spans = spans_of(versions, tokens, labelled=labelled) if versions else ()
+    return Whole(tokens, choice.finish_reason, spans, answer.id or answer.request_id or "")
+
+
+def read_event(payload: bytes) -> Event:
+    """Raises InstanceError if it is none, or says that something has failed."""
+    event = _decoded(_event, payload)
+    if event.error != _NULL:
+        raise InstanceError(payload[:200].decode(errors="replace"))
+    for choice in event.choices or ():
+        if choice.finish_reason is not None:
+            _check_finish(choice.finish_reason)
+    return event
+
+
+def read_object(payload: bytes) -> dict[str, Any]:
+    """All of a JSON object. Raises AnswerUntrue if it is none."""
+    return _decoded(_object, payload)
+
+
+def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+    try:
+        if not data.isascii():
+            data.decode()  # skipped texts are not looked at otherwise
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = data[:80].decode(errors="replace")
+        raise AnswerUntrue(f"the answer is not understood ({error}): {text!r}") from None
+
+
+def _are_ids(ids: bytes, count: int) -> bool:
+    """Whether this JSON value is a list of so many integers."""
+    if not count or len(ids) < 3:
+        return not count and ids.translate(None, _WHITE) == b"[]"
+    return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
+
+
+def _ids(value: msgspec.Raw) -> bytes:
+    if value == _NULL:
+        return b""
+    ids = bytes(value).translate(None, _WHITE)
+    if not _are_ids(ids, ids.count(b",") + (len(ids) > 2)):
+        raise AnswerUntrue("an event's token_ids are no ids")
+    return ids
+
+
+def _check_finish(reason: str) -> None:
+    if reason == "error":
+        raise InstanceError("the instance failed in the middle of the answer")
+
+
+def names_another(said: str, order_id: str) -> bool:
+    """Whether an answer's id is made of another order of ours (`<run>-<attempt>`) than this one.
+
+    vLLM makes it of X-Request-Id, whose end is the order's id; what a client named the request may
+    stand before. A server that makes up ids of its own is believed.
+    """
+    run = order_id[: order_id.rfind("-") + 1]
+    at = said.rfind(run) if run else -1
+    if at < 0:
+        return False
+    named = said[at:]
+    return not named.startswith(order_id) or named[len(order_id) :][:1].isdigit()

@@ -1,0 +1,227 @@
+"""What the three endpoints say: how an answer is read, gone on from, and joined.
+
+An answer that was never interrupted passes through as it came. For one that was, the partial
+answers are read into `Part`s, the next attempt is asked to go on from prompt and tokens, and in the
+end the parts are joined into one answer, as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
+from rollout_sched.live.ports import AnswerUntrue
+
+#: Where a request goes on whose prompt may have been text: with token ids.
+RESUME_PATH = {
+    "completions": b"/v1/completions",
+    "chat": b"/v1/completions",
+    "generate": b"/inference/v1/generate",
+}
+
+#: How the engine's own id is made of the X-Request-Id header (vLLM 0.32), for aborting.
+ENGINE_ID = {
+    b"/v1/completions": "cmpl-%s-0",
+    b"/v1/chat/completions": "chatcmpl-%s",
+    b"/inference/v1/generate": "generate-tokens-%s",
+}
+
+#: Chat fields that completions do not know; the prompt's tokens already hold what they said.
+_CHAT_ONLY = (
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+)
+
+
+class Part(msgspec.Struct):
+    """One attempt's share of a response. `logprobs` is in the dialect it was answered in."""
+
+    token_ids: list[int]
+    text: str = ""
+    logprobs: Any = None
+    prompt_ids: list[int] | None = None
+
+
+def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
+    """What there is to go on from; None if the answer does not give its tokens.
+
+    `answer` is one that `answers.read_answer` believes. Raises AnswerUntrue if it is nothing that
+    could be joined with others.
+    """
+    choice = answer["choices"][0]
+    token_ids = choice.get("token_ids")
+    if token_ids is None:
+        return None
+    message = choice.get("message")
+    text = (choice.get("text") if message is None else message.get("content")) or ""
+    prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+    part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
+    try:
+        sum(prompt_ids or ())
+        join(endpoint, [part], answer, "length")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise AnswerUntrue(f"the answer is nothing to go on from: {error!r}") from None
+    return part
+
+
+def resume(
+    endpoint: Endpoint,
+    body: bytes,
+    prompt_ids: list[int],
+    parts: list[Part],
+    limit: int | None,
+    salt: str,
+) -> dict[str, Any]:
+    """The body that goes on from what the parts hold, with at most `limit` new tokens."""
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    token_ids = prompt_ids + [token for part in parts for token in part.token_ids]
+    if endpoint == "generate":
+        sampling = fields.get("sampling_params") or {}
+        fields["sampling_params"] = {**sampling, "max_tokens": limit, "n": 1}
+        return {**fields, "token_ids": token_ids, "cache_salt": salt}
+    if endpoint == "chat":
+        fields = _as_completion(fields)
+    # An echoed prompt would come once more with every part.
+    fields.pop("echo", None)
+    fields |= {"prompt": token_ids, "max_tokens": limit, "n": 1, "cache_salt": salt}
+    return {**fields, "return_token_ids": True}
+
+
+def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
+    wanted = fields.get("logprobs")
+    most = fields.get("top_logprobs") or 0
+    kept = {key: value for key, value in fields.items() if key not in _CHAT_ONLY}
+    kept["logprobs"] = most if wanted else None
+    # A chat template has put the special tokens in already.
+    kept["add_special_tokens"] = False
+    return kept
+
+
+def join(
+    endpoint: Endpoint, parts: list[Part], last: dict[str, Any] | None, finish: str
+) -> dict[str, Any]:
+    """One answer in the endpoint's dialect from all parts, of which `last` brought the last.
+
+    Without `last` nobody has said anything. `finish` is why the whole of it ended, which the last
+    that brought something may not know.
+    """
+    if last is None:
+        last = {**envelope(endpoint, "whole"), "choices": [{"index": 0, "finish_reason": finish}]}
+    token_ids = [token for part in parts for token in part.token_ids]
+    choice = dict(last["choices"][0])
+    choice.pop("weight_versions", None)
+    if choice["finish_reason"] in ("abort", "length"):
+        choice["finish_reason"] = finish
+    choice["token_ids"] = token_ids
+    text = "".join([part.text for part in parts])
+    if endpoint == "chat":
+        choice.pop("text", None)
+        choice["message"] = {"role": "assistant", "content": text}
+        choice["logprobs"] = chat_logprobs([part.logprobs for part in parts])
+    elif endpoint == "completions":
+        choice["text"] = text
+        choice["logprobs"] = _completion_logprobs([part.logprobs for part in parts])
+    else:
+        choice["logprobs"] = _content_logprobs([part.logprobs for part in parts])
+    prompt_ids = parts[0].prompt_ids if parts else None
+    said = last.get("usage") or {}
+    prompt = len(prompt_ids) if prompt_ids else said.get("prompt_tokens", 0)
+    answer = {**last, "choices": [choice], "usage": {**said, **usage(prompt, len(token_ids))}}
+    if "prompt_token_ids" in choice:
+        choice["prompt_token_ids"] = prompt_ids
+    if endpoint == "chat":
+        choice.pop("prompt_token_ids", None)
+        answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
+        answer["id"] = "chat" + str(answer.get("id", "")).removeprefix("chat")
+    return answer
+
+
+def usage(prompt: int, made: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+    }
+
+
+#: What an answer, whole or in events, calls itself.
+_OBJECT = {
+    ("completions", "whole"): "text_completion",
+    ("completions", "event"): "text_completion",
+    ("chat", "whole"): "chat.completion",
+    ("chat", "event"): "chat.completion.chunk",
+}
+
+
+def envelope(endpoint: Endpoint, kind: str) -> dict[str, Any]:
+    """What stands around the choices of an answer of ours: `kind` "whole", or "event"."""
+    if endpoint == "generate":
+        return {"request_id": "", "model": "", "created": 0}
+    return {"id": "", "object": _OBJECT[endpoint, kind], "created": 0, "model": ""}
+
+
+def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[str, Any]:
+    """The event that ends a stream, where no instance has said one. `said`: see `envelope`."""
+    empty: dict[str, Any] = {"text": ""}
+    if endpoint != "completions":
+        empty = {"delta": {}} if endpoint == "chat" else {"token_ids": []}
+    choice = {"index": 0, **empty, "logprobs": None, "finish_reason": finish}
+    return {**said, "choices": [choice], "usage": None}
+
+
+def _content_logprobs(shares: list[Any]) -> Any:
+    if all(share is None for share in shares):
+        return None
+    return {"content": [item for share in shares for item in (share or {}).get("content") or ()]}
+
+
+def _completion_logprobs(shares: list[Any]) -> Any:
+    known = [share for share in shares if share]
+    if not known:
+        return None
+    joined: dict[str, Any] = {}
+    for key in ("tokens", "token_logprobs", "top_logprobs"):
+        if any(share.get(key) is not None for share in known):
+            joined[key] = [item for share in known for item in share.get(key) or ()]
+    offsets, at = [], 0
+    for token in joined.get("tokens", ()):
+        offsets.append(at)
+        at += len(token)
+    return {**joined, "text_offset": offsets}
+
+
+def chat_logprobs(shares: list[Any]) -> Any:
+    """Parts that were gone on with came as completions; chat has an object per token."""
+    if not any(shares):
+        return None
+    content: list[Any] = []
+    for share in shares:
+        if not share:
+            continue
+        if "content" in share:
+            content.extend(share["content"] or ())
+            continue
+        tops = share.get("top_logprobs") or [None] * len(share["tokens"])
+        for token, logprob, top in zip(
+            share["tokens"], share["token_logprobs"], tops, strict=False
+        ):
+            item = _chat_logprob(token, logprob)
+            item["top_logprobs"] = [_chat_logprob(*pair) for pair in (top or {}).items()]
+            content.append(item)
+    return {"content": content}
+
+
+def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}

@@ -1,0 +1,209 @@
+"""The envelope of a client's request: what the scheduler must know, and no more than that.
+
+A rollout request carries thousands of token ids and gets thousands back. Only the fields
+named in `fields` are read; the rest of the body passes through as the bytes it came in.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fields, SamplingFields
+from rollout_sched.integrations.gateway.data_plane.splice import decoded
+
+Endpoint = Literal["completions", "chat", "generate"]
+
+#: Hot paths, and what is spoken there.
+ENDPOINTS: dict[bytes, Endpoint] = {
+    b"/v1/completions": "completions",
+    b"/v1/chat/completions": "chat",
+    b"/inference/v1/generate": "generate",
+}
+
+#: What OpenAI's completions, and vLLM's, take when the client names no limit. With a limit of null,
+#: and on the other endpoints, vLLM makes as many tokens as fit.
+COMPLETIONS_MAX_TOKENS = 16
+
+#: More than any model makes.
+MOST_TOKENS = 2**31 - 1
+
+#: Longest name of a group, session or request, in bytes: names are kept, and written to journals.
+LONGEST_NAME = 256
+
+#: English text as byte-pair tokens, roughly; it only weighs prompts that come as text.
+BYTES_PER_TOKEN = 4
+
+#: The field that holds the prompt.
+INPUT = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}
+
+
+class Envelope:
+    """What a body asks for.
+
+    prompt       the prompt, messages or token ids as they stand in the body
+    limit        new tokens the client allows; None: as many as fit
+    limit_field  the field that says so
+    samples      how many responses are asked for, to each prompt
+    keep_ids     the client wants token ids in the answer
+    says_ours    whether the body has a field already that is ours to say
+    """
+
+    __slots__ = (
+        "group",
+        "keep_ids",
+        "limit",
+        "limit_field",
+        "prompt",
+        "salt",
+        "samples",
+        "says_ours",
+        "session",
+        "stream",
+    )
+
+    def __init__(self, fields: Fields, endpoint: Endpoint) -> None:
+        self.limit_field = "max_tokens"
+        if endpoint == "generate":
+            sampling = fields.sampling_params or SamplingFields()
+            self.prompt = memoryview(fields.token_ids)
+            self.limit, n = sampling.max_tokens, sampling.n
+        else:
+            self.prompt = memoryview(
+                fields.prompt if endpoint == "completions" else fields.messages
+            )
+            given, n = fields.max_tokens, fields.n
+            if given is UNSET:
+                given = COMPLETIONS_MAX_TOKENS if endpoint == "completions" else None
+            if endpoint == "chat" and fields.max_completion_tokens is not None:
+                given, self.limit_field = fields.max_completion_tokens, "max_completion_tokens"
+            self.limit = given
+        self.samples = 1 if n is None else n
+        self.stream = bool(fields.stream)
+        self.keep_ids = endpoint == "generate" or fields.return_token_ids is True
+        self.salt = fields.cache_salt or None
+        self.says_ours = fields.cache_salt is not UNSET or not (
+            self.keep_ids or fields.return_token_ids is UNSET
+        )
+        self.group = fields.group_id or ""
+        self.session = fields.session_id or ""
+
+
+_DECODER = msgspec.json.Decoder(Fields)
+_FLAT_IDS = re.compile(rb"\[\s*\d")
+
+#: Below so many bytes Python counts faster than numpy has begun to.
+_LARGE = 2048
+
+_NO_PROMPTS = re.compile(rb"\[\s*\]")
+
+#: One of several prompts, a text or a flat list of ids, in a list that is known to be JSON.
+_ONE_OF_SEVERAL = re.compile(
+    rb'[\[,]\s*("(?:[^"\\]++|\\.)*+"|\[[^\]\["{]*+\])\s*(?=[,\]])', re.DOTALL
+)
+
+#: Bytes at either end of a prompt that tell it from others.
+_TELLING = 2048
+
+#: Bytes of text looked at together.
+_STRETCH = 2**20
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+def read(body: bytes, endpoint: Endpoint) -> Envelope:
+    """The envelope of a body. Raises BadRequest naming the field."""
+    if not body.isascii():
+        _check_utf8(body)
+    fields: Fields = decoded(_DECODER, body)
+    envelope = Envelope(fields, endpoint)
+    if not envelope.prompt:
+        raise BadRequest(f"`{INPUT[endpoint]}` is missing")
+    if envelope.samples < 1:
+        raise BadRequest("`n` must be at least 1")
+    if envelope.limit is not None and not 1 <= envelope.limit <= MOST_TOKENS:
+        least = "at least 1" if envelope.limit < 1 else f"at most {MOST_TOKENS}"
+        raise BadRequest(f"`{envelope.limit_field}` must be {least}")
+    if envelope.group:
+        check_name("group_id", envelope.group)
+    if envelope.session:
+        check_name("session_id", envelope.session)
+    return envelope
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises BadRequest if a name is not one to keep."""
+    if len(name) > LONGEST_NAME or len(name.encode()) > LONGEST_NAME:
+        raise BadRequest(f"`{field}` is longer than {LONGEST_NAME} bytes; give it a shorter name")
+    if not name.isprintable():
+        raise BadRequest(f"`{field}` holds a character that cannot be printed; leave it out")
+
+
+def _check_utf8(body: bytes) -> None:
+    whole, decoder = memoryview(body), _Utf8()
+    for start in range(0, len(body), _STRETCH):
+        end = start + _STRETCH
+        try:
+            decoder.decode(whole[start:end], final=end >= len(body))
+        except UnicodeDecodeError as error:
+            near = start + error.start
+            raise BadRequest(f"the body is not UTF-8 near byte {near}: {error.reason}") from None
+
+
+def are_token_ids(raw: bytes | memoryview) -> bool:
+    """True for a flat list of token ids, False for text, messages or a list of prompts."""
+    return _FLAT_IDS.match(raw) is not None
+
+
+def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
+    """The prompts if `raw` is a list of them; None for one prompt. They are not copied.
+
+    Raises BadRequest for more than `most`, as soon as they are seen.
+    """
+    if raw[0] != ord("[") or are_token_ids(raw):
+        return None
+    if _NO_PROMPTS.match(raw) is not None:
+        raise BadRequest("`prompt` is empty")
+    prompts: list[memoryview] = []
+    at, end = 0, len(raw) - 1
+    while at < end:
+        found = _ONE_OF_SEVERAL.match(raw, at)
+        if found is None:
+            break
+        if len(prompts) == most:
+            raise BadRequest(f"`prompt` holds more than {most} prompts; send them in several calls")
+        prompts.append(raw[found.start(1) : found.end(1)])
+        at = found.end()
+    if at < end:
+        raise BadRequest("`prompt` must be text, token ids, or a list of either")
+    return prompts
+
+
+def prompt_tokens(raw: bytes | memoryview) -> int:
+    """Tokens of a prompt: counted if it came as ids, estimated from its bytes if as text."""
+    if not are_token_ids(raw):
+        return max(1, len(raw) // BYTES_PER_TOKEN)
+    if len(raw) < _LARGE:
+        return bytes(raw).count(b",") + 1
+    return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(","))) + 1
+
+
+def group_of(raw: memoryview) -> str:
+    """Siblings are known by their prompt where the client names no group: its ends and length."""
+    if len(raw) > 2 * _TELLING:
+        ends = zlib.crc32(raw[-_TELLING:], zlib.crc32(raw[:_TELLING]))
+        return f"p{ends:08x}.{len(raw)}"
+    return f"p{zlib.crc32(raw):08x}"
+
+
+def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+    """The body with fields put in front; none of them may be in it already."""
+    if not fields:
+        return body
+    start = body.index(b"{") + 1
+    return b"{" + msgspec.json.encode(fields)[1:-1] + b"," + body[start:]

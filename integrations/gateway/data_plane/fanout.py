@@ -1,0 +1,205 @@
+"""The responses of one call, each a request of its own (`split`), joined at the end."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from rollout_sched.integrations.gateway.data_plane.answers import read_object
+from rollout_sched.integrations.gateway.data_plane.call import (
+    FIELD,
+    JSON,
+    Headers,
+    Reply,
+    Write,
+    error_body,
+)
+from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
+from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall
+from rollout_sched.integrations.vllm.event_stream import DONE, payload_of
+from rollout_sched.live.ports import InstanceError, Outcome, Over
+
+log = logging.getLogger(__name__)
+
+
+class WholeReply(Reply, Protocol):
+    """Where the joined answer goes."""
+
+    def withdraw(self) -> None:
+        """Give up the responses that are still open."""
+
+
+class Fanout:
+    """Gathers the replies to the responses of one call; the first error ends it for all.
+
+    Towards the reply it is the one upstream (`wire.ProxyCall`) of all its streams.
+    """
+
+    def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
+        self._reply = reply
+        self._samples = samples
+        self._answers: list[dict[str, Any] | None] = [None] * count
+        self._usages: list[dict[str, Any] | None] = [None] * count  # events that only tell that
+        self._open = set(range(count))
+        self._write: Write | None = None  # where the events go, once there are any
+        self._over = False
+        self._upstreams: list[ProxyCall] = []
+        self._paused = False
+
+    def child(self, index: int) -> Child:
+        return Child(self, index)
+
+    def answered(self, index: int, status: int, headers: bytes | Headers, body: bytes) -> None:
+        """The whole answer of one."""
+        if self._over:
+            return
+        if status != 200:
+            self._fail(status, headers, body)
+            return
+        try:
+            self._answers[index] = read_object(body)
+            self._open.discard(index)
+            if self._open:
+                return
+            whole = msgspec.json.encode(self._joined())
+        except Exception as error:
+            self._break_down(error)
+            return
+        self._over = True
+        self._reply.answer(200, [JSON], whole)
+
+    def _break_down(self, error: Exception) -> None:
+        log.error("answers could not be joined", exc_info=error)
+        self._fail(502, [JSON], error_body(502, f"the answers could not be joined: {error!r}"))
+
+    def _fail(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        self._over = True
+        try:
+            if self._write is not None:
+                self._write(b"data: %b\n\n" % body)
+                self._reply.end()
+            else:
+                self._reply.answer(status, headers, body)
+        finally:
+            self._reply.withdraw()
+
+    def _joined(self) -> dict[str, Any]:
+        answers = [answer for answer in self._answers if answer is not None]
+        choices = []
+        for index, answer in enumerate(answers):
+            added = answer.pop(FIELD, None)
+            choices.append({**answer["choices"][0], "index": index, FIELD: added})
+        return {**answers[0], "choices": choices, "usage": self._usage(answers)}
+
+    def _usage(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
+        """What all of them have used; samples share their prompt."""
+        usages = [answer.get("usage") or {} for answer in answers]
+        prompt = sum([usage.get("prompt_tokens", 0) for usage in usages[:: self._samples]])
+        made = sum([usage.get("completion_tokens", 0) for usage in usages])
+        return {**usages[0], **total_usage(prompt, made)}
+
+    # -- streams ---------------------------------------------------------------------------
+
+    def upstream(self, passing: ProxyCall) -> None:
+        if not self._upstreams:
+            self._reply.upstream(self)
+        self._upstreams.append(passing)
+        if self._paused:
+            passing.pause()
+
+    def pause(self) -> None:
+        self._paused = True
+        for passing in self._upstreams:
+            passing.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        for passing in self._upstreams:
+            passing.resume()
+
+    def cancel(self) -> None:
+        for passing in self._upstreams:
+            passing.cancel()
+
+    def paced(self, over: Over, outcome: Outcome) -> None:
+        self._reply.paced(over, outcome)
+
+    def begin(self, headers: Headers) -> None:
+        if self._write is None and not self._over:
+            self._write = self._reply.begin(headers)
+
+    def write(self, index: int, events: bytes) -> None:
+        """Pass events of one on. Raises InstanceError, and none has passed, if they are none."""
+        write = self._write
+        if self._over or write is None:
+            return
+        told = []
+        for event in events.split(b"\n\n"):
+            payload = payload_of(event)
+            if not payload or payload == DONE:
+                continue
+            fields = read_object(payload)
+            if "error" in fields:
+                self._fail(200, [], payload)
+                return
+            choices = fields.get("choices")
+            if not isinstance(choices, list):
+                continue  # it says nothing of a response
+            if not choices and fields.get("usage"):
+                self._usages[index] = fields
+                continue
+            for choice in choices:
+                if not isinstance(choice, dict):
+                    raise InstanceError("an event is not understood: a choice is no object")
+                choice["index"] = index
+            told.append(b"data: %b\n\n" % msgspec.json.encode(fields))
+        if told:
+            write(b"".join(told))
+
+    def end(self, index: int) -> None:
+        """The stream of one has ended."""
+        self._open.discard(index)
+        write = self._write
+        if self._open or self._over or write is None:
+            return
+        last = b"data: %b\n\n" % DONE
+        usages = [usage for usage in self._usages if usage is not None]
+        try:
+            if usages:
+                joined = {**usages[0], "usage": self._usage(usages)}
+                last = b"data: %b\n\n%b" % (msgspec.json.encode(joined), last)
+        except Exception as error:
+            self._break_down(error)
+            return
+        self._over = True
+        try:
+            write(last)
+        finally:
+            self._reply.end()
+
+
+class Child:
+    """Where one of the responses goes."""
+
+    def __init__(self, fanout: Fanout, index: int) -> None:
+        self._fanout = fanout
+        self._index = index
+
+    def upstream(self, passing: ProxyCall) -> None:
+        self._fanout.upstream(passing)
+
+    def paced(self, over: Over, outcome: Outcome) -> None:
+        self._fanout.paced(over, outcome)
+
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        self._fanout.answered(self._index, status, headers, body)
+
+    def begin(self, headers: Headers) -> Write:
+        self._fanout.begin(headers)
+        return partial(self._fanout.write, self._index)
+
+    def end(self) -> None:
+        self._fanout.end(self._index)

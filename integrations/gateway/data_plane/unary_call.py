@@ -1,0 +1,269 @@
+"""A call that is answered at once: the payload of a request that does not stream."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model import Sample
+from rollout_sched.integrations.gateway.data_plane import answers, dialects
+from rollout_sched.integrations.gateway.data_plane.call import (
+    FIELD,
+    JSON,
+    Call,
+    Reply,
+    added,
+    error_body,
+    with_added,
+)
+from rollout_sched.integrations.gateway.data_plane.dialects import Part
+from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
+from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall, Upstream, refuse
+from rollout_sched.integrations.http.client import Gathering
+from rollout_sched.integrations.http.heads import Headers, write_fields
+from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
+
+log = logging.getLogger(__name__)
+
+Answer = dict[str, Any]
+
+#: Bytes of an answer.
+MOST = 256 * 2**20
+
+NO_IDS = error_body(502, "the instance gives no token_ids, so an interrupted response cannot go on")
+
+
+@lru_cache(256)
+def header_lines(instance: str) -> bytes:
+    """Of an answer whose last tokens this instance made."""
+    named = (b"x-rollout-sched-instance", instance.encode())
+    return write_fields([JSON, named] if instance else [JSON])
+
+
+class Raw(msgspec.Struct):
+    """An answer as it came; the whole response in one piece."""
+
+    body: bytes
+
+
+class Share(msgspec.Struct):
+    """A part of a response, and the answer that brought it."""
+
+    part: Part
+    answer: Answer
+
+
+class UnaryCall:
+    """Passes an answer through; joins it where it took several attempts."""
+
+    def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
+        self.call = call
+        self.reply = reply
+        self.max_tokens = max_tokens
+        self._pieces: dict[int, Raw | Share] = {}
+        self._answered = False
+
+    def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
+        parts = self._parts()
+        if parts:
+            prompt_ids = self.call.prompt_ids(parts)
+            assert prompt_ids is not None  # see outcome
+            path, body = self.call.resumed(dispatch, prompt_ids, parts)
+        else:
+            path, body = self.call.first(dispatch, self.max_tokens)
+        segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
+        spoken = "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
+        receiver = Receiver(
+            self,
+            over,
+            order_id,
+            spoken,
+            whole=not parts,
+            segment=segment,
+            labelled=client.labelled,
+        )
+        receiver.passing = self.call.pass_on(client, order_id, path, body, receiver)
+        return receiver
+
+    def outcome(
+        self,
+        body: bytes,
+        order_id: str,
+        spoken: Endpoint,
+        *,
+        whole: bool,
+        segment: bool,
+        labelled: bool,
+    ) -> Outcome:
+        """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
+        end; `labelled` as of its instance. Raises InstanceError if it is not to be believed."""
+        said = answers.read_answer(body, spoken, labelled=labelled)
+        if answers.names_another(said.id, order_id):
+            raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
+        finish: Any = said.finish if said.finish in ("abort", "length") else "stop"
+        if whole and finish != "abort" and not (segment and finish == "length"):
+            return Outcome(said.tokens, finish, said.spans, Raw(body))
+        answer = answers.read_object(body)
+        parts = self._parts()
+        part = dialects.part_of(self.call.endpoint, answer)
+        if part is not None and not parts:
+            part.prompt_ids = self.call.prompt_ids([part])
+        if part is None or (not parts and part.prompt_ids is None):
+            if finish == "abort":
+                # Without its tokens there is nothing to go on from: it starts anew.
+                return Outcome(0, "abort", (), None)
+            raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
+        return Outcome(said.tokens, finish, said.spans, Share(part, answer))
+
+    def _parts(self) -> list[Part]:
+        return [share.part for share in self._pieces.values() if isinstance(share, Share)]
+
+    # -- the driver's store ----------------------------------------------------------------
+
+    def streamed(self, attempt: int) -> int:
+        return 0
+
+    def partial(self, attempt: int, tokens: int) -> None:
+        """Nothing comes before the answer."""
+
+    def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
+        if isinstance(piece, Share):
+            del piece.part.token_ids[tokens:]
+        if isinstance(piece, Raw) or (tokens and piece is not None):
+            self._pieces[attempt] = piece
+
+    def drop(self, attempt: int) -> None:
+        if attempt:
+            self._pieces.pop(attempt, None)
+        else:
+            self._pieces.clear()
+
+    # -- answering -------------------------------------------------------------------------
+
+    def answer(self, sample: Sample) -> None:
+        try:
+            headers = header_lines(sample.segments[-1].instance if sample.segments else "")
+            body = self._body(sample)
+        except Exception as error:
+            log.exception("an answer could not be put together")
+            self.fail("failed", error)
+        else:
+            self._answered = True
+            self.reply.answer(200, headers, body)
+
+    def _body(self, sample: Sample) -> bytes:
+        pieces = list(self._pieces.values())
+        last = pieces[-1] if pieces else None
+        if isinstance(last, Raw):
+            return self._whole(last.body, sample)
+        said = None if last is None else last.answer
+        answer = dialects.join(self.call.endpoint, self._parts(), said, sample.finish)
+        self._strip(answer)
+        answer[FIELD] = msgspec.Raw(added(sample))
+        return msgspec.json.encode(answer)
+
+    def _whole(self, body: bytes, sample: Sample) -> bytes:
+        if not self.call.resumable or self.call.keep_ids:
+            return with_added(body, sample)
+        answer = answers.read_object(body)
+        self._strip(answer)
+        return with_added(msgspec.json.encode(answer), sample)
+
+    def _strip(self, answer: Answer) -> None:
+        """The ids that only we had asked for."""
+        if not self.call.keep_ids:
+            answer.pop("prompt_token_ids", None)
+            for choice in answer["choices"]:
+                choice.pop("token_ids", None)
+                choice.pop("prompt_token_ids", None)
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        if reason != "withdrawn" and not self._answered:
+            self._answered = True
+            status, body = failure(error)
+            self.reply.answer(status, [JSON], body)
+
+
+def failure(error: Exception | None) -> tuple[int, bytes]:
+    """(status, body) for a client whose call has failed; the body is JSON on one line."""
+    if isinstance(error, RequestRejected):
+        status, text, body = error.status, str(error), error.body
+    else:
+        status, text, body = 502, f"no instance could answer: {error}", b""
+    try:
+        answers.read_object(body)
+        return status, msgspec.json.format(body, indent=-1)
+    except Exception:  # whatever it is, it is nothing for a client
+        return status, error_body(status, text.encode(errors="replace").decode())
+
+
+class Receiver(Gathering):
+    """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
+
+    __slots__ = (
+        "_labelled",
+        "_order_id",
+        "_over",
+        "_owner",
+        "_segment",
+        "_spoken",
+        "_whole",
+        "passing",
+    )
+
+    def __init__(
+        self,
+        owner: UnaryCall,
+        over: Over,
+        order_id: str,
+        spoken: Endpoint,
+        *,
+        whole: bool,
+        segment: bool,
+        labelled: bool,
+    ) -> None:
+        super().__init__(MOST)
+        self._owner = owner
+        self._over: Over | None = over
+        self._order_id = order_id
+        self._spoken = spoken
+        self._whole = whole
+        self._segment = segment
+        self._labelled = labelled
+        self.passing: ProxyCall | None = None
+
+    def cancel(self) -> None:
+        self._over = None
+        if self.passing is not None:
+            self.passing.cancel()
+
+    def arrived(self, status: int, headers: Headers, body: bytes) -> None:
+        if self._over is None:
+            return
+        try:
+            if status != 200:
+                raise refuse(status, body)
+            outcome = self._owner.outcome(
+                body,
+                self._order_id,
+                self._spoken,
+                whole=self._whole,
+                segment=self._segment,
+                labelled=self._labelled,
+            )
+        except Exception as error:
+            self.on_error(error)
+        else:
+            self._tell(outcome)
+
+    def on_error(self, error: Exception) -> None:
+        self._tell(error)
+
+    def _tell(self, result: Outcome | Exception) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over(result)

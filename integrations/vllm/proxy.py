@@ -1,0 +1,139 @@
+"""A call of an order that somebody else, the gateway, makes on an instance's pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from rollout_sched.integrations.http.errors import ExchangeError, NotConnected
+from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.integrations.http.heads import Headers
+from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.live.ports import (
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    RequestRejected,
+)
+
+
+class Exchange(Protocol):
+    """As of the pool (`integrations.http.exchange`)."""
+
+    def cancel(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class ProxyCall:
+    """Between an exchange and who receives its answer (`integrations.http.exchange.Receiver`).
+
+    Bounds the rate of such calls, knows what an abort must name, and says what went wrong as
+    InstanceError. `register` holds it under its order's id until its end, its error or `cancel`.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_order_id",
+        "_paused",
+        "_receiver",
+        "_register",
+        "_waiting",
+        "engine_id",
+        "on_data",
+        "on_head",
+    )
+
+    on_head: Callable[[int, Headers], None]
+    on_data: Callable[[bytes], None]
+
+    def __init__(
+        self, order_id: str, engine_id: str, receiver: Receiver, register: dict[str, ProxyCall]
+    ) -> None:
+        self.engine_id = engine_id
+        self.on_head = receiver.on_head
+        self.on_data = receiver.on_data
+        self._order_id = order_id
+        self._receiver = receiver
+        self._register = register
+        self._exchange: Exchange | None = None
+        self._waiting: asyncio.Task[None] | None = None  # for its turn
+        self._paused = False
+        register[order_id] = self
+
+    def send(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+        """Make the call, now or when the throttle lets it through.
+
+        Raises RequestRejected if it cannot be sent, InstanceUnreached after the pool was closed.
+        """
+        if throttle.take():
+            self._send(send)
+        else:
+            self._waiting = asyncio.create_task(self._send_later(throttle, send))
+
+    async def _send_later(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+        await throttle.acquire()
+        try:
+            self._send(send)
+        except Exception as error:  # nobody else would hear of it
+            self._receiver.on_error(error)
+
+    def _send(self, send: Callable[[], Exchange]) -> None:
+        try:
+            exchange = self._exchange = send()
+        except BaseException as error:
+            self._register.pop(self._order_id, None)
+            if isinstance(error, ValueError):  # it would break out of its line
+                raise RequestRejected(str(error)) from error
+            if isinstance(error, RuntimeError):
+                raise InstanceUnreached(str(error)) from error
+            raise
+        if self._paused:
+            exchange.pause()
+
+    def cancel(self) -> None:
+        """End the call from this side; the receiver hears nothing more."""
+        self._register.pop(self._order_id, None)
+        if self._exchange is not None:
+            self._exchange.cancel()
+        elif self._waiting is not None:
+            self._waiting.cancel()
+
+    def cut(self) -> None:
+        """End the call from this side, where the instance offers no abort."""
+        self.cancel()
+        self._receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
+
+    @property
+    def held_back(self) -> bool:
+        """Whether its answer is not read for now, because nobody takes it."""
+        return self._paused
+
+    def pause(self) -> None:
+        """As of an exchange."""
+        self._paused = True
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def on_end(self) -> None:
+        self._register.pop(self._order_id, None)
+        self._receiver.on_end()
+
+    def on_error(self, error: Exception) -> None:
+        self._register.pop(self._order_id, None)
+        self._receiver.on_error(as_instance_error(error))
+
+
+def as_instance_error(error: Exception, what: str = "") -> Exception:
+    """What an exchange's error says about the instance, `what` before it; any other as it is."""
+    if isinstance(error, NotConnected):
+        return InstanceUnreached(f"{what}{error}")
+    if isinstance(error, ExchangeError):
+        return ConnectionBroken(f"{what}{error}")
+    return error

@@ -1,0 +1,180 @@
+"""One trainer at work: prompts in, batches out, weights published. One trainer per scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    SubmissionsClosed,
+    WeightsUpdated,
+)
+from rollout_sched.core.model import InstanceStatus
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.ports import WeightLoader
+from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
+
+#: No update is under way.
+_LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
+
+#: Seconds between two looks at whether a scheduler that is waited for can still go on.
+_LOOK_S = 1.0
+
+_FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
+
+
+class TrainerSession:
+    """What a trainer may do, on top of a driver.
+
+    `stream_every`: tokens between partial results of an instance, so that they survive its death;
+    0 does not stream, which is faster, and loses what a dying instance had not answered.
+
+    `open_samples`: asked for in groups that are here, queued or running.
+    """
+
+    def __init__(self, driver: Driver, *, stream_every: int = 0) -> None:
+        self.driver = driver
+        self.stream_every = stream_every
+        self.open_samples = 0
+        self._prompts: dict[str, Prompt] = {}
+        self._delivered: asyncio.Queue[Batch] = asyncio.Queue()
+        self._failed: list[FailedGroup] = []
+        self._requested = False
+        self._ended = asyncio.Event()
+        self._fleet_changed = asyncio.Event()
+        driver.on_deliver = self._deliver
+        driver.on_group_failed = self._fail
+        driver.on_broken = self._check_end
+        driver.watch(self._fleet_event, *_FLEET_EVENTS)
+
+    @property
+    def version(self) -> int:
+        """The newest version published."""
+        return self.driver.view.run.version
+
+    def submit(self, prompts: Iterable[Prompt]) -> None:
+        """Queue groups. Raises CallerError at the first that cannot be; those before it stay."""
+        for prompt in prompts:
+            if prompt.uid in self._prompts:
+                raise CallerError(
+                    f"group {prompt.uid!r} is already here; give each group its own uid"
+                )
+            self._prompts[prompt.uid] = prompt
+
+            def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
+                return TokenPayload(
+                    prompt.prompt_ids, prompt.sampling_of(index), stream_every=self.stream_every
+                )
+
+            try:
+                self.driver.submit_group(
+                    prompt.uid, prompt.samples, len(prompt.prompt_ids), prompt.max_tokens, payload
+                )
+            except BaseException:
+                del self._prompts[prompt.uid]
+                raise
+            self.open_samples += prompt.samples
+
+    def close_submissions(self) -> None:
+        """No more prompts will come: the last batches may be short."""
+        if not self.driver.view.run.closed:
+            self.driver.tell(SubmissionsClosed())
+            self._check_end()
+
+    async def next_batch(self) -> Batch | None:
+        """The next batch, waited for; None when submissions are closed and nothing is left.
+
+        Cancelling it loses nothing: the batch goes to whoever asks next.
+        """
+        if self.driver.broken is not None:
+            raise self.driver.broken
+        self._check_end()
+        if self._delivered.empty() and not self._requested and not self._ended.is_set():
+            self._requested = True
+            self.driver.tell(BatchRequested())
+        getting = asyncio.ensure_future(self._delivered.get())
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+        except asyncio.CancelledError:
+            if getting.done() and not getting.cancelled():
+                self._delivered.put_nowait(getting.result())
+            raise
+        finally:
+            getting.cancel()
+            ending.cancel()
+        if self.driver.broken is not None:
+            raise self.driver.broken
+        if self._failed:
+            failed, self._failed = self._failed, []
+            return Batch(self.driver.view.run.batches, self.version, [], failed)
+        return None
+
+    async def publish_weights(
+        self, version: int, apply: WeightLoader, *, wait: bool = False
+    ) -> None:
+        """Version `version` is ready; `apply(client, version)` loads it into one instance.
+
+        With `wait`, until every instance that is here, and at least one, computes with it or a
+        newer one (those that are lost meanwhile get it when they join again). Raises CallerError
+        if versions do not grow.
+        """
+        self.driver.publish(version, apply)
+        while wait and not self.has_loaded(version):
+            self._fleet_changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._fleet_changed.wait()
+            if self.driver.broken is not None:
+                raise self.driver.broken
+
+    def has_loaded(self, version: int) -> bool:
+        """Whether every instance that is here, and at least one, has loaded `version` or a newer
+        one.
+
+        The core counts one without work as new once its update has begun, for it makes nothing
+        with what it has; who wants to take the weights away again must know that it is over.
+        """
+        here = self.driver.view.instances
+        return bool(here) and all(
+            instance.version >= version and instance.status in _LOADED for instance in here
+        )
+
+    # -- what the driver says --------------------------------------------------------------
+
+    def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
+        samples = [
+            sample_of(counted, payload, self._prompts[counted.group])
+            for counted, payload in zip(action.samples, payloads, strict=True)
+        ]
+        for uid in {sample.uid for sample in samples}:
+            self.open_samples -= self._prompts.pop(uid).samples
+        failed, self._failed = self._failed, []
+        self._requested = False
+        self._delivered.put_nowait(Batch(action.batch, action.version, samples, failed))
+        self._check_end()
+
+    def _fail(self, group: str, error: Exception | None) -> None:
+        if group in self._prompts:
+            self.open_samples -= self._prompts.pop(group).samples
+        self._failed.append(FailedGroup(group, str(error) if error else "it cannot be made"))
+        self._check_end()
+
+    def _fleet_event(self, event: Event) -> None:
+        self._fleet_changed.set()
+
+    def _check_end(self) -> None:
+        broken = self.driver.broken is not None
+        if broken or (self.driver.view.run.closed and not self._prompts):
+            self._ended.set()

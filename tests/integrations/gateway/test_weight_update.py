@@ -1,0 +1,204 @@
+"""How announced weights come to be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import weight_update as module
+from rollout_sched.integrations.gateway.control_plane.weight_update import (
+    Reload,
+    Transfer,
+    WeightLoaders,
+    WeightUpdate,
+)
+from rollout_sched.integrations.vllm import weights
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.integrations.gateway.house import run
+from tests.live.scripted import Scripted, until
+
+
+class Loading(Scripted):
+    """An instance that notes what it is made to load."""
+
+    started_at = 1.0
+
+    async def collective_rpc(self, method: str, kwargs: Any, limit_s: float | None = None) -> None:
+        self.calls.append((method, kwargs))
+
+    async def weight_transfer(self, step: str, body: Any, limit_s: float | None = None) -> None:
+        self.calls.append((step, body))
+
+
+def make_driver() -> Driver:
+    return Driver(make_scheduler(batching="sync"), settings=Settings(poll_s=0.01))
+
+
+def test_exactly_one_way() -> None:
+    for fields in ({}, {"applied": True, "reload": {"path": "/x"}}):
+        with pytest.raises(msgspec.ValidationError, match="one of reload, transfer and applied"):
+            msgspec.convert({"version": 1, **fields}, WeightUpdate)
+
+
+def test_from_disk(tmp_path: Path) -> None:
+    async def scene() -> None:
+        driver, instance = make_driver(), Loading()
+        weight_loaders = WeightLoaders(driver)
+        path = str(tmp_path / "v{version}")
+        with pytest.raises(CallerError, match="v7: no such folder"):
+            await weight_loaders.of(WeightUpdate(7, reload=Reload(path)))
+        elsewhere = await weight_loaders.of(
+            WeightUpdate(7, reload=Reload(path, visible_here=False))
+        )
+        await elsewhere(instance, 7)
+        assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
+
+    run(scene())
+
+
+def test_by_transfer_each_instance_is_set_up_once() -> None:
+    async def scene() -> None:
+        driver, instance = make_driver(), Loading()
+        weight_loaders = WeightLoaders(driver)
+        init = {"port": 1}
+        first = await weight_loaders.of(WeightUpdate(1, transfer=Transfer({"path": "one"}, init)))
+        await first(instance, 1)
+        second = await weight_loaders.of(
+            WeightUpdate(2, transfer=Transfer([{"a": 1}, {"b": 2}], init))
+        )
+        await second(instance, 2)
+        steps = [step for step, _ in instance.calls]
+        assert steps.count("init_weight_transfer_engine") == 1
+        updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
+        assert updates == [{"path": "one"}, {"a": 1}, {"b": 2}]
+        instance.calls.clear()
+        other = await weight_loaders.of(
+            WeightUpdate(3, transfer=Transfer({"path": "x"}, {"port": 2}))
+        )
+        await other(instance, 3)
+        assert instance.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 2}})
+
+    run(scene())
+
+
+def test_an_old_version_is_refused_before_it_changes_what_is_known() -> None:
+    """What the newest version needs for its update must not be overwritten by a refused one."""
+
+    async def scene() -> None:
+        driver, instance = make_driver(), Loading()
+        weight_loaders = WeightLoaders(driver)
+        newest = await weight_loaders.of(WeightUpdate(5, transfer=Transfer({"path": "right"})))
+        driver.publish(5, newest)
+        for version in (4, 5):
+            with pytest.raises(CallerError, match="versions grow"):
+                await weight_loaders.of(WeightUpdate(version, transfer=Transfer({"path": "wrong"})))
+        await newest(instance, 5)
+        updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
+        assert updates == [{"path": "right"}]
+
+    run(scene())
+
+
+def test_of_two_that_are_checked_together_the_order_of_publishing_decides(tmp_path: Path) -> None:
+    async def scene() -> None:
+        driver = make_driver()
+        weight_loaders = WeightLoaders(driver)
+        for version in (1, 2):
+            (tmp_path / f"v{version}").mkdir()
+            (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
+        reload = Reload(str(tmp_path / "v{version}"))
+        one, two = await asyncio.gather(
+            *(weight_loaders.of(WeightUpdate(version, reload=reload)) for version in (1, 2))
+        )
+        driver.publish(2, two)
+        with pytest.raises(CallerError):
+            driver.publish(1, one)
+        assert driver.scheduler.progress.version == 2
+
+    run(scene())
+
+
+def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, asked = threading.Event(), []
+
+    def hang(folder: Path) -> None:
+        asked.append(folder)
+        hanging.wait(20)
+
+    monkeypatch.setattr(weights, "check_checkpoint", hang)
+
+    async def scene() -> None:
+        publishing = asyncio.create_task(
+            WeightLoaders(make_driver()).of(WeightUpdate(1, reload=Reload(str(tmp_path))))
+        )
+        turns = 0
+        while not asked:
+            await asyncio.sleep(0.001)
+        for turns in range(20):  # noqa: B007
+            await asyncio.sleep(0.001)
+        assert turns == 19
+        assert not publishing.done()
+        publishing.cancel()
+
+    begun = time.monotonic()
+    run(scene())
+    assert time.monotonic() - begun < 5  # nor does the end of the loop wait for it
+    hanging.set()
+
+
+def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+
+    async def scene() -> None:
+        driver, here, late = make_driver(), Loading("here"), Loading("late")
+        await driver.add_instance(here)
+        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+        await until(lambda: ("version", 1) in here.calls)
+        await driver.add_instance(late)
+        await asyncio.sleep(0.02)
+        assert ("version", 1) not in late.calls
+        late.description = msgspec.structs.replace(late.description, version=1)
+        await until(lambda: ("version", 1) in late.calls)
+        await driver.close()
+
+    run(scene())
+
+
+def test_who_was_restarted_has_lost_what_the_trainer_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+
+    async def scene() -> None:
+        driver, instance = make_driver(), Loading()
+        await driver.add_instance(instance)
+        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+        await until(lambda: ("version", 1) in instance.calls)
+        instance.dead = True
+        await until(lambda: not driver.supervisors["i0"].joined)
+        instance.calls.clear()
+        instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
+        instance.dead = False
+        await until(lambda: driver.supervisors["i0"].joined)
+        await asyncio.sleep(0.02)
+        assert ("version", 1) not in instance.calls
+        # Lost once more while it is waited for, it does not hold up what comes after.
+        instance.dead = True
+        await until(lambda: not driver.supervisors["i0"].joined)
+        await until(lambda: not driver.supervisors["i0"].turn.locked())
+        await driver.close()
+
+    run(scene())

@@ -1,0 +1,189 @@
+"""A call that the gateway makes on an instance's pool: named while it lasts, cut if need be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
+from rollout_sched.integrations.vllm.proxy import ProxyCall
+from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.live.ports import (
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    RequestRejected,
+)
+
+
+class Receiver:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.heard.append(status)
+
+    def on_data(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def on_end(self) -> None:
+        self.heard.append("end")
+
+    def on_error(self, error: Exception) -> None:
+        self.heard.append(error)
+
+
+class Exchange:
+    """What a pool's `send` gives."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+class Stage:
+    """A call of order "o", and the throttle it passes."""
+
+    def __init__(self, rate: int = 10) -> None:
+        self.register: dict[str, ProxyCall] = {}
+        self.receiver = Receiver()
+        self.exchange = Exchange()
+        self.sent = 0
+        self.error: Exception | None = None
+        self.throttle = Throttle(rate, "rate")
+        self.passing = ProxyCall("o", "cmpl-o-0", self.receiver, self.register)
+
+    def send(self) -> None:
+        self.passing.send(self.throttle, self._send)
+
+    def _send(self) -> Exchange:
+        self.sent += 1
+        if self.error is not None:
+            raise self.error
+        return self.exchange
+
+
+def test_it_is_known_by_its_order_while_it_lasts() -> None:
+    stage = Stage()
+    stage.send()
+    assert stage.register["o"].engine_id == "cmpl-o-0"
+    stage.passing.on_head(200, [])
+    stage.passing.on_data(b"x")
+    stage.passing.on_end()
+    assert stage.receiver.heard == [200, b"x", "end"]
+    assert not stage.register
+
+
+def test_an_answer_that_nobody_takes_is_held_back() -> None:
+    stage = Stage()
+    stage.send()
+    assert not stage.passing.held_back
+    stage.passing.pause()
+    assert stage.passing.held_back
+    stage.passing.resume()
+    assert not stage.passing.held_back
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (AnswerBroken("reset"), ConnectionBroken),
+        (NotConnected("refused"), InstanceUnreached),
+        (KeyError("a bug"), KeyError),
+    ],
+)
+def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]) -> None:
+    stage = Stage()
+    stage.send()
+    stage.passing.on_error(what)
+    (error,) = stage.receiver.heard
+    assert type(error) is says
+    assert str(error) == str(what)
+    assert not stage.register
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (ValueError("a line end"), RequestRejected),
+        (RuntimeError("the pool is closed"), InstanceUnreached),
+        (KeyError("a bug"), KeyError),
+    ],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_call_that_cannot_be_sent_ends(
+    raised: Exception, says: type[Exception], waits: bool
+) -> None:
+    async def scene() -> None:
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        stage.error = raised
+        if waits:
+            assert stage.throttle.take()
+            stage.send()
+            await asyncio.sleep(0.2)
+            (error,) = stage.receiver.heard
+            assert type(error) is says
+        else:
+            with pytest.raises(says):
+                stage.send()
+            assert not stage.receiver.heard
+        assert not stage.register
+
+    asyncio.run(scene())
+
+
+def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
+    cancelled, cut = Stage(), Stage()
+    for stage in (cancelled, cut):
+        stage.send()
+    cancelled.passing.cancel()
+    assert cancelled.receiver.heard == []
+    cut.passing.cut()
+    (error,) = cut.receiver.heard
+    assert isinstance(error, InstanceError)
+    for stage in (cancelled, cut):
+        assert stage.exchange.calls == ["cancel"]
+        assert not stage.register
+
+
+def test_a_call_waits_its_turn() -> None:
+    async def scene() -> None:
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        assert stage.throttle.take()
+        stage.send()
+        assert not stage.sent
+        stage.passing.pause()
+        await asyncio.sleep(0.2)
+        assert stage.sent == 1
+        assert stage.exchange.calls == ["pause"]
+        stage.passing.resume()
+        assert stage.exchange.calls == ["pause", "resume"]
+
+    asyncio.run(scene())
+
+
+def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
+    async def scene() -> None:
+        stage = Stage(rate=1)
+        stage.throttle.period = 0.05
+        assert stage.throttle.take()
+        stage.send()
+        stage.passing.cancel()
+        await asyncio.sleep(0.2)
+        assert not stage.sent
+        assert not stage.register
+
+    asyncio.run(scene())

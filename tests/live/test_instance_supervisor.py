@@ -1,0 +1,655 @@
+"""The supervisor: nobody waits for what was forgotten, and pauses last, whoever made them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.events import InstanceLost
+from rollout_sched.live.ports import ConnectionBroken, Gauges, InstanceError
+from rollout_sched.live.settings import Settings
+from tests.live.scripted import Scripted, until
+from tests.live.test_driver import PROMPT, Stage, run
+
+QUICK = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.1)
+
+
+class Busy(Scripted):
+    """It makes tokens all the time, of whomever; `here` of our orders are known to it."""
+
+    def __init__(self, name: str = "i0", **other: Any) -> None:
+        super().__init__(name, **other)
+        self.here = 0
+        self.waiting = 0
+        self._made = 0
+
+    async def gauges(self) -> Gauges:
+        await super().gauges()
+        self._made += 1
+        return Gauges(self.here, self.waiting, 0.5, generated_tokens=self._made)
+
+    @property
+    def aborted(self) -> list[str]:
+        return [call[1] for call in self.calls if call[0] == "abort"]
+
+
+def pausable(instance: Scripted, **other: Any) -> Scripted:
+    known = frozenset({"generate", "pause"})
+    instance.description = msgspec.structs.replace(
+        instance.description, capabilities=known, **other
+    )
+    return instance
+
+
+def restart(instance: Scripted, **other: Any) -> None:
+    again = instance.description.started_at + 1.0
+    instance.description = msgspec.structs.replace(instance.description, started_at=again, **other)
+
+
+class TestForgotten:
+    def test_on_a_busy_instance_the_oldest_are_asked_after_first(self) -> None:
+        """It tells of two where we wait for three. The oldest is there and goes on from what it
+        brings; the next does not answer and is made again."""
+
+        async def scene() -> None:
+            instance = Busy()
+            async with Stage(instance, settings=QUICK) as stage:
+                oldest, dead, young = [], [], []
+                for which in (oldest, dead, young):
+                    which.append(stage.ask())
+                    await asyncio.sleep(0.002)
+                await instance.order(2)
+                names = list(instance.orders)
+                instance.here = 2
+                await until(lambda: names[0] in instance.aborted)
+                assert names[2] not in instance.aborted
+                await instance.answer(0, [7, 8], "abort")
+                resumed = await instance.order(3)
+                assert resumed.token_ids == [*PROMPT, 7, 8]
+                again = await instance.order(4)
+                assert names[1] in instance.cancelled
+                assert names[2] not in instance.aborted
+                assert again.token_ids == PROMPT
+                instance.here = 3
+                for number, tokens in ((2, [1]), (3, [2]), (4, [3])):
+                    await instance.answer(number, tokens)
+                await until(lambda: oldest[0].sample and dead[0].sample and young[0].sample)
+                assert oldest[0].response_ids == [7, 8, 2]
+                assert dead[0].response_ids == [3]
+                assert not stage.events(InstanceLost)
+
+        run(scene())
+
+    def test_one_that_answers_without_a_token_has_not_failed(self) -> None:
+        async def scene() -> None:
+            instance = Busy()
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.order()
+                await until(lambda: instance.aborted)
+                instance.here = 1
+                await instance.answer(0, [], "abort")
+                await instance.answer(1, [6])
+                await until(lambda: client.sample)
+                assert client.sample is not None
+                assert not stage.driver.supervisors["i0"].away
+                assert not [e for _, e, _ in stage.journal if type(e).__name__ == "RequestFailed"]
+
+        run(scene())
+
+    def test_a_stream_whose_client_does_not_read_it_is_not_waited_for(self) -> None:
+        """It may have ended at the instance long before its client has taken it."""
+
+        class HeldBack:
+            held_back = True
+
+            def cancel(self) -> None: ...
+
+        async def scene() -> None:
+            instance = Busy()
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.order()
+                (running,) = stage.driver.holds("i0")
+                usual, running.attempting = running.attempting, HeldBack()
+                await asyncio.sleep(0.2)
+                assert instance.aborted == []
+                running.attempting = usual
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    def test_an_abort_that_hangs_or_breaks_keeps_nobody_waiting(self) -> None:
+        class Deaf(Scripted):
+            async def abort(self, order_id: str) -> None:
+                if len(self.orders) == 1:
+                    await asyncio.sleep(60)
+                raise KeyError(order_id)
+
+        async def scene() -> None:
+            instance = Deaf()
+            instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.order(2)
+                await instance.answer(2, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    @pytest.mark.parametrize(
+        ("here", "waiting"),
+        [(1, 2), (3, 0), (40, 10)],  # queued or preempted; all run; others use it too
+    )
+    def test_who_is_told_of_is_left_alone(self, here: int, waiting: int) -> None:
+        async def scene() -> None:
+            instance = Busy()
+            instance.here, instance.waiting = here, waiting
+            async with Stage(instance, settings=QUICK) as stage:
+                clients = [stage.ask() for _ in range(3)]
+                await instance.order(2)
+                await asyncio.sleep(0.3)
+                assert instance.aborted == []
+                for number in range(3):
+                    await instance.answer(number, [6])
+                await until(lambda: all(client.sample for client in clients))
+
+        run(scene())
+
+    def test_gauges_that_stand_still_prove_nothing(self) -> None:
+        """In a long step of the engine what came since it began is not counted yet."""
+
+        async def scene() -> None:
+            instance = Scripted()
+            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+            async with Stage(instance, settings=QUICK) as stage:
+                clients = [stage.ask() for _ in range(3)]
+                await instance.order(2)
+                await asyncio.sleep(0.3)
+                assert not [call for call in instance.calls if call[0] == "abort"]
+                for number in range(3):
+                    await instance.answer(number, [6])
+                await until(lambda: all(client.sample for client in clients))
+
+        run(scene())
+
+    def test_a_long_prompt_gets_the_time_that_it_may_take(self) -> None:
+        """In its first step the gauges of an idle instance do not tell of it."""
+
+        async def scene() -> None:
+            instance = Scripted()
+            slow = msgspec.structs.replace(QUICK, prefill_rate=len(PROMPT) / 0.5)
+            async with Stage(instance, settings=slow) as stage:
+                client = stage.ask()
+                await instance.order()
+                await asyncio.sleep(0.3)
+                assert not [call for call in instance.calls if call[0] == "abort"]
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+
+class TestStandingStill:
+    def test_a_stream_that_brings_nothing_while_others_do(self) -> None:
+        async def scene() -> None:
+            instance = Busy()
+            instance.here = 2
+            settings = Settings(poll_s=0.01, stall_s=0.1, abort_timeout_s=0.05)
+            async with Stage(instance, settings=settings) as stage:
+                client, other = stage.ask(stream_every=1), stage.ask(stream_every=1)
+                await instance.stream(0, [7])
+
+                async def go_on() -> None:
+                    while True:
+                        await instance.stream(1, [1])
+                        await asyncio.sleep(0.01)
+
+                going_on = asyncio.create_task(go_on())
+                assert (await instance.order(2)).token_ids == [*PROMPT, 7]
+                assert set(instance.aborted) == {next(iter(instance.orders))}
+                going_on.cancel()
+                await instance.answer(1, [1])
+                await instance.answer(2, [8])
+                await until(lambda: client.sample and other.sample)
+                assert client.response_ids == [7, 8]
+                assert not stage.events(InstanceLost)
+
+        run(scene())
+
+    def test_a_prefill_that_goes_on_is_progress(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            settings = Settings(poll_s=0.01, stall_s=0.05)
+            async with Stage(instance, settings=settings) as stage:
+                client = stage.ask()
+                await instance.order()
+                for step in range(30):
+                    instance.report = Gauges(1, 0, step / 100, generated_tokens=10)
+                    await asyncio.sleep(0.01)
+                assert not stage.events(InstanceLost)
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    def test_a_prefill_in_one_step_gets_the_time_of_its_prompt(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+            settings = Settings(poll_s=0.01, stall_s=0.05, prefill_rate=len(PROMPT) / 0.3)
+            async with Stage(instance, settings=settings) as stage:
+                stage.ask()
+                await instance.order()
+                await asyncio.sleep(0.2)
+                assert not stage.events(InstanceLost)
+                await until(lambda: stage.events(InstanceLost))
+
+        run(scene())
+
+
+class TestPauses:
+    def test_a_hold_outlives_a_loss(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("keep", False)
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                assert supervisor.held
+                instance.description = msgspec.structs.replace(instance.description, paused=True)
+                instance.dead = False
+                await until(lambda: supervisor.joined)
+                assert supervisor.held
+                assert "resume" not in instance.calls
+
+        run(scene())
+
+    def test_one_that_was_restarted_is_held_before_it_joins(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("abort", True)
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                instance.calls.clear()
+                restart(instance)
+                joined_at_pause = []
+                instance.obey = lambda call: joined_at_pause.append(supervisor.joined)
+                instance.dead = False
+                await until(lambda: supervisor.joined)
+                assert instance.calls[0] == ("pause", "keep", False)
+                assert joined_at_pause[0] is False
+                assert "resume" not in instance.calls
+
+        run(scene())
+
+    def test_one_that_was_released_while_it_was_away_goes_on(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("keep", False)
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                await supervisor.let_go()
+                instance.description = msgspec.structs.replace(instance.description, paused=True)
+                instance.dead = False
+                await until(lambda: supervisor.joined)
+                assert not supervisor.held
+                assert instance.calls[-2:] == ["resume", ("version", 0)]
+
+        run(scene())
+
+    def test_somebody_elses_pause_is_respected_until_it_is_over(self) -> None:
+        """A second gateway must not wake what the first has paused to load weights."""
+
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=True)
+            async with Stage(settings=QUICK) as stage:
+                with pytest.raises(InstanceError, match="paused"):
+                    await stage.driver.add_instance(instance)
+                assert await stage.driver.add_instance(instance, patient=True) is None
+                supervisor = stage.driver.supervisors["i0"]
+                await asyncio.sleep(0.05)
+                assert not supervisor.joined
+                assert "i0/resume" in supervisor.away
+                assert "resume_paused" in supervisor.away
+                assert instance.calls == []
+                instance.description = msgspec.structs.replace(instance.description, paused=False)
+                await until(lambda: supervisor.joined)
+                assert "resume" not in instance.calls
+
+        run(scene())
+
+    def test_what_is_found_paused_is_resumed_where_we_are_told_to(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=True)
+            settings = msgspec.structs.replace(QUICK, resume_paused=True)
+            async with Stage(instance, settings=settings) as stage:
+                assert stage.driver.supervisors["i0"].joined
+                assert instance.calls[0] == "resume"
+
+        run(scene())
+
+    def test_one_that_does_not_say_whether_it_is_paused_is_resumed(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted())
+            async with Stage(instance, settings=QUICK):
+                assert instance.calls[0] == "resume"
+
+        run(scene())
+
+    def test_what_our_own_update_left_paused_is_resumed(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+            async with Stage(instance, settings=QUICK, interruption=partial) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                client = stage.ask()
+                await instance.order()
+                loading = asyncio.Event()
+
+                async def load(instance: Scripted, version: int) -> None:
+                    loading.set()
+                    if version == 1 and instance.description.paused is False:
+                        await asyncio.sleep(60)
+
+                stage.driver.publish(1, load)
+                await loading.wait()
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                instance.description = msgspec.structs.replace(instance.description, paused=True)
+                instance.dead = False
+                await until(lambda: supervisor.joined)
+                assert "resume" in instance.calls
+                await instance.answer(1, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+
+class TestModels:
+    def test_another_model_is_refused_and_both_are_named(self) -> None:
+        async def scene() -> None:
+            first, second = Scripted("i0"), Scripted("i1")
+            for instance, model in ((first, "llama"), (second, "qwen")):
+                instance.description = msgspec.structs.replace(instance.description, model=model)
+            async with Stage(first, settings=QUICK) as stage:
+                with pytest.raises(InstanceError, match=r"qwen.*llama.*--served-model-name llama"):
+                    await stage.driver.add_instance(second)
+                assert await stage.driver.add_instance(second, patient=True) is None
+                assert "llama" in stage.driver.supervisors["i1"].away
+                assert second.calls == []
+                restart(second, model="llama")
+                await until(lambda: stage.driver.supervisors["i1"].joined)
+
+        run(scene())
+
+    def test_of_two_that_come_together_one_is_first(self) -> None:
+        async def scene() -> None:
+            first, second = pausable(Scripted("i0"), model="a"), pausable(Scripted("i1"), model="b")
+            async with Stage(settings=QUICK) as stage:
+                await asyncio.gather(
+                    *(stage.driver.add_instance(each, patient=True) for each in (first, second))
+                )
+                joined = [each.joined for each in stage.driver.supervisors.values()]
+                assert sorted(joined) == [False, True]
+
+        run(scene())
+
+    def test_one_that_serves_several_is_asked_for_the_fleets(self) -> None:
+        class Several(Scripted):
+            used = ""
+
+            def use_model(self, model: str) -> None:
+                self.used = model
+
+        async def scene() -> None:
+            first, second = Scripted("i0"), Several("i1")
+            first.description = msgspec.structs.replace(first.description, model="tuned")
+            second.description = msgspec.structs.replace(
+                second.description, model="base", models=("base", "tuned")
+            )
+            async with Stage(first, second, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i1"]
+                assert second.used == "tuned"
+                assert supervisor.description is not None
+                assert supervisor.description.model == "tuned"
+
+        run(scene())
+
+    def test_the_last_that_is_left_may_be_restarted_with_another(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            instance.description = msgspec.structs.replace(instance.description, model="old")
+            async with Stage(instance, settings=QUICK) as stage:
+                instance.dead = True
+                await until(lambda: not stage.driver.supervisors["i0"].joined)
+                restart(instance, model="new")
+                instance.dead = False
+                await until(lambda: stage.driver.supervisors["i0"].joined)
+
+        run(scene())
+
+
+class TestWatching:
+    def test_one_that_hangs_is_noticed_within_its_bound(self) -> None:
+        class Hanging(Scripted):
+            hangs = False
+
+            async def gauges(self) -> Gauges:
+                if self.hangs:
+                    await asyncio.sleep(60)
+                return await super().gauges()
+
+        async def scene() -> None:
+            instance = Hanging()
+            settings = Settings(poll_s=0.01, poll_timeout_s=0.05, misses=2)
+            async with Stage(instance, settings=settings) as stage:
+                await asyncio.sleep(0.05)
+                instance.hangs = True
+                begun = stage.driver.now
+                await until(lambda: stage.events(InstanceLost))
+                bound = settings.misses * (settings.poll_s + settings.poll_timeout_s)
+                assert stage.driver.now - begun < bound + 0.1
+                assert "no answer within 0.05 s" in stage.events(InstanceLost)[0].reason
+
+        run(scene())
+
+    def test_a_poll_from_before_a_failure_does_not_vouch_for_after_it(self) -> None:
+        """It was restarted while its answer was on the way, and has other weights now."""
+
+        class Slow(Scripted):
+            answering: asyncio.Event | None = None
+            polls = 0
+
+            async def gauges(self) -> Gauges:
+                report, answering = self.report, self.answering
+                self.polls += 1
+                if answering is not None:
+                    await answering.wait()
+                return report
+
+        async def scene() -> None:
+            instance = Slow()
+            instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+            async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+                client = stage.ask()
+                await instance.order()
+                before, after = asyncio.Event(), asyncio.Event()
+                polls, instance.answering = instance.polls, before
+                await until(lambda: instance.polls > polls)
+                instance.report = Gauges(0, 0, 0.0, started_at=2.0)
+                instance.answering = after
+                await instance.fail(0, ConnectionBroken("connection reset"))
+                await until(lambda: not stage.scheduler.fleet.attempts)
+                before.set()
+                await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
+                await asyncio.sleep(0.02)
+                assert len(instance.orders) == 1
+                restart(instance)
+                after.set()
+                await until(lambda: stage.events(InstanceLost))
+                await instance.answer(1, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    def test_nothing_is_sent_to_one_that_missed_a_poll_until_it_answers_one(self) -> None:
+        """It may have been restarted meanwhile, and nothing of ours ran there to fail."""
+
+        async def scene() -> None:
+            instance = Scripted()
+            async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
+                instance.mute = True
+                await asyncio.sleep(0.05)
+                client = stage.ask()
+                await asyncio.sleep(0.05)
+                assert not instance.orders
+                instance.mute = False
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    @pytest.mark.parametrize("error", [ValueError("10**30 tokens"), asyncio.CancelledError()])
+    def test_a_client_that_breaks_is_watched_on(self, error: BaseException) -> None:
+        class Broken(Scripted):
+            breaks = False
+
+            async def gauges(self) -> Gauges:
+                if self.breaks:
+                    raise error
+                return await super().gauges()
+
+        async def scene() -> None:
+            instance = Broken()
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                instance.breaks = True
+                await asyncio.sleep(0.1)
+                assert isinstance(error, asyncio.CancelledError) or stage.events(InstanceLost)
+                instance.breaks = False
+                instance.dead = True
+                await until(lambda: not supervisor.joined and "refused" in supervisor.away)
+                instance.dead = False
+                await until(lambda: supervisor.joined)
+
+        run(scene())
+
+    def test_a_description_that_cannot_be_is_a_reason_to_stay_away(self) -> None:
+        class Odd(Scripted):
+            odd = True
+
+            async def describe(self) -> Any:
+                if self.odd:
+                    raise KeyError("slots")
+                return await super().describe()
+
+        async def scene() -> None:
+            instance = Odd()
+            async with Stage(settings=QUICK) as stage:
+                assert await stage.driver.add_instance(instance, patient=True) is None
+                assert "slots" in stage.driver.supervisors["i0"].away
+                instance.odd = False
+                await until(lambda: stage.driver.supervisors["i0"].joined)
+
+        run(scene())
+
+    @pytest.mark.parametrize("call", ["resume", "set_version", "describe"])
+    def test_one_that_hangs_when_it_joins_is_asked_again(self, call: str) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted())
+            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+            async with Stage(settings=settings) as stage:
+                usual = getattr(instance, call)
+
+                async def hang(*_: Any) -> None:
+                    await asyncio.sleep(60)
+
+                setattr(instance, call, hang)
+                assert await stage.driver.add_instance(instance, patient=True) is None
+                assert stage.driver.supervisors["i0"].away == "no answer within 0.05 s"
+                setattr(instance, call, usual)
+                await until(lambda: stage.driver.supervisors["i0"].joined)
+
+        run(scene())
+
+    def test_a_resume_that_hangs_after_an_update_loses_the_instance_and_comes_back(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+            async with Stage(instance, settings=settings, interruption=partial) as stage:
+                stage.ask()
+                await instance.order()
+                usual = instance.resume
+
+                async def hang() -> None:
+                    await asyncio.sleep(60)
+
+                async def load(instance: Scripted, version: int) -> None:
+                    instance.description = msgspec.structs.replace(
+                        instance.description, paused=True, version=version
+                    )
+
+                instance.resume = hang  # type: ignore[method-assign]
+                stage.driver.publish(1, load)
+                await until(lambda: stage.events(InstanceLost))
+                instance.resume = usual  # type: ignore[method-assign]
+                await until(lambda: "resume" in instance.calls)
+                await until(lambda: stage.driver.supervisors["i0"].joined)
+
+        run(scene())
+
+    def test_whoever_is_told_of_a_loss_and_raises_ends_no_watch(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+
+                class Owner:
+                    def __getattr__(self, name: str) -> Any:
+                        return getattr(stage.driver, name)
+
+                    def lose(self, name: str, reason: str) -> None:
+                        stage.driver.lose(name, reason)
+                        raise RuntimeError("the journal's disk is full")
+
+                supervisor._owner = Owner()  # type: ignore[assignment]
+
+                async def load(instance: Scripted, version: int) -> None:
+                    if instance.description.started_at == 1.0:
+                        raise InstanceError("500")
+                    instance.calls.append("loaded")
+
+                stage.driver.publish(1, load)
+                await until(lambda: not supervisor.joined)
+                restart(instance)
+                await until(lambda: "loaded" in instance.calls)
+
+        run(scene())
+
+    def test_what_an_instance_says_stands_in_one_short_line(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            async with Stage(settings=QUICK) as stage:
+
+                async def describe() -> Any:
+                    raise InstanceError("gone\r\n\x1b[2JINFO all is well\n" + "x" * 10_000)
+
+                instance.describe = describe  # type: ignore[method-assign]
+                await stage.driver.add_instance(instance, patient=True)
+                away = stage.driver.supervisors["i0"].away
+                assert away.isprintable()
+                assert away.startswith("gone")
+                assert len(away) < 600
+
+        run(scene())

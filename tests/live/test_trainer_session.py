@@ -1,0 +1,286 @@
+"""The trainer's trainer: batches come when asked for, whole, once, with tokens and versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live import trainer_session
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import RequestRejected
+from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer_session import TrainerSession
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted, until
+
+LOGPROBS = {"logprobs": 0}
+
+
+class Stage:
+    def __init__(self, prompts_per_step: int = 1, **roles: Any) -> None:
+        self.instance = Scripted()
+        self.driver = Driver(
+            make_scheduler(prompts_per_step, **roles), settings=Settings(poll_s=1000.0)
+        )
+        self.trainer = TrainerSession(self.driver)
+
+    async def __aenter__(self) -> Stage:
+        await self.driver.add_instance(self.instance)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.driver.close()
+
+    def ask(self) -> asyncio.Task[Batch | None]:
+        return asyncio.create_task(self.trainer.next_batch())
+
+
+def prompt(uid: str = "a", samples: int = 1, **other: Any) -> Prompt:
+    return Prompt(uid, [1, 2], samples, 10, LOGPROBS, **other)
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 10))
+
+
+async def load(client: Any, version: int) -> None:
+    """Loaded at once."""
+
+
+def test_a_batch_of_samples() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt(samples=2, extra={"answer": "42"})])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7, 8], "length")
+            await stage.instance.answer(1, [9])
+            batch = await asking
+            assert batch is not None
+            assert (batch.number, batch.version, batch.failed) == (0, 0, [])
+            assert list(batch.groups()) == ["a"]
+            first = next(s for s in batch.samples if s.index == 0)
+            assert first.prompt_ids == [1, 2]
+            assert first.response_ids == [7, 8]
+            assert first.response_mask == [1, 1]
+            assert first.rollout_log_probs == [-0.5, -0.5]
+            assert first.versions == [0, 0]
+            assert first.segments == [Span(0, "i0", 0, 2)]
+            assert (first.finish_reason, first.status) == ("length", "TRUNCATED")
+            assert (first.oldest_version, first.newest_version) == (0, 0)
+            assert first.extra == {"answer": "42"}
+            assert first.num_interruptions == 0
+
+    run(scene())
+
+
+def test_samples_may_differ_in_how_they_are_drawn() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt(samples=3, each=[{"seed": 1}, {"seed": 2}])])
+            asking = stage.ask()
+            seeds = [(await stage.instance.order(k)).sampling["seed"] for k in range(3)]
+            assert seeds == [1, 2, 1]
+            asking.cancel()
+
+    run(scene())
+
+
+def test_nothing_is_left() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt()])
+            stage.trainer.close_submissions()
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            assert await asking is not None
+            assert await stage.trainer.next_batch() is None
+            assert await stage.trainer.next_batch() is None
+            with pytest.raises(CallerError):
+                stage.trainer.submit([prompt("b")])
+
+    run(scene())
+
+
+def test_a_trainer_that_waits_is_told_of_the_end() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            asking = stage.ask()
+            await asyncio.sleep(0)
+            stage.trainer.close_submissions()
+            assert await asking is None
+
+    run(scene())
+
+
+def test_a_cancelled_wait_loses_nothing() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt()])
+            asking = stage.ask()
+            await stage.instance.order()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await stage.instance.answer(0, [7])
+            batch = await stage.trainer.next_batch()
+            assert batch is not None
+            assert batch.samples[0].response_ids == [7]
+
+    run(scene())
+
+
+def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("bad"), prompt("good"), prompt("worse")])
+            stage.trainer.close_submissions()
+            asking = stage.ask()
+            await stage.instance.fail(0, RequestRejected("out of vocabulary"))
+            await stage.instance.answer(1, [7])
+            batch = await asking
+            assert batch is not None
+            assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
+            asking = stage.ask()
+            await stage.instance.fail(2, RequestRejected("too long"))
+            last = await asking
+            assert last is not None
+            assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
+            assert await stage.trainer.next_batch() is None
+
+    run(scene())
+
+
+def test_ids_are_used_once() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            with pytest.raises(CallerError, match="already here"):
+                stage.trainer.submit([prompt(), prompt()])
+
+    run(scene())
+
+
+def test_one_that_never_fits_is_refused() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            with pytest.raises(CallerError, match="KV tokens"):
+                stage.trainer.submit([Prompt("a", [1], 1, 1_000_000)])
+            stage.trainer.submit([prompt()])
+
+    run(scene())
+
+
+def test_publishing_waits_for_the_fleet() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            await stage.trainer.publish_weights(1, load, wait=True)
+            assert stage.trainer.version == 1
+            assert stage.driver.scheduler.fleet.version == 1
+            with pytest.raises(CallerError, match="versions grow"):
+                await stage.trainer.publish_weights(1, load)
+
+    run(scene())
+
+
+def test_versions_are_those_that_made_the_tokens() -> None:
+    async def scene() -> None:
+        roles = {
+            "batching": "fully_async",
+            "freshness": {"use": "bounded", "max_staleness": 2},
+            "interruption": {"use": "partial", "at_update": "resubmit"},
+        }
+        async with Stage(**roles) as stage:
+            stage.trainer.submit([prompt()])
+            asking = stage.ask()
+            await stage.instance.order()
+            await stage.trainer.publish_weights(1, load)
+            await until(lambda: stage.instance.calls)
+            await stage.instance.answer(0, [7, 8], "abort")
+            await stage.instance.answer(1, [9])
+            batch = await asking
+            assert batch is not None
+            sample = batch.samples[0]
+            assert sample.versions == [0, 0, 1]
+            assert sample.staleness == 1
+            assert sample.num_interruptions == 1
+            assert sample.rollout_log_probs == [-0.5] * 3
+
+    run(scene())
+
+
+def test_a_broken_scheduler_is_told_to_everybody() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt(samples=2)])
+            asking = stage.ask()
+            await stage.instance.order()
+
+            class Exploding:
+                def estimate(self, siblings: Any) -> Any:
+                    raise RuntimeError("a policy of the user's own")
+
+            stage.driver.scheduler.requests._prediction = Exploding()
+            await stage.instance.answer(0, [7])
+            with pytest.raises(RuntimeError, match="of the user's own"):
+                await asking
+
+    run(scene())
+
+
+def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
+    """An idle instance counts as new once its update has begun, before its weights are there."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            loading = asyncio.Event()
+
+            async def slowly(client: Any, version: int) -> None:
+                await loading.wait()
+
+            publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
+            await until(lambda: stage.driver.scheduler.progress.fleet_version == 1)
+            await asyncio.sleep(0.01)
+            assert not publishing.done()
+            assert not stage.trainer.has_loaded(1)
+            loading.set()
+            await publishing
+            assert stage.trainer.has_loaded(1)
+
+    run(scene())
+
+
+def test_where_nobody_is_nothing_is_loaded() -> None:
+    """Else a trainer would take weights away that nobody has had."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            await stage.driver.remove_instance("i0")
+            assert not stage.trainer.has_loaded(0)
+            waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await stage.driver.add_instance(Scripted("i1"))
+            await waiting
+            assert stage.trainer.has_loaded(1)
+
+    run(scene())
+
+
+def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_session, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            await stage.driver.remove_instance("i0")
+            waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+            await asyncio.sleep(0.03)
+            stage.driver.broken = RuntimeError("no more")
+            with pytest.raises(RuntimeError, match="no more"):
+                await waiting
+
+    run(scene())
