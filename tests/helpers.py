@@ -185,7 +185,7 @@ def watch(
     """Run the closed loop with every word noted, and the invariants checked after each."""
     if isinstance(policy, str):
         policy = load_policy(policy)
-    workload = Workload(trace, scenario.job, seed=seed)
+    workload = Workload(trace, scenario.job, seed=seed, traffic=scenario.traffic)
     scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
     log: list[tuple[float, Event, list[Action]]] = []
 
