@@ -78,5 +78,5 @@ class Clients:
 
     def _go(self, conversation: Conversation) -> None:
         self.left -= 1
-        if conversation.session:
+        if conversation.session and conversation.turn:  # else nobody need have heard of it
             self._tell(SessionEnded(conversation.session))

@@ -74,8 +74,8 @@ class ClosedLoop:
         self._do = self._table()
 
     def run(self) -> float:
-        """Until every prompt has been trained, and every client has its answer or has gone; the
-        seconds that took.
+        """Until every prompt has been trained, and every client has its answer or has gone. Returns
+        the seconds that the training took; all of them where nobody trains.
 
         Raises PolicyError if the policy brings everything to a standstill, CallerError if the
         scenario does, for it has left no instance.
@@ -94,7 +94,12 @@ class ClosedLoop:
                 fleet.plan_changed()
         self._telemetry.report()
         self._take_apart()
-        return queue.now
+        return trainer.over_at or queue.now
+
+    @property
+    def training(self) -> bool:
+        """Whether a prompt is left to be trained."""
+        return self._trainer.left > 0
 
     def _standstill(self) -> Exception:
         at = (
@@ -103,7 +108,7 @@ class ClosedLoop:
         )
         if not self._fleet.nodes:
             return CallerError(
-                f"{at}: every instance is gone; let one return_after_s in [[faults]]"
+                f"{at}: every instance is gone; give one of [[faults]] returns_after_s"
             )
         return PolicyError(at)
 

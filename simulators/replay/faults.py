@@ -71,6 +71,12 @@ class Failing(_Fault, frozen=True, tag="failing"):
     seed: int = 0
 
     @property
+    def ends_everything(self) -> bool:
+        """Attempts that no instance got are made again and again, for ever."""
+        always = not self.for_s and self.share == 1
+        return always and self.instance is None and self.blame == "instance"
+
+    @property
     def reason(self) -> str:
         return "made to fail by the scenario"
 

@@ -15,7 +15,7 @@ from rollout_sched.config import (
 )
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.replay.faults import KINDS, Fault, Joins, name_of
+from rollout_sched.simulators.replay.faults import KINDS, Failing, Fault, Joins, name_of
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
@@ -139,6 +139,11 @@ def _check_sense(name: str, scenario: Scenario) -> None:
             f"anything; add [traffic], or let the trainer have its batches"
         )
     for number, fault in enumerate(scenario.faults):
+        if isinstance(fault, Failing) and fault.ends_everything:
+            raise ConfigError(
+                f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
+                f"come to an end; give it for_s, a share below 1, or one instance"
+            )
         if fault.instance is not None and fault.instance >= fleet.instances:
             raise ConfigError(
                 f"{name}: faults[{number}].instance = {fault.instance}: the fleet has "

@@ -21,7 +21,8 @@ from rollout_sched.simulators.replay.workload import Workload
 class SimTrainer:
     """Trains every prompt of the workload once.
 
-    left  prompts that are neither trained nor given up yet
+    left     prompts that are neither trained nor given up yet
+    over_at  when the last of them was, in seconds
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class SimTrainer:
         tell: Callable[[Event], None],
     ) -> None:
         self.left = len(workload.prompts)
+        self.over_at = 0.0
         self._model = model
         self._workload = workload
         self._fleet = fleet
@@ -72,7 +74,7 @@ class SimTrainer:
         """A group that has failed will never come."""
         if action.reason == "failed" and action.group and action.group not in self._failed:
             self._failed.add(action.group)
-            self.left -= 1
+            self._finish(1)
 
     def _submit(self, prompt: str) -> None:
         load = self._workload
@@ -90,9 +92,13 @@ class SimTrainer:
 
     def _train(self, batch: Deliver) -> None:
         """The training step is over."""
-        self.left -= len({sample.group for sample in batch.samples})
+        self._finish(len({sample.group for sample in batch.samples}))
         if self._model.colocated and (self.left or self._workload.traffic is not None):
             self._fleet.resume_all()
         if self.left:
             self._tell(WeightsPublished(batch.version + 1))
             self._tell(BatchRequested())
+
+    def _finish(self, prompts: int) -> None:
+        self.left -= prompts
+        self.over_at = self._queue.now
