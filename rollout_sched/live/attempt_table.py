@@ -14,7 +14,7 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
-    TokensArrived,
+    TurnFinished,
 )
 from rollout_sched.live.attempts import Running
 from rollout_sched.live.event_pump import EventPump
@@ -30,11 +30,9 @@ from rollout_sched.live.ports import (
     WeightsUnknown,
 )
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.tool_calls import ToolCalls
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two aborts of one attempt: at first, and at most.
-_ABORT_AGAIN_S = (0.25, 4.0)
 
 
 class AttemptTable:
@@ -44,12 +42,14 @@ class AttemptTable:
         self,
         pump: EventPump,
         payloads: PayloadBook,
+        tools: ToolCalls,
         supervisors: Mapping[str, InstanceSupervisor],
         settings: Settings,
         run_id: str,
     ) -> None:
         self._pump = pump
         self._payloads = payloads
+        self._tools = tools
         self._supervisors = supervisors
         self._settings = settings
         self._run_id = run_id
@@ -75,7 +75,7 @@ class AttemptTable:
         try:
             payload = self._payloads.of(action)
         except Exception as error:  # the caller's own
-            self._payloads.note_error(action.request, error)
+            self._payloads.note_error(action, error)
             self._pump.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
             return
         supervisor = self._supervisors[action.instance]
@@ -134,6 +134,9 @@ class AttemptTable:
         request, attempt = dispatch.request, dispatch.attempt
         if outcome.finish == "abort":
             self._pump.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
+        elif outcome.finish == "turn":
+            self._tools.expect(dispatch, running.payload)
+            self._pump.tell(TurnFinished(request, attempt, outcome.tokens, outcome.spans))
         else:
             self._pump.tell(
                 RequestFinished(request, attempt, outcome.tokens, outcome.spans, outcome.finish)
@@ -162,7 +165,7 @@ class AttemptTable:
             log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
         if not usable:
             drop(running.payload, dispatch.attempt)
-        self._payloads.note_error(dispatch.request, error)
+        self._payloads.note_error(dispatch, error)
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
         supervisor = self._supervisors.get(dispatch.instance)
         if supervisor is not None and _may_be_restarted(error):
@@ -180,19 +183,14 @@ class AttemptTable:
 
     # -- what their streams bring ----------------------------------------------------------
 
-    def _keep_streamed(self, running: Running) -> None:
-        """The attempt broke off: what its stream has brought is all there will be."""
-        self._report_stream(running)
-        if running.told:
-            attempt, transcript = running.dispatch.attempt, running.payload.transcript
-            transcript.keep(attempt, running.told, transcript.partial(attempt, running.told))
-
     def _report_stream(self, running: Running) -> None:
-        dispatch = running.dispatch
-        tokens = min(running.streamed, dispatch.max_new_tokens)
-        if tokens > running.told:
-            running.told = tokens
-            self._pump.tell(TokensArrived(dispatch.request, dispatch.attempt, tokens))
+        progress = running.progress()
+        if progress is not None:
+            self._pump.tell(progress)
+
+    def _keep_streamed(self, running: Running) -> None:
+        self._report_stream(running)
+        running.keep_streamed()
 
     def _report_streams(self) -> None:
         self._loop.call_later(self._settings.stream_s, self._report_streams)
@@ -216,20 +214,8 @@ class AttemptTable:
         self._spawn(self._abort(running, reason))
 
     async def _abort(self, running: Running, reason: str = "it did not stop") -> None:
-        """An abort may overtake its order, so it is repeated until the answer has come."""
-        deadline = self._loop.time() + self._settings.abort_timeout_s
-        wait_s, longest_s = _ABORT_AGAIN_S
-        while not running.ended().done():
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await running.client.abort(running.order_id)
-            except Exception as error:  # whatever it is, the attempt must come to its end
-                log.warning("abort of %s on %s: %r", running.order_id, running.client.name, error)
-            await asyncio.wait({running.ended()}, timeout=wait_s)
-            wait_s = min(2 * wait_s, longest_s)
-            if self._loop.time() > deadline and not running.ended().done():
-                self.forget(running, reason)
-                return
+        if not await running.abort(self._settings.abort_timeout_s):
+            self.forget(running, reason)
 
     async def answered(self, instance: str) -> None:
         """Every attempt that was stopped there has answered, or was given up."""

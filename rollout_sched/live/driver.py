@@ -45,6 +45,7 @@ from rollout_sched.live.payload_book import (
 )
 from rollout_sched.live.ports import Description, InstanceClient, Payload, WeightLoader
 from rollout_sched.live.settings import DEFAULTS, Settings
+from rollout_sched.live.tool_calls import ToolCalls
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,9 @@ class Driver:
         self._loader: WeightLoader | None = None
         self.pump = EventPump(scheduler, observers, self._end_all)
         self.payloads = PayloadBook(self.pump, on_deliver, on_group_failed)
+        self.tools = ToolCalls(self.pump, self.payloads)
         self.attempts = AttemptTable(
-            self.pump, self.payloads, self.supervisors, settings, self._run_id
+            self.pump, self.payloads, self.tools, self.supervisors, settings, self._run_id
         )
         self._carry_out_actions()
 
@@ -86,12 +88,12 @@ class Driver:
         pump.on(Interrupt, self.attempts.interrupt)
         pump.on(Deliver, self.payloads.deliver)
         pump.on(Answer, self.payloads.answer)
-        pump.on(Discard, self.payloads.discard)
+        pump.on(Discard, self._discard)
         pump.on(Pause, self._pause)
         pump.on(Resume, self._resume)
         pump.on(Release, self._release)
         pump.on(UpdateWeights, self._update_weights)
-        pump.on(Wake, self._wake)
+        pump.on(Wake, pump.wake)
 
     @property
     def broken(self) -> Exception | None:
@@ -102,7 +104,12 @@ class Driver:
         """See `EventPump.tell`."""
         self.pump.tell(event)
 
+    def _discard(self, action: Discard) -> None:
+        self.tools.discard(action)
+        self.payloads.discard(action)
+
     def _end_all(self, error: Exception) -> None:
+        self.tools.cancel_all()
         self.payloads.fail_all(error)
         if self.on_broken is not None:
             self.pump.afterwards(self.on_broken)
@@ -231,11 +238,9 @@ class Driver:
             raise CallerError(f"no instance {name!r} here; there are {', '.join(self.supervisors)}")
         return supervisor
 
-    def _wake(self, action: Wake) -> None:
-        self.pump.wake_at(action.at)
-
     async def close(self) -> None:
         """Stop everything; instances are left as they are."""
+        self.tools.cancel_all()
         await self.attempts.close()
         for supervisor in self.supervisors.values():
             await supervisor.close()

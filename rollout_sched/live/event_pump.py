@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout_sched.core.actions import Action
+from rollout_sched.core.actions import Action, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
@@ -84,8 +84,8 @@ class EventPump:
             except Exception:
                 log.exception("an answer could not be handed over")
 
-    def wake_at(self, at: float) -> None:
-        self._loop.call_at(self._origin + at, self.tell, Woke())
+    def wake(self, action: Wake) -> None:
+        self._loop.call_at(self._origin + action.at, self.tell, Woke())
 
     def fail(self, error: Exception) -> None:
         """The scheduler's own state can no longer be trusted: everybody who waits is told."""

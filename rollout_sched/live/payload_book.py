@@ -35,7 +35,8 @@ class PayloadBook:
         self._pump = pump
         self._payloads: dict[str, Payload] = {}
         self._factories: dict[str, PayloadFactory] = {}
-        self._errors: dict[str, Exception] = {}
+        self._errors: dict[str, Exception] = {}  # of requests
+        self._group_errors: dict[str, Exception] = {}
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -73,15 +74,17 @@ class PayloadBook:
 
     # -- told ------------------------------------------------------------------------------
 
-    def note_error(self, request: str, error: Exception) -> None:
+    def note_error(self, dispatch: Dispatch, error: Exception) -> None:
         """Why an attempt has failed: said to whoever waits, should it be the last."""
-        self._errors[request] = error
+        if dispatch.group:
+            self._group_errors[dispatch.group] = error
+        else:
+            self._errors[dispatch.request] = error
 
     def deliver(self, action: Deliver) -> None:
         payloads = [self._payloads.pop(sample.request) for sample in action.samples]
         for sample in action.samples:
-            self._factories.pop(sample.group, None)
-            self._errors.pop(sample.request, None)
+            self._forget_group(sample.group)
         if self.on_deliver is not None:
             self._pump.afterwards(self._hand_over, self.on_deliver, action, payloads)
 
@@ -110,10 +113,16 @@ class PayloadBook:
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._pump.afterwards(payload.responder.fail, reason, error)
-        if action.reason == "failed" and self._factories.pop(action.group, None) is not None:
+        if action.reason == "failed" and action.group in self._factories:
+            error = self._forget_group(action.group)
             log.error("group %s failed: %s", action.group, error)
             if self.on_group_failed is not None:
                 self._pump.afterwards(self.on_group_failed, action.group, error)
+
+    def _forget_group(self, group: str) -> Exception | None:
+        """It is delivered or failed; returns the last error in it."""
+        self._factories.pop(group, None)
+        return self._group_errors.pop(group, None)
 
     def fail_all(self, error: Exception) -> None:
         """Nothing of what is here will ever be made."""

@@ -194,10 +194,13 @@ WeightLoader = Callable[[Any, int], Awaitable[None]]
 
 
 class Outcome(msgspec.Struct):
-    """The end of an attempt as the core counts it, and the `piece` that its payload may keep."""
+    """The end of an attempt as the core counts it, and the `piece` that its payload may keep.
+
+    `finish` "turn": a turn of a trajectory is over, and a tool is to work (`Acting`).
+    """
 
     tokens: int
-    finish: Literal["stop", "length", "abort"]
+    finish: Literal["stop", "length", "abort", "turn"]
     spans: Spans
     piece: Any
 
@@ -257,3 +260,18 @@ class Payload(Protocol):
 
         An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
         raises ends the request: what cannot be sent here cannot be sent elsewhere."""
+
+
+class Acting(Payload, Protocol):
+    """A payload whose attempts may end with "turn": between two of them a tool works."""
+
+    async def act(self) -> Sequence[int] | Literal["stop", "length"]:
+        """Have the tool work on the turn that is over.
+
+        The tokens that it returns; or that the trajectory is over: "stop" because the tool says so,
+        "length" because there is no room for more. What it raises ends the request. Cancelled when
+        nobody wants the trajectory any more.
+        """
+
+    def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
+        """Append to the transcript what the tool returned to the turn that this attempt made."""

@@ -10,14 +10,19 @@ from rollout_sched.live.ports import OnTokens
 
 
 class Piece(msgspec.Struct):
-    """Tokens of one attempt, with their log-probabilities if they were asked for."""
+    """Tokens of one attempt, with their log-probabilities if they were asked for.
+
+    `observed`: the tokens that a tool returned to the turn which the attempt ended.
+    """
 
     token_ids: list[int]
     logprobs: list[float] | None
+    observed: list[int] | None = None
 
 
 class TokenTranscript:
-    """A transcript (`live.ports.Transcript`) of token ids."""
+    """A transcript (`live.ports.Transcript`) of token ids: those generated, and between two
+    turns of a trajectory those that its tool returned."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
@@ -29,13 +34,48 @@ class TokenTranscript:
         return len(self._pieces)
 
     @property
+    def turns(self) -> int:
+        """Turns that a tool has returned to."""
+        return sum(piece.observed is not None for piece in self._pieces.values())
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """What was generated since a tool last returned."""
+        ids: list[int] = []
+        for piece in self._pieces.values():
+            ids = [] if piece.observed is not None else ids + piece.token_ids
+        return ids
+
+    @property
     def token_ids(self) -> list[int]:
-        return [token for piece in self._pieces.values() for token in piece.token_ids]
+        """Generated and observed."""
+        ids: list[int] = []
+        for piece in self._pieces.values():
+            ids += piece.token_ids
+            ids += piece.observed or ()
+        return ids
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for each of `token_ids` that was generated, 0 for those that were observed."""
+        mask: list[int] = []
+        for piece in self._pieces.values():
+            mask += [1] * len(piece.token_ids)
+            mask += [0] * len(piece.observed or ())
+        return mask
 
     @property
     def logprobs(self) -> list[float]:
-        """One for each of `token_ids`, if they were asked for."""
-        return [value for piece in self._pieces.values() for value in piece.logprobs or ()]
+        """One for each of `token_ids`, if they were asked for; 0.0 where they were observed."""
+        values: list[float] = []
+        for piece in self._pieces.values():
+            values += piece.logprobs or ()
+            values += [0.0] * len(piece.observed or ())
+        return values
+
+    def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
+        """Append what a tool returned to the turn that this attempt made."""
+        self._pieces.setdefault(attempt, Piece([], [])).observed = list(token_ids)
 
     def collect(self, attempt: int) -> OnTokens:
         """Takes what the stream of an attempt brings."""
