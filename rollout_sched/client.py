@@ -39,6 +39,7 @@ from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, WeightLoader
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.trajectory import Tool, Trajectory
 
 __all__ = [
     "Applied",
@@ -50,6 +51,8 @@ __all__ = [
     "RolloutScheduler",
     "Sample",
     "Span",
+    "Tool",
+    "Trajectory",
     "Transfer",
 ]
 
@@ -124,8 +127,14 @@ class RolloutScheduler(ABC):
         return _Remote(url, admin_key)
 
     @abstractmethod
-    async def submit(self, prompts: Iterable[Prompt]) -> None:
-        """Queue groups. Raises CallerError at the first that cannot be; those before it stay."""
+    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
+        """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
+
+        With a `tool`, a coroutine function, each sample is a trajectory of several turns: after
+        each turn the tool is called with the `Trajectory` and returns the token ids that follow,
+        or None when it is over. `max_tokens` bounds what is generated in all turns together. Only
+        `from_toml` offers it: a coroutine cannot travel.
+        """
 
     @abstractmethod
     async def close_submissions(self) -> None:
@@ -199,8 +208,8 @@ class _InProcess(RolloutScheduler):
     async def __aexit__(self, *error: object) -> None:
         await self._live.close()
 
-    async def submit(self, prompts: Iterable[Prompt]) -> None:
-        self._live.trainer.submit(prompts)
+    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
+        self._live.trainer.submit(prompts, tool)
 
     async def close_submissions(self) -> None:
         self._live.trainer.close_submissions()
@@ -248,7 +257,12 @@ class _Remote(RolloutScheduler):
     async def __aexit__(self, *error: object) -> None:
         await self._calls.close()
 
-    async def submit(self, prompts: Iterable[Prompt]) -> None:
+    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
+        if tool is not None:
+            raise CallerError(
+                "a tool is a coroutine and cannot travel to a gateway; use from_toml, which "
+                "schedules in this process"
+            )
         for portion in _portions(prompts):
             await self._calls.post("/rollout/v1/groups", portion)
 

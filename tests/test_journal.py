@@ -29,6 +29,7 @@ EVENTS: list[ev.Event] = [
     ev.InstanceReported("i0", 1, 0, 0.25, preemptions=1, generated_tokens=9),
     ev.TurnFinished("a/0", 1, 5, ((2, 5),)),
     ev.ToolReturned("a/0", 1, 4),
+    ev.TrajectoryEnded("a/0", 2, "length"),
     ev.RequestInterrupted("a/1", 2, 7, ((2, 3), (3, 4))),
     ev.RequestFailed("a/1", 3, "reset by peer", blame="request"),
     ev.RequestFinished("a/0", 4, 1, (), "length"),

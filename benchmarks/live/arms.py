@@ -24,6 +24,9 @@ PEERS = Path(os.environ.get("PEERS", HERE.parents[1] / ".venv-peers"))
 COMPILED = Path(os.environ.get("COMPILED", HERE.parents[1] / ".venv-compiled"))
 COMPILED_PROGRAM = str(COMPILED / "bin/rollout-sched")
 
+#: The virtual environment of another version of ours, to hold this one against; "" for none.
+BEFORE = os.environ.get("BEFORE", "")
+
 #: The peer that all figures are set in relation to.
 REFERENCE = "vllm-router"
 OURS = "rollout-sched"
@@ -114,9 +117,13 @@ def _start_one(
     return Running(arm, [port], process)
 
 
-def ours(name: str = OURS, policy: str = "dplb", *, interpreted: bool = False) -> Arm:
-    """The gateway with its scheduler on, under a preset or a policy file: compiled or as it is."""
-    program = script("rollout-sched") if interpreted else COMPILED_PROGRAM
+def interpreted(policy: str = "dplb") -> Arm:
+    """Ours as the checkout is."""
+    return ours(f"{OURS}-interpreted", policy, program=script("rollout-sched"))
+
+
+def ours(name: str = OURS, policy: str = "dplb", *, program: str = COMPILED_PROGRAM) -> Arm:
+    """The gateway with its scheduler on, under a preset or a policy file; compiled."""
 
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
@@ -124,6 +131,13 @@ def ours(name: str = OURS, policy: str = "dplb", *, interpreted: bool = False) -
         return [program, "serve", "--policy", policy, *instances, "--port", port]
 
     return Arm(name, command)
+
+
+def before() -> list[Arm]:
+    """The version of ours in BEFORE, if there is one."""
+    if not BEFORE:
+        return []
+    return [ours(f"{OURS}-before", program=str(Path(BEFORE).absolute() / "bin/rollout-sched"))]
 
 
 def vllm_router(name: str = REFERENCE, policy: str = "round_robin") -> Arm:

@@ -47,7 +47,8 @@ ARMS: dict[str, Arm] = {
         arms.sglang_router(),
         arms.relay(),
         arms.ours(),
-        arms.ours(f"{arms.OURS}-interpreted", interpreted=True),
+        arms.interpreted(),
+        *arms.before(),
     )
 }
 DEFAULT_ARMS = (

@@ -29,6 +29,7 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     TokensArrived,
     ToolReturned,
+    TrajectoryEnded,
     TurnFinished,
     WeightsPublished,
     WeightsUpdated,
@@ -299,14 +300,30 @@ class AttemptEvents:
             self._outcomes.finish(request, "length")
 
     def tool_returned(self, event: ToolReturned, now: float) -> None:
-        request = self._requests.get(event.request)
-        if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
-            self._anomalies["unknown_turn"] += 1
+        request = self._acting(event)
+        if request is None:
             return
         if event.observation_tokens < 0:
             self._anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
         self._outcomes.go_on(request)
+
+    def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
+        request = self._acting(event)
+        if request is None:
+            return
+        if event.reason == "failed":
+            self._outcomes.give_up(request)
+        else:
+            self._outcomes.finish(request, event.reason)
+
+    def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
+        """The request whose turn this attempt made; None if nobody waits for its tool."""
+        request = self._requests.get(event.request)
+        if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
+            self._anomalies["unknown_turn"] += 1
+            return None
+        return request
 
     def interrupted(self, event: RequestInterrupted, now: float) -> None:
         attempt = self._close(event, now)

@@ -132,6 +132,15 @@ class ToolReturned(_Event, frozen=True):
     observation_tokens: int
 
 
+class TrajectoryEnded(_Event, frozen=True):
+    """No turn follows the one made by `attempt`: the tool says so ("stop"), there is no room for
+    what it returned ("length"), or it failed."""
+
+    request: str
+    attempt: int
+    reason: Literal["stop", "length", "failed"] = "stop"
+
+
 class RequestInterrupted(_Event, frozen=True):
     """The attempt was stopped from outside after `tokens` tokens, all of which we have."""
 
@@ -197,6 +206,7 @@ Event = (
     | RequestFinished
     | TurnFinished
     | ToolReturned
+    | TrajectoryEnded
     | RequestInterrupted
     | RequestFailed
     | WeightsPublished

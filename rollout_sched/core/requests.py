@@ -87,7 +87,7 @@ class Requests:
     def start_over(self, request: Request, reason: str) -> None:
         """Throw away all that it has made, and park it."""
         self._ledger.abandon(request, reason)
-        if request.response_tokens:
+        if request.response_tokens or request.turn:
             self._out.append(discard(request, request.response_tokens, reason))
         request.context_tokens = request.siblings.prompt_tokens
         request.response_tokens = request.computed_tokens = request.turn = 0

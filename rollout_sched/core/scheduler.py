@@ -323,6 +323,7 @@ def _table(
         ev.RequestFinished: attempt.finished,
         ev.TurnFinished: attempt.turn_finished,
         ev.ToolReturned: attempt.tool_returned,
+        ev.TrajectoryEnded: attempt.trajectory_ended,
         ev.RequestInterrupted: attempt.interrupted,
         ev.RequestFailed: attempt.failed,
     }

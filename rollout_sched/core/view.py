@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
-from rollout_sched.core.lifecycle import INTERRUPTING
+from rollout_sched.core.lifecycle import ACTING, INTERRUPTING
 from rollout_sched.core.model import GroupState, Instance
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
@@ -85,6 +85,11 @@ class SchedulerView:
         if found is None or found.abandoned:
             return True
         return found.request.state is INTERRUPTING
+
+    def is_acting(self, request: str, attempt: int) -> bool:
+        """Whether the tool is waited for that follows the turn made by this attempt."""
+        found = self._requests.get(request)
+        return found is not None and found.state is ACTING and found.last_attempt == attempt
 
     def knows_session(self, session: str) -> bool:
         return self._sessions.last_instance(session) is not None

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import TokensArrived
 from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, Payload
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two aborts of one attempt: at first, and at most.
+_ABORT_AGAIN_S = (0.25, 4.0)
 
 
 class Running:
@@ -47,6 +54,47 @@ class Running:
         self.timer: asyncio.TimerHandle | None = None
         self._held = True
         self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def streamed(self) -> int:
+        """Tokens that its stream has brought. Raises what the payload raises."""
+        return self.payload.transcript.streamed(self.dispatch.attempt)
+
+    def progress(self) -> TokensArrived | None:
+        """What its stream has brought that the core does not know of. Raises what the payload
+        raises."""
+        dispatch = self.dispatch
+        tokens = min(self.streamed, dispatch.max_new_tokens)
+        if tokens <= self.told:
+            return None
+        self.told = tokens
+        return TokensArrived(dispatch.request, dispatch.attempt, tokens)
+
+    def keep_streamed(self) -> None:
+        """It broke off: what the core was told of its stream is all there will be."""
+        if self.told:
+            attempt, transcript = self.dispatch.attempt, self.payload.transcript
+            transcript.keep(attempt, self.told, transcript.partial(attempt, self.told))
+
+    async def abort(self, patience_s: float) -> bool:
+        """Have it stopped; False if it has not ended after so many seconds.
+
+        An abort may overtake its order, so it is repeated until the answer has come.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        wait_s, longest_s = _ABORT_AGAIN_S
+        while not self.ended().done():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.client.abort(self.order_id)
+            except Exception as error:  # whatever it is, the attempt must come to its end
+                log.warning("abort of %s on %s: %r", self.order_id, self.client.name, error)
+            await asyncio.wait({self.ended()}, timeout=wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+            if loop.time() > deadline and not self.ended().done():
+                return False
+        return True
 
     def ended(self) -> asyncio.Future[None]:
         """Done when the driver holds it no longer."""

@@ -7,6 +7,7 @@ response_mask, rollout_log_probs, min/max_global_steps), AReaL (versions per tok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +22,10 @@ Uid = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\
 Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+#: The version of a token that no version made: a tool returned it.
+OBSERVED = -1
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,10 +65,11 @@ class Sample(msgspec.Struct, frozen=True):
     """A finished response. Lists are one entry per response token, but for `prompt_ids`.
 
     index              of the sample within its group
-    response_mask      1 for every generated token, which are all of them
-    rollout_log_probs  None if none were asked for
-    versions           policy version that made the token
-    staleness          the trainer's version at delivery less the oldest of `versions`
+    response_mask      1 for every generated token, 0 for those that a tool returned
+    rollout_log_probs  None if none were asked for; 0.0 where a tool returned the token
+    versions           policy version that made the token; -1 where a tool returned it
+    segments           of generated tokens only
+    staleness          the trainer's version at delivery less the oldest that made a token
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
     """
 
@@ -84,12 +90,12 @@ class Sample(msgspec.Struct, frozen=True):
     @property
     def oldest_version(self) -> int | None:
         """verl's min_global_steps; None for an empty response."""
-        return min(self.versions, default=None)
+        return min((span.version for span in self.segments), default=None)
 
     @property
     def newest_version(self) -> int | None:
         """verl's max_global_steps."""
-        return max(self.versions, default=None)
+        return max((span.version for span in self.segments), default=None)
 
 
 class FailedGroup(msgspec.Struct, frozen=True):
@@ -117,25 +123,44 @@ class Batch(msgspec.Struct, frozen=True):
 
 def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> Sample:
     """Join what the core counted with the tokens its payload holds."""
-    start, segments, versions = 0, [], []
-    for segment in counted.segments:
-        end = start + segment.tokens
-        segments.append(Span(segment.version, segment.instance, start, end))
-        versions += [segment.version] * segment.tokens
-        start = end
-    response_ids = payload.response_ids
+    transcript = payload.transcript
+    mask = transcript.mask
+    segments = _spans(counted.segments, mask)
+    versions = [OBSERVED] * len(mask)
+    for span in segments:
+        versions[span.start : span.end] = [span.version] * (span.end - span.start)
     return Sample(
         uid=counted.group,
         index=counted.index,
         prompt_ids=prompt.prompt_ids,
-        response_ids=response_ids,
-        response_mask=[1] * len(response_ids),
+        response_ids=payload.response_ids,
+        response_mask=mask,
         rollout_log_probs=payload.logprobs,
         versions=versions,
         segments=segments,
         staleness=counted.staleness,
         finish_reason="length" if counted.finish == "length" else "stop",
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
-        num_interruptions=max(0, payload.attempts - 1),
+        num_interruptions=max(0, transcript.attempts - transcript.turns - 1),
         extra=prompt.extra,
     )
+
+
+def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]:
+    """The core's segments, which count generated tokens, laid over the response."""
+    spans: list[Span] = []
+    counted, generated = sum(segment.tokens for segment in segments), sum(mask)
+    assert counted == generated, f"counted {counted} tokens, {generated} are here"
+    at = 0
+    for segment in segments:
+        todo = segment.tokens
+        while todo:
+            while not mask[at]:
+                at += 1
+            end = at
+            while end < at + todo and end < len(mask) and mask[end]:
+                end += 1
+            spans.append(Span(segment.version, segment.instance, at, end))
+            todo -= end - at
+            at = end
+    return spans

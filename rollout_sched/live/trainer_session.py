@@ -22,6 +22,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
+from rollout_sched.live.trajectory import Tool, TrajectoryPayload
 
 #: No update is under way.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
@@ -51,18 +52,21 @@ class TrainerSession:
         self._requested = False
         self._ended = asyncio.Event()
         self._fleet_changed = asyncio.Event()
-        driver.on_deliver = self._deliver
-        driver.on_group_failed = self._fail
+        driver.payloads.on_deliver = self._deliver
+        driver.payloads.on_group_failed = self._fail
         driver.on_broken = self._check_end
-        driver.watch(self._fleet_event, *_FLEET_EVENTS)
+        driver.pump.watch(self._fleet_event, *_FLEET_EVENTS)
 
     @property
     def version(self) -> int:
         """The newest version published."""
         return self.driver.view.run.version
 
-    def submit(self, prompts: Iterable[Prompt]) -> None:
-        """Queue groups. Raises CallerError at the first that cannot be; those before it stay."""
+    def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
+        """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
+
+        With a `tool` their samples are trajectories of several turns.
+        """
         for prompt in prompts:
             if prompt.uid in self._prompts:
                 raise CallerError(
@@ -71,9 +75,7 @@ class TrainerSession:
             self._prompts[prompt.uid] = prompt
 
             def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
-                return TokenPayload(
-                    prompt.prompt_ids, prompt.sampling_of(index), stream_every=self.stream_every
-                )
+                return self._payload(prompt, index, tool)
 
             try:
                 self.driver.submit_group(
@@ -83,6 +85,21 @@ class TrainerSession:
                 del self._prompts[prompt.uid]
                 raise
             self.open_samples += prompt.samples
+
+    def _payload(self, prompt: Prompt, index: int, tool: Tool | None) -> TokenPayload:
+        sampling, stream_every = prompt.sampling_of(index), self.stream_every
+        if tool is None:
+            return TokenPayload(prompt.prompt_ids, sampling, stream_every=stream_every)
+        return TrajectoryPayload(
+            prompt.uid,
+            index,
+            prompt.prompt_ids,
+            sampling,
+            tool,
+            self.driver.max_model_len,
+            stream_every=stream_every,
+            extra=prompt.extra,
+        )
 
     def close_submissions(self) -> None:
         """No more prompts will come: the last batches may be short."""

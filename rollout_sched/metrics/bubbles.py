@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_sched.core.actions import Deliver, Dispatch, Pause, UpdateWeights
+from rollout_sched.core.actions import Deliver, Discard, Dispatch, Pause, UpdateWeights
 from rollout_sched.core.events import (
     InstanceJoined,
     InstanceLost,
@@ -26,6 +26,7 @@ from rollout_sched.core.events import (
     RequestFinished,
     RequestInterrupted,
     ToolReturned,
+    TrajectoryEnded,
     TurnFinished,
     WeightsPublished,
     WeightsUpdated,
@@ -187,6 +188,8 @@ class Bubbles:
             RequestFailed: self._ended,
             TurnFinished: self._turn_finished,
             ToolReturned: self._tool_returned,
+            TrajectoryEnded: self._tool_returned,
+            Discard: self._discarded,
             WeightsPublished: self._published,
             WeightsUpdated: self._updated,
             Dispatch: self._dispatched,
@@ -285,8 +288,15 @@ class Bubbles:
         self._acting_on[event.request] = gauge
         self._change(gauge)
 
-    def _tool_returned(self, now: float, event: ToolReturned) -> None:
-        gauge = self._acting_on.pop(event.request, None)
+    def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
+        self._tool_over(event.request)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if not action.attempt:  # all that it has made: nobody waits for its tool any more
+            self._tool_over(action.request)
+
+    def _tool_over(self, request: str) -> None:
+        gauge = self._acting_on.pop(request, None)
         if gauge is not None:
             gauge.acting -= 1
             self._acting -= 1
@@ -306,6 +316,9 @@ class Bubbles:
 
     def _delivered(self, now: float, action: Deliver) -> None:
         self._training = True
+        if self._acting_on:
+            for sample in action.samples:
+                self._tool_over(sample.request)  # its last turn left no room for another
 
     def _published(self, now: float, event: WeightsPublished) -> None:
         self._training = False

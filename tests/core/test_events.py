@@ -24,6 +24,7 @@ EVENTS: list[ev.Event] = [
     ev.RequestFinished("a/0", 4, 7, ((2, 3), (3, 4)), "length"),
     ev.TurnFinished("a/0", 1, 5, ((2, 5),)),
     ev.ToolReturned("a/0", 1, 4),
+    ev.TrajectoryEnded("a/0", 1, "failed"),
     ev.RequestInterrupted("a/1", 2, 7, ((2, 3), (3, 4))),
     ev.RequestFailed("a/1", 3, "reset by peer", blame="request"),
     ev.WeightsPublished(3),

@@ -38,6 +38,7 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     TokensArrived,
     ToolReturned,
+    TrajectoryEnded,
     TurnFinished,
     WeightsPublished,
     WeightsUpdated,
@@ -477,6 +478,37 @@ class TestTurns:
         assert isinstance(dispatch, Dispatch)
         assert dispatch.context_tokens == PROMPT + 20
         assert told.anomalies == {"tokens_out_of_range": 1}
+
+    @pytest.mark.parametrize("reason", ["stop", "length"])
+    def test_a_tool_may_say_that_no_turn_follows(self, reason: Any) -> None:
+        told = self.told()
+        assert told(TrajectoryEnded("a/0", 1, reason)) == [
+            Deliver(0, 0, (sample("a/0", (0, 20, "i0"), finish=reason),))
+        ]
+        assert told(ToolReturned("a/0", 1, 30)) == []
+        assert told.anomalies == {"unknown_turn": 1}
+
+    def test_a_tool_that_fails_takes_its_group_with_it(self) -> None:
+        told = self.told()
+        (discard,) = told(TrajectoryEnded("a/0", 1, "failed"))
+        assert isinstance(discard, Discard)
+        assert (discard.request, discard.reason, discard.ends) == ("a/0", "failed", True)
+
+    @pytest.mark.parametrize("attempt", [0, 2])
+    def test_only_of_the_turn_that_is_waited_for(self, attempt: int) -> None:
+        told = self.told()
+        assert told(TrajectoryEnded("a/0", attempt)) == []
+        assert told.anomalies == {"unknown_turn": 1}
+        assert told.request("a/0").state is RequestState.ACTING
+
+    def test_a_trajectory_without_a_token_that_starts_over_says_so(self) -> None:
+        """Its observations are thrown away too, so whoever keeps them must hear of it."""
+        told = Told(batching=TWICE, freshness="unbounded", slots=1)
+        told.submit("a", "b")
+        told(BatchRequested(), TurnFinished("a/0", 1, 0))
+        told(ToolReturned("a/0", 1, 30))
+        gone = [a for a in told(RequestFinished("b/0", 2, 5)) if isinstance(a, Discard)]
+        assert [(a.request, a.tokens, a.attempt, a.ends) for a in gone] == [("a/0", 0, 0, False)]
 
     def test_a_turn_that_used_up_the_response_is_the_last(self) -> None:
         told = Told()

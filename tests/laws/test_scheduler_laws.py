@@ -302,6 +302,15 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    @precondition(lambda self: self.acting)
+    @rule(data=st.data(), reason=st.sampled_from(["stop", "length", "failed"]))
+    def last_turn(self, data, reason):
+        returned = data.draw(st.sampled_from(self.acting))
+        self.acting.remove(returned)
+        event = ev.TrajectoryEnded(returned.request, returned.attempt, reason)
+        self.over.append(event)
+        self.tell(event)
+
     @precondition(lambda self: self.pausing)
     @rule()
     def paused(self):

@@ -33,13 +33,14 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.model import Sample as Made
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.payloads import IN_GROUP, TokenPayload
 from rollout_sched.live.ports import (
     InstanceError,
     InstanceUnreached,
     Order,
     Outcome,
     RequestRejected,
+    Responder,
 )
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.open_answers import Response
@@ -147,15 +148,17 @@ def trace(groups: list[tuple[int, list[int]]]) -> Trace:
 class Payload(TokenPayload):
     """Its answers are as long as the trace says; each try from the start makes another text."""
 
-    def __init__(self, world: Live, prompt_ids: list[int], length: int) -> None:
-        streams = bool(world.scenario.visibility.stream_s)
-        super().__init__(prompt_ids, {"temperature": 1}, stream_every=int(streams))
+    def __init__(
+        self, world: Live, prompt_ids: list[int], length: int, responder: Responder = IN_GROUP
+    ) -> None:
+        every = int(world.scenario.visibility.stream_s > 0)
+        super().__init__(prompt_ids, {"temperature": 1}, stream_every=every, responder=responder)
         self.world = world
         self.length = length
 
     async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
         self.sampling = {"temperature": 1, "length": self.length - dispatch.response_tokens}
-        failing = self.world.failures.of(dispatch, self.world.driver.now)
+        failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
         if failing is None:
             return await super().attempt(client, dispatch, order_id)
         try:
@@ -165,20 +168,10 @@ class Payload(TokenPayload):
             raise ERRORS[failing.blame](failing.reason) from None
 
 
-class ClientPayload(Payload):
-    """One turn of a conversation."""
-
-    client: Client
-
-    def answer(self, sample: Made) -> None:
-        self.client.read(sample, self.response_ids)
-
-    def fail(self, reason: str, error: Exception | None) -> None:
-        self.client.go()
-
-
 class Client:
     """Asks, waits, reads on, loses patience, and goes."""
+
+    payload: Payload
 
     def __init__(self, world: Live, conversation: Conversation, number: int) -> None:
         self.world = world
@@ -189,10 +182,10 @@ class Client:
         world, conversation = self.world, self.conversation
         traffic = world.workload.traffic
         assert traffic is not None
-        payload = ClientPayload(world, self.said, conversation.present.response_tokens)
-        payload.client = self
+        length = conversation.present.response_tokens
+        self.payload = Payload(world, self.said, length, responder=self)
         request = world.driver.submit(
-            payload,
+            self.payload,
             conversation.context_tokens,
             traffic.max_tokens,
             conversation.group,
@@ -201,14 +194,18 @@ class Client:
         if traffic.patience_s:
             world.later(traffic.patience_s, world.driver.withdraw, request)
 
-    def read(self, sample: Made, response_ids: list[int]) -> None:
+    def answer(self, sample: Made) -> None:
         thinks_s = self.conversation.answered(sample.response_tokens)
         if thinks_s is None:
             self.go()
             return
+        response_ids = self.payload.response_ids
         observed = self.conversation.context_tokens - len(self.said) - len(response_ids)
         self.said = [*self.said, *response_ids, *[7] * observed]
         self.world.later(thinks_s, self.ask)
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        self.go()
 
     def go(self) -> None:
         if self.conversation.session and self.conversation.turn:
@@ -270,7 +267,7 @@ class Live:
             task.cancel()
         assert self.driver.broken is None
         await self.driver.close()
-        self.driver.scheduler.check_invariants()
+        self.driver.pump.scheduler.check_invariants()
         return self.journal
 
     def look(self) -> None:

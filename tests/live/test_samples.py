@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from rollout_sched.core import model
-from rollout_sched.live.payloads import Piece, TokenPayload
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Batch, Prompt, Span, sample_of
+from rollout_sched.live.transcript import Piece
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
 
@@ -21,8 +22,8 @@ def counted(*segments: model.Segment, finish: str = "stop") -> model.Sample:
 
 def test_every_token_has_its_version() -> None:
     payload = TokenPayload(PROMPT.prompt_ids, PROMPT.sampling)
-    payload.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
-    payload.keep(7, 1, Piece([8], [-3.0]))
+    payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.transcript.keep(7, 1, Piece([8], [-3.0]))
     sample = sample_of(
         counted(model.Segment(3, 2, "i0"), model.Segment(4, 1, "i1")), payload, PROMPT
     )
@@ -39,7 +40,7 @@ def test_every_token_has_its_version() -> None:
 @pytest.mark.parametrize(("finish", "status"), [("stop", "COMPLETED"), ("length", "TRUNCATED")])
 def test_status(finish: str, status: str) -> None:
     payload = TokenPayload([1], {})
-    payload.keep(1, 1, Piece([5], None))
+    payload.transcript.keep(1, 1, Piece([5], None))
     sample = sample_of(counted(model.Segment(0, 1, "i0"), finish=finish), payload, PROMPT)
     assert (sample.finish_reason, sample.status) == (finish, status)
     assert sample.rollout_log_probs is None
@@ -48,6 +49,30 @@ def test_status(finish: str, status: str) -> None:
 def test_an_empty_response_has_no_version() -> None:
     sample = sample_of(counted(), TokenPayload([1], {}), PROMPT)
     assert (sample.versions, sample.oldest_version, sample.newest_version) == ([], None, None)
+
+
+def test_what_a_tool_returned_was_made_by_no_version() -> None:
+    payload = TokenPayload([1], {"logprobs": 0})
+    payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.transcript.observe(1, [90, 91, 92])
+    payload.transcript.keep(2, 1, Piece([7], [-3.0]))
+    payload.transcript.keep(3, 2, Piece([8, 9], [-4.0, -5.0]))
+    segments = model.Segment(3, 3, "i0"), model.Segment(4, 2, "i0")
+    sample = sample_of(counted(*segments), payload, PROMPT)
+    assert sample.response_ids == [5, 6, 90, 91, 92, 7, 8, 9]
+    assert sample.response_mask == [1, 1, 0, 0, 0, 1, 1, 1]
+    assert sample.versions == [3, 3, -1, -1, -1, 3, 4, 4]
+    assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, 0.0, 0.0, -3.0, -4.0, -5.0]
+    assert sample.segments == [Span(3, "i0", 0, 2), Span(3, "i0", 5, 6), Span(4, "i0", 6, 8)]
+    assert (sample.oldest_version, sample.newest_version) == (3, 4)
+    assert sample.num_interruptions == 1  # the second turn took two attempts
+
+
+def test_a_response_that_is_not_what_was_counted_is_no_sample() -> None:
+    payload = TokenPayload([1], {})
+    payload.transcript.keep(1, 2, Piece([5, 6], None))
+    with pytest.raises(AssertionError, match="counted 3 tokens"):
+        sample_of(counted(model.Segment(3, 3, "i0")), payload, PROMPT)
 
 
 def test_groups_of_a_batch() -> None:

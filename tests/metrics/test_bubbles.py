@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from tests.metrics.tape import Tape, deliver, sample
@@ -57,6 +59,26 @@ class TestIdleBubble:
         tape.at(4, ev.TurnFinished("a/0", 1, 5))
         tape.at(10, ev.ToolReturned("a/0", 1, 3))
         assert tape.idle(10.0) == {"tool_wait": 6 / 20, "queue_empty": 10 / 20}
+
+    @pytest.mark.parametrize(
+        ("event", "actions"),
+        [
+            (ev.TrajectoryEnded("a/0", 1), ()),
+            (ev.Woke(), (act.Discard("a/0", 5, "stale"),)),
+            (ev.Woke(), (deliver(sample("a/0")),)),
+        ],
+    )
+    def test_nobody_waits_for_the_tool_of_a_trajectory_that_is_over(
+        self, event: ev.Event, actions: tuple[act.Action, ...]
+    ) -> None:
+        tape = Tape()
+        tape.join("i")
+        tape.start(0, ("a/0", "i"))
+        tape.at(4, ev.TurnFinished("a/0", 1, 5))
+        tape.at(6, event, *actions)
+        tape.start(8, ("b/0", "i"))
+        tape.finish(10, "b/0", 2, 5)
+        assert tape.idle(10.0)["tool_wait"] == 0.2
 
     def test_a_busy_instance_has_no_idle_bubble(self) -> None:
         tape = Tape()

@@ -1,0 +1,75 @@
+"""The tools of trajectories at work, each between two turns of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+from rollout_sched.core.actions import Discard, Dispatch
+from rollout_sched.core.events import ToolReturned, TrajectoryEnded
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.payload_book import PayloadBook
+from rollout_sched.live.ports import Acting, Payload
+
+log = logging.getLogger(__name__)
+
+
+class ToolCalls:
+    """One coroutine for each trajectory whose turn is over; the scheduler is told what it returns.
+
+    A trajectory that is thrown away, or starts over, takes its tool with it.
+    """
+
+    def __init__(self, pump: EventPump, payloads: PayloadBook) -> None:
+        self._pump = pump
+        self._payloads = payloads
+        self._calls: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def expect(self, dispatch: Dispatch, payload: Payload) -> None:
+        """The turn that this attempt made is over. The scheduler is to be told so next: it may be
+        the last."""
+        self._pump.afterwards(self._begin, dispatch, payload)
+
+    def _begin(self, dispatch: Dispatch, payload: Payload) -> None:
+        if self._pump.scheduler.view.is_acting(dispatch.request, dispatch.attempt):
+            call = asyncio.get_running_loop().create_task(
+                self._call(dispatch, cast(Acting, payload))
+            )
+            self._calls[dispatch.request] = call
+
+    async def _call(self, dispatch: Dispatch, payload: Acting) -> None:
+        request, attempt = dispatch.request, dispatch.attempt
+        event: ToolReturned | TrajectoryEnded
+        try:
+            returned = await payload.act()
+            if isinstance(returned, str):
+                event = TrajectoryEnded(request, attempt, returned)
+            else:
+                event = ToolReturned(request, attempt, len(returned))
+        except Exception as error:  # the caller's own
+            log.exception("the tool of request %s failed after turn %d", request, dispatch.turn + 1)
+            self._payloads.note_error(dispatch, error)
+            event = TrajectoryEnded(request, attempt, "failed")
+        if self._calls.get(request) is not asyncio.current_task():
+            return  # it went on although it was cancelled
+        del self._calls[request]
+        if isinstance(event, ToolReturned):
+            payload.observe(attempt, cast(Sequence[int], returned))
+        self._pump.tell(event)
+
+    def discard(self, action: Discard) -> None:
+        """Nobody waits any more for the tool of a request of which everything is thrown away."""
+        call = None if action.attempt else self._calls.pop(action.request, None)
+        if call is not None:
+            call.cancel()
+
+    def cancel_all(self) -> None:
+        """Nobody is told."""
+        for call in self._calls.values():
+            call.cancel()
+        self._calls.clear()

@@ -1,0 +1,113 @@
+"""What the attempts of one request have made: token ids, with their log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rollout_sched.live.ports import OnTokens
+
+
+class Piece(msgspec.Struct):
+    """Tokens of one attempt, with their log-probabilities if they were asked for.
+
+    `observed`: the tokens that a tool returned to the turn which the attempt ended.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float] | None
+    observed: list[int] | None = None
+
+
+class TokenTranscript:
+    """A transcript (`live.ports.Transcript`) of token ids: those generated, and between two
+    turns of a trajectory those that its tool returned."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, Piece] = {}
+        self._streams: dict[int, Piece] = {}
+
+    @property
+    def attempts(self) -> int:
+        """Attempts whose tokens are kept."""
+        return len(self._pieces)
+
+    @property
+    def turns(self) -> int:
+        """Turns that a tool has returned to."""
+        return sum(piece.observed is not None for piece in self._pieces.values())
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """What was generated since a tool last returned."""
+        ids: list[int] = []
+        for piece in self._pieces.values():
+            ids = [] if piece.observed is not None else ids + piece.token_ids
+        return ids
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Generated and observed."""
+        ids: list[int] = []
+        for piece in self._pieces.values():
+            ids += piece.token_ids
+            ids += piece.observed or ()
+        return ids
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for each of `token_ids` that was generated, 0 for those that were observed."""
+        mask: list[int] = []
+        for piece in self._pieces.values():
+            mask += [1] * len(piece.token_ids)
+            mask += [0] * len(piece.observed or ())
+        return mask
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One for each of `token_ids`, if they were asked for; 0.0 where they were observed."""
+        values: list[float] = []
+        for piece in self._pieces.values():
+            values += piece.logprobs or ()
+            values += [0.0] * len(piece.observed or ())
+        return values
+
+    def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
+        """Append what a tool returned to the turn that this attempt made."""
+        self._pieces.setdefault(attempt, Piece([], [])).observed = list(token_ids)
+
+    def collect(self, attempt: int) -> OnTokens:
+        """Takes what the stream of an attempt brings."""
+        stream = self._streams[attempt] = Piece([], [])
+
+        def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+            stream.token_ids.extend(token_ids)
+            if logprobs is None or stream.logprobs is None:
+                stream.logprobs = None
+            else:
+                stream.logprobs.extend(logprobs)
+
+        return collect
+
+    def streamed(self, attempt: int) -> int:
+        stream = self._streams.get(attempt)
+        return 0 if stream is None else len(stream.token_ids)
+
+    def partial(self, attempt: int, tokens: int) -> Piece:
+        return self._streams[attempt]
+
+    def keep(self, attempt: int, tokens: int, piece: Piece) -> None:
+        if len(piece.token_ids) > tokens:
+            logprobs = None if piece.logprobs is None else piece.logprobs[:tokens]
+            piece = Piece(piece.token_ids[:tokens], logprobs)
+        self._streams.pop(attempt, None)
+        if tokens:
+            self._pieces[attempt] = piece
+
+    def drop(self, attempt: int) -> None:
+        if attempt:
+            self._pieces.pop(attempt, None)
+            self._streams.pop(attempt, None)
+        else:
+            self._pieces.clear()

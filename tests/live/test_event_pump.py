@@ -1,0 +1,131 @@
+"""The event pump: events one after the other, and nothing that looks on can stop it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rollout_sched.core import events as ev
+from rollout_sched.core.actions import Dispatch, Wake
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.event_pump import EventPump
+from tests.core.told import make_scheduler
+
+JOINED = ev.InstanceJoined("i0", 4, 10_000)
+ASKED = ev.RequestSubmitted("r", "r", 10, 20)
+
+
+class Pumped:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.done: list[Any] = []
+        self.broken: list[Exception] = []
+        self.pump = EventPump(make_scheduler(), [self.observe], self.broken.append)
+        self.pump.on(Dispatch, self.done.append)
+
+    def observe(self, now: float, event: ev.Event, actions: Any) -> None:
+        self.seen.append((event, actions))
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 5))
+
+
+def test_what_is_told_within_an_event_comes_after_it() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        it.pump.on(Dispatch, lambda action: it.pump.tell(ev.RequestWithdrawn("none")))
+        it.pump.tell(JOINED)
+        it.pump.tell(ASKED)
+        assert [event for event, _ in it.seen] == [JOINED, ASKED, ev.RequestWithdrawn("none")]
+
+    run(scene())
+
+
+def test_who_is_answered_may_ask_again_at_once() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        again = ev.RequestSubmitted("again", "r", 10, 20)
+        it.pump.on(Dispatch, lambda action: it.pump.afterwards(ask) if len(it.seen) == 2 else None)
+
+        def ask() -> None:
+            it.pump.tell(again)
+            assert it.seen[-1][0] == again, "it was not handled before this returned"
+
+        it.pump.tell(JOINED)
+        it.pump.tell(ASKED)
+        assert it.seen[-1][0] == again
+
+    run(scene())
+
+
+def test_a_caller_hears_of_its_own_error_only() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        it.pump.on(Dispatch, lambda action: it.pump.tell(ASKED))  # its id is used already
+        it.pump.tell(JOINED)
+        it.pump.tell(ASKED)
+        with pytest.raises(CallerError):
+            it.pump.tell(ASKED)
+        assert [event for event, _ in it.seen] == [JOINED, ASKED]
+        assert it.pump.broken is None
+
+    run(scene())
+
+
+def test_an_observer_that_raises_hears_no_more_and_a_watcher_does() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        heard: list[Any] = []
+
+        def observe(*told: Any) -> None:
+            heard.append("observer")
+            raise RuntimeError
+
+        def watch(event: ev.Event) -> None:
+            heard.append("watcher")
+            raise RuntimeError
+
+        it.pump.observers.append(observe)
+        it.pump.watch(watch, ev.InstanceJoined, ev.InstanceLost)
+        it.pump.tell(JOINED)
+        it.pump.tell(ev.InstanceLost("i0", "gone"))
+        assert heard == ["observer", "watcher", "watcher"]
+        assert len(it.seen) == 2
+
+    run(scene())
+
+
+def test_a_scheduler_that_breaks_is_told_nothing_more() -> None:
+    async def scene() -> None:
+        it = Pumped()
+
+        def explode(action: Dispatch) -> None:
+            raise RuntimeError("no such deed")
+
+        it.pump.on(Dispatch, explode)
+        it.pump.tell(JOINED)
+        it.pump.check()
+        it.pump.tell(ASKED)
+        assert [str(error) for error in it.broken] == ["no such deed"]
+        with pytest.raises(RuntimeError, match="no such deed"):
+            it.pump.check()
+        it.pump.tell(ev.InstanceLost("i0", "gone"))
+        assert len(it.seen) == 2
+        it.pump.fail(RuntimeError("twice"))
+        assert len(it.broken) == 1
+
+    run(scene())
+
+
+def test_it_wakes_the_scheduler_when_that_asked_for_it() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        it.pump.wake(Wake(it.pump.now + 0.01))
+        await asyncio.sleep(0.05)
+        assert [event for event, _ in it.seen] == [ev.Woke()]
+
+    run(scene())
