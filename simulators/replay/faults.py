@@ -81,12 +81,22 @@ class Failing(_Fault, frozen=True, tag="failing"):
         return "made to fail by the scenario"
 
 
-Fault = Lost | Leaving | Joins | Failing
+class ToolsFailing(_Fault, frozen=True, tag="tools_failing"):
+    """A share of the tools that return between `at_s` and `for_s` later (0: to the end) fail, and
+    with each of them its trajectory's group."""
+
+    for_s: Seconds = 0.0
+    share: Share = 1.0
+    seed: int = 0
+
+
+Fault = Lost | Leaving | Joins | Failing | ToolsFailing
 KINDS: dict[str, type[Fault]] = {
     "lost": Lost,
     "leaving": Leaving,
     "joins": Joins,
     "failing": Failing,
+    "tools_failing": ToolsFailing,
 }
 
 
@@ -96,7 +106,7 @@ def name_of(instance: int) -> str:
 
 
 class Failures:
-    """Which attempts fail: the same in every run of a scenario, whoever runs it."""
+    """Which attempts and tools fail: the same in every run of a scenario, whoever runs it."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._failing = [
@@ -104,17 +114,29 @@ class Failures:
             for fault in faults
             if isinstance(fault, Failing)
         ]
+        self._tools_failing = [fault for fault in faults if isinstance(fault, ToolsFailing)]
 
     def of(self, action: Dispatch, now: float) -> Failing | None:
         """What makes the attempt fail that is dispatched now, if anything does."""
         for number, (name, fault) in enumerate(self._failing):
             if name is not None and name != action.instance:
                 continue
-            if now < fault.at_s or (fault.for_s and now >= fault.at_s + fault.for_s):
-                continue
-            if random.Random(f"{fault.seed}/{number}/{action.attempt}").random() < fault.share:
+            if _strikes(fault, f"{number}/{action.attempt}", now):
                 return fault
         return None
+
+    def of_tool(self, attempt: int, now: float) -> bool:
+        """Whether the tool fails that returns now, after the turn that the attempt made."""
+        for number, fault in enumerate(self._tools_failing):
+            if _strikes(fault, f"tool/{number}/{attempt}", now):
+                return True
+        return False
+
+
+def _strikes(fault: Failing | ToolsFailing, whom: str, now: float) -> bool:
+    if now < fault.at_s or (fault.for_s and now >= fault.at_s + fault.for_s):
+        return False
+    return random.Random(f"{fault.seed}/{whom}").random() < fault.share
 
 
 class Fleet(Protocol):
@@ -140,7 +162,7 @@ class Faults:
 
     def start(self) -> None:
         for fault in self._faults:
-            if not isinstance(fault, Failing):
+            if not isinstance(fault, Failing | ToolsFailing):
                 self._queue.at(fault.at_s, self._happen, fault)
 
     def _happen(self, fault: Lost | Leaving | Joins) -> None:

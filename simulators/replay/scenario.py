@@ -15,7 +15,14 @@ from rollout_sched.config import (
 )
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.replay.faults import KINDS, Failing, Fault, Joins, name_of
+from rollout_sched.simulators.replay.faults import (
+    KINDS,
+    Failing,
+    Fault,
+    Joins,
+    ToolsFailing,
+    name_of,
+)
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
@@ -144,9 +151,10 @@ def _check_sense(name: str, scenario: Scenario) -> None:
                 f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
                 f"come to an end; give it for_s, a share below 1, or one instance"
             )
-        if fault.instance is not None and fault.instance >= fleet.instances:
+        instance = None if isinstance(fault, ToolsFailing) else fault.instance
+        if instance is not None and instance >= fleet.instances:
             raise ConfigError(
-                f"{name}: faults[{number}].instance = {fault.instance}: the fleet has "
+                f"{name}: faults[{number}].instance = {instance}: the fleet has "
                 f"{fleet.instances}, numbered from 0"
             )
     if len({f.instance for f in scenario.faults if isinstance(f, Joins)}) >= fleet.instances:

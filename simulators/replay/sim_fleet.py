@@ -13,6 +13,8 @@ from rollout_sched.core.events import (
     InstancePaused,
     RequestFailed,
     TokensArrived,
+    ToolReturned,
+    TrajectoryEnded,
     WeightsUpdated,
 )
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
@@ -112,7 +114,14 @@ class SimFleet:
         event, tool = answer
         if tool is not None:
             seconds, returned = tool
-            self._queue.after(seconds, self._tell, returned)
+            self._queue.after(seconds, self._return, returned)
+        self._tell(event)
+
+    def _return(self, returned: ToolReturned) -> None:
+        """A tool has done its work, or failed."""
+        event: Event = returned
+        if self._failures and self._failures.of_tool(returned.attempt, self._queue.now):
+            event = TrajectoryEnded(returned.request, returned.attempt, "failed")
         self._tell(event)
 
     # -- what the scheduler orders ---------------------------------------------------------

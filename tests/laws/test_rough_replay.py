@@ -18,7 +18,14 @@ from rollout_sched.config import PolicyFile
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.replay.faults import Failing, Fault, Joins, Leaving, Lost
+from rollout_sched.simulators.replay.faults import (
+    Failing,
+    Fault,
+    Joins,
+    Leaving,
+    Lost,
+    ToolsFailing,
+)
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.traffic import TrafficModel
@@ -44,6 +51,12 @@ def faults_of(instances: int) -> st.SearchStrategy[list[Fault]]:
             st.builds(Lost, at_s=seconds, instance=numbers, returns_after_s=backs),
             st.builds(Leaving, at_s=seconds, instance=numbers, returns_after_s=backs),
             st.builds(Joins, at_s=seconds, instance=st.integers(1, max(1, instances - 1))),
+            st.builds(
+                ToolsFailing,
+                at_s=seconds,
+                for_s=st.floats(1.0, 100.0),
+                share=st.sampled_from([0.2, 1.0]),
+            ),
             st.builds(
                 Failing,
                 at_s=seconds,

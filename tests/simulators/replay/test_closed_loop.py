@@ -13,7 +13,7 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.roles import FleetView, Instance, Request
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
-from rollout_sched.simulators.replay.faults import Failing, Leaving, Lost
+from rollout_sched.simulators.replay.faults import Failing, Leaving, Lost, ToolsFailing
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
@@ -365,6 +365,7 @@ def test_every_event_can_come_to_pass() -> None:
         Lost(at_s=9.3, instance=0, returns_after_s=4.0),
         Leaving(at_s=20.1, instance=1, returns_after_s=4.0),
         Failing(at_s=30.0, for_s=9.0, share=0.5, after_s=1.5, blame="instance"),
+        ToolsFailing(at_s=5.0, share=0.4),
     )
     scenario = make_scenario(
         instances=3,
@@ -376,5 +377,5 @@ def test_every_event_can_come_to_pass() -> None:
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
     assert ran.kinds == set(get_args(ev.Event))
-    assert len(ran.kinds) == 20
+    assert len(ran.kinds) == 21
     assert ran.scheduler.anomalies.keys() <= {"unknown_turn"}

@@ -11,6 +11,7 @@ from rollout_sched.simulators.replay.faults import (
     Joins,
     Leaving,
     Lost,
+    ToolsFailing,
 )
 
 
@@ -43,6 +44,13 @@ class TestFailures:
         assert failures.of(sent(1, 1), 1.0)
 
 
+def test_a_share_of_the_tools() -> None:
+    failures = Failures([ToolsFailing(at_s=5.0, for_s=2.0, share=0.5)])
+    assert 400 < sum(failures.of_tool(n, 6.0) for n in range(1000)) < 600
+    assert not any(failures.of_tool(n, now) for n in range(1000) for now in (4.9, 7.0))
+    assert not failures.of(sent(1), 6.0)
+
+
 class Book:
     """A fleet that writes down what befalls it."""
 
@@ -67,6 +75,7 @@ def test_each_when_its_time_has_come() -> None:
         Lost(at_s=5.0, instance=1),
         Joins(at_s=6.0, instance=0),
         Failing(at_s=1.0),
+        ToolsFailing(at_s=1.0),
     ]
     faults = Faults(listed, book.queue, book)
     assert faults.absent == {"instance-0"}

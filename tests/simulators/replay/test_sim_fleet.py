@@ -9,7 +9,8 @@ import pytest
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.replay.faults import Failing, Joins, Leaving, Lost
+from rollout_sched.simulators.replay.faults import Failing, Joins, Leaving, Lost, ToolsFailing
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 
 SYNC = make_policy("sync", weights={"when": "between_batches"})
@@ -143,6 +144,15 @@ class TestFailing:
         assert {d.group for _, d in ran.said(act.Discard)} == {"a", "b", "c"}
         assert ran.total_s == 0.0
         assert not ran.deliveries
+
+
+def test_a_tool_that_fails_takes_its_group_with_it() -> None:
+    samples = [Sample(f"g{i}", 0, 4, (Turn(2, 1, 3.0), Turn(2))) for i in range(2)]
+    scenario = make_scenario(faults=[ToolsFailing(at_s=0.0, for_s=6.0)])
+    ran = watch(SYNC, Trace("t", gather(samples)), scenario)
+    assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g0/0", 1, "failed"))]
+    assert [groups for _, groups in ran.deliveries] == [["g1"]]
+    assert not ran.scheduler.anomalies
 
 
 class TestColocated:
