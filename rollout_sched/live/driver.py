@@ -253,15 +253,13 @@ class Driver:
         """Let an instance go; what it holds moves on, or with `drain` is finished first."""
         supervisor = self._supervisor(name)
         if drain and supervisor.joined:
-            supervisor.released.clear()  # it may have been lost and have joined again
             self.tell(InstanceLeaving(name))
-            await supervisor.released.wait()
+            await supervisor.membership.drained.wait()
         if self.supervisors.get(name) is not supervisor:
             return  # removed while it drained
         del self.supervisors[name]
         self.lose(name, "removed")
-        supervisor.released.set()
-        await supervisor.close()
+        await supervisor.remove()
 
     def submit_group(
         self, group: str, samples: int, prompt_tokens: int, max_tokens: int, make: PayloadFactory
@@ -404,18 +402,18 @@ class Driver:
         order_id = f"{self._run_id}-{action.attempt}"
         running = Running(action, payload, supervisor.client, order_id, self._loop.time())
         self._running[action.attempt] = running
-        if supervisor.sound.is_set():
+        if supervisor.health.verified.is_set():
             self._begin(running)
         else:
-            self._spawn(self._begin_once_sound(running, supervisor))
+            self._spawn(self._begin_once_verified(running, supervisor))
 
     def _make(self, action: Dispatch) -> Payload:
         payload = self._factories[action.group](action.index)
         self._payloads[action.request] = payload
         return payload
 
-    async def _begin_once_sound(self, running: Running, supervisor: InstanceSupervisor) -> None:
-        await supervisor.sound.wait()
+    async def _begin_once_verified(self, running: Running, supervisor: InstanceSupervisor) -> None:
+        await supervisor.health.verified.wait()
         if running.dispatch.attempt in self._running:
             self._begin(running)
 
@@ -487,7 +485,7 @@ class Driver:
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
         supervisor = self.supervisors.get(dispatch.instance)
         if supervisor is not None and _may_be_restarted(error):
-            supervisor.look_now()  # first: its slot is given away as soon as this is told
+            supervisor.health.check_now()  # first: its slot is given away as soon as this is told
         told = RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         self.tell(told)
 
@@ -549,16 +547,16 @@ class Driver:
     # -- the other actions -----------------------------------------------------------------
 
     def _pause(self, action: Pause) -> None:
-        self._supervisor(action.instance).pause(action.mode, action.clear_cache)
+        self._supervisor(action.instance).orders.pause(action.mode, action.clear_cache)
 
     def _resume(self, action: Resume) -> None:
-        self._supervisor(action.instance).resume()
+        self._supervisor(action.instance).orders.resume()
 
     def _release(self, action: Release) -> None:
-        self._supervisor(action.instance).released.set()
+        self._supervisor(action.instance).membership.drained.set()
 
     def _update_weights(self, action: UpdateWeights) -> None:
-        self._supervisor(action.instance).update(action.version, self._loader)
+        self._supervisor(action.instance).orders.update(action.version, self._loader)
 
     def _deliver(self, action: Deliver) -> None:
         payloads = [self._payloads.pop(sample.request) for sample in action.samples]
