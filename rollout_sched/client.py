@@ -181,7 +181,10 @@ class RolloutScheduler(ABC):
 
 
 class _InProcess(RolloutScheduler):
-    """A driver of our own. `start` makes it once there is an event loop."""
+    """A driver of our own. `start` makes it once there is an event loop.
+
+    A batch counts as received once the next one is asked for.
+    """
 
     def __init__(
         self,
@@ -192,10 +195,12 @@ class _InProcess(RolloutScheduler):
         self._start = start
         self._instances = instances
         self._api_key = api_key
+        self._received: int | None
         self._live: LiveScheduler
         self._weight_loaders: WeightLoaders
 
     async def __aenter__(self) -> Self:
+        self._received = None
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
         try:
@@ -215,7 +220,10 @@ class _InProcess(RolloutScheduler):
         self._live.trainer.close_submissions()
 
     async def next_batch(self) -> Batch | None:
-        return await self._live.trainer.next_batch()
+        batch = await self._live.trainer.next_batch(self._received)
+        if batch is not None:
+            self._received = batch.number
+        return batch
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
         loader = (

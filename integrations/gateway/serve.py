@@ -241,7 +241,7 @@ class Service:
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
             self._close_to_admins()
-            await self.gateway.delivery.close()
+            self.gateway.trainer.close()
             if self._server is not None:
                 await self._server.close(self.options.grace_s + LAST_WORDS_S)
             await self._runner.cleanup()
@@ -278,7 +278,7 @@ class Service:
 
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
-            why = self.live.driver.supervisors[client.name].away
+            why = self.live.driver.supervisors[client.name].reason
             self._say(f"instance {client.name}: away, joins when it can ({why})")
 
     def _greet(self, policy: PolicyFile, keys: list[str], auth: AdminAuth) -> None:

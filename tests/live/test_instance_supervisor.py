@@ -95,7 +95,7 @@ class TestForgotten:
                 await instance.answer(1, [6])
                 await until(lambda: client.sample)
                 assert client.sample is not None
-                assert not stage.driver.supervisors["i0"].away
+                assert not stage.driver.supervisors["i0"].reason
                 assert not [e for _, e, _ in stage.journal if type(e).__name__ == "RequestFailed"]
 
         run(scene())
@@ -298,7 +298,7 @@ class TestPauses:
                 await supervisor.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
-                await supervisor.let_go()
+                await supervisor.release()
                 instance.description = msgspec.structs.replace(instance.description, paused=True)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
@@ -319,8 +319,8 @@ class TestPauses:
                 supervisor = stage.driver.supervisors["i0"]
                 await asyncio.sleep(0.05)
                 assert not supervisor.joined
-                assert "i0/resume" in supervisor.away
-                assert "resume_paused" in supervisor.away
+                assert "i0/resume" in supervisor.reason
+                assert "resume_paused" in supervisor.reason
                 assert instance.calls == []
                 instance.description = msgspec.structs.replace(instance.description, paused=False)
                 await until(lambda: supervisor.joined)
@@ -385,7 +385,7 @@ class TestModels:
                 with pytest.raises(InstanceError, match=r"qwen.*llama.*--served-model-name llama"):
                     await stage.driver.add_instance(second)
                 assert await stage.driver.add_instance(second, patient=True) is None
-                assert "llama" in stage.driver.supervisors["i1"].away
+                assert "llama" in stage.driver.supervisors["i1"].reason
                 assert second.calls == []
                 restart(second, model="llama")
                 await until(lambda: stage.driver.supervisors["i1"].joined)
@@ -538,7 +538,7 @@ class TestWatching:
                 assert isinstance(error, asyncio.CancelledError) or stage.events(InstanceLost)
                 instance.breaks = False
                 instance.dead = True
-                await until(lambda: not supervisor.joined and "refused" in supervisor.away)
+                await until(lambda: not supervisor.joined and "refused" in supervisor.reason)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
 
@@ -557,7 +557,7 @@ class TestWatching:
             instance = Odd()
             async with Stage(settings=QUICK) as stage:
                 assert await stage.driver.add_instance(instance, patient=True) is None
-                assert "slots" in stage.driver.supervisors["i0"].away
+                assert "slots" in stage.driver.supervisors["i0"].reason
                 instance.odd = False
                 await until(lambda: stage.driver.supervisors["i0"].joined)
 
@@ -576,7 +576,7 @@ class TestWatching:
 
                 setattr(instance, call, hang)
                 assert await stage.driver.add_instance(instance, patient=True) is None
-                assert stage.driver.supervisors["i0"].away == "no answer within 0.05 s"
+                assert stage.driver.supervisors["i0"].reason == "no answer within 0.05 s"
                 setattr(instance, call, usual)
                 await until(lambda: stage.driver.supervisors["i0"].joined)
 
@@ -647,7 +647,7 @@ class TestWatching:
 
                 instance.describe = describe  # type: ignore[method-assign]
                 await stage.driver.add_instance(instance, patient=True)
-                away = stage.driver.supervisors["i0"].away
+                away = stage.driver.supervisors["i0"].reason
                 assert away.isprintable()
                 assert away.startswith("gone")
                 assert len(away) < 600

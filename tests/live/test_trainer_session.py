@@ -36,8 +36,8 @@ class Stage:
     async def __aexit__(self, *_: Any) -> None:
         await self.driver.close()
 
-    def ask(self) -> asyncio.Task[Batch | None]:
-        return asyncio.create_task(self.trainer.next_batch())
+    def ask(self, acknowledged: int | None = None) -> asyncio.Task[Batch | None]:
+        return asyncio.create_task(self.trainer.next_batch(acknowledged))
 
 
 def prompt(uid: str = "a", samples: int = 1, **other: Any) -> Prompt:
@@ -98,8 +98,8 @@ def test_nothing_is_left() -> None:
             asking = stage.ask()
             await stage.instance.answer(0, [7])
             assert await asking is not None
-            assert await stage.trainer.next_batch() is None
-            assert await stage.trainer.next_batch() is None
+            assert await stage.trainer.next_batch(0) is None
+            assert await stage.trainer.next_batch(0) is None
             with pytest.raises(CallerError):
                 stage.trainer.submit([prompt("b")])
 
@@ -144,12 +144,12 @@ def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
             batch = await asking
             assert batch is not None
             assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
-            asking = stage.ask()
+            asking = stage.ask(batch.number)
             await stage.instance.fail(2, RequestRejected("too long"))
             last = await asking
             assert last is not None
             assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
-            assert await stage.trainer.next_batch() is None
+            assert await stage.trainer.next_batch(last.number) is None
 
     run(scene())
 

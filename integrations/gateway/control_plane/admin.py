@@ -89,11 +89,11 @@ class Admin:
         return await self._each(request, halt, hold)
 
     async def resume(self, request: web.Request) -> web.Response:
-        async def let_go(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.let_go()
+        async def release(supervisor: InstanceSupervisor) -> dict[str, Any]:
+            await supervisor.release()
             return {"held": False}
 
-        return await self._each(request, await read(request, Halt), let_go)
+        return await self._each(request, await read(request, Halt), release)
 
     async def _each(
         self,

@@ -121,12 +121,13 @@ async def _done(
 
 async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
     if supervisor.description is None:
-        why = supervisor.away or "it has not joined"
-        raise InstanceError(f"nothing is passed on to what has never answered as vLLM: {why}")
+        raise InstanceError(
+            f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
+        )
     client = cast(Upstream, supervisor.client)
     target = f"/{call.path}?{call.query}" if call.query else f"/{call.path}"
     headers = [*call.headers, *client.request_headers]
-    async with supervisor.turn:
+    async with supervisor.control_lock:
         response = await client.pool.request(
             call.method, target, headers, call.body, call.timeout_s
         )
@@ -140,9 +141,9 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
 def _note(supervisor: InstanceSupervisor, path: str) -> None:
     """Whoever watches the instance must know that it stands still."""
     if path in _HOLDING:
-        supervisor.held = True
+        supervisor.note_held()
     elif path in _RELEASING:
-        supervisor.released_by_hand()
+        supervisor.note_released()
 
 
 def _readable(body: bytes) -> Any:

@@ -17,7 +17,6 @@ from rollout_sched.integrations.gateway.control_plane.weight_update import (
     WeightUpdate,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
@@ -89,7 +88,6 @@ class Gateway:
         self.trainer = live.trainer
         self.journal = live.journal
         self.data_plane = data_plane
-        self.delivery = BatchDelivery(live.trainer)
         self.weight_loaders = WeightLoaders(live.driver)
         self.counters = Counters()
         self.created = int(time.time())
@@ -132,12 +130,12 @@ class Gateway:
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:
         instance = self.driver.view.instance(supervisor.name)
-        told, gauges = supervisor.description, supervisor.gauges
+        told, gauges = supervisor.description, supervisor.health.gauges
         return InstanceView(
             id=id_of(supervisor.name),
             url=supervisor.name,
             status="away" if instance is None else str(instance.status),
-            reason=supervisor.unfit or supervisor.away,
+            reason=supervisor.reason,
             held=supervisor.held,
             leaving=instance is not None and instance.leaving,
             version=None if instance is None else instance.version,

@@ -88,7 +88,7 @@ class TrainerApi:
         """A batch; 204 when nothing is left, 202 when none was complete in time."""
         asked = await read(request, NextBatch)
         try:
-            batch = await self._gateway.delivery.next(asked.ack, asked.timeout_s)
+            batch = await self._gateway.trainer.next_batch(asked.ack, asked.timeout_s)
         except NotYet:
             return reply(request, {"pending": True}, 202)
         return web.Response(status=204) if batch is None else reply(request, batch)

@@ -15,6 +15,7 @@ import pytest
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
 from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.live.membership import MembershipState
 from tests.integrations.faults.fleet import (
     GREEDY,
     SETTINGS,
@@ -323,7 +324,7 @@ def test_a_second_gateway_leaves_alone_what_the_first_has_paused(tmp_path: Path)
                 supervisor = second.live.driver.supervisors[the.name(0)]
                 await asyncio.sleep(0.2)  # some polls
                 assert not supervisor.joined
-                assert "paused, and not by us" in supervisor.away
+                assert "paused, and not by us" in supervisor.reason
                 assert engine.instance.paused
                 await engine.resume()
                 while not supervisor.joined:
@@ -373,8 +374,9 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
             await loaded(the, tmp_path, 1)
             await asking
             assert len(the.driver.pump.scheduler.fleet.instances) == 1
-            unfit = the.driver.supervisors[the.name(0)].unfit
-            assert "the weights could not be loaded, as ordered" in unfit
+            supervisor = the.driver.supervisors[the.name(0)]
+            assert supervisor.membership.state is MembershipState.UNFIT
+            assert "the weights could not be loaded, as ordered" in supervisor.reason
             await asyncio.sleep(0.2)  # some polls
             assert len(the.driver.pump.scheduler.fleet.instances) == 1
             await the.servers[0].restart(0.0)

@@ -268,7 +268,7 @@ class TestTheEnd:
                 await instance.event(0, said_of("generate", [4]), last)
                 events = await call.events()
                 assert "restarted" in str(events[-1]["error"])
-                assert not stage.driver.supervisors["i0"].sound.is_set()
+                assert not stage.driver.supervisors["i0"].health.verified.is_set()
                 stage.settled()
 
         run(scene())

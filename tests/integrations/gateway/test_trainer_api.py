@@ -147,7 +147,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
             await until(lambda: house.driver.pump.scheduler.progress.trainer_waiting)
-            await house.service.gateway.delivery.close()
+            house.service.gateway.trainer.close()
             assert (await asking)[0] == 202
 
     run(scene())
