@@ -15,7 +15,8 @@ HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempt_table attempts driver event_pump payload_book tool_calls",
-    "integrations/http": "bodies client exchange heads request server",
+    "integrations/http": "backlog bodies body_budget client connections exchange head_buffer heads "
+    "limits request server server_connection",
     "integrations/vllm": "proxy throttle",
     "integrations/gateway/control_plane": "counters",
     "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "

@@ -38,8 +38,8 @@ from rollout_sched.integrations.gateway.control_plane.instances import (
 )
 from rollout_sched.integrations.gateway.control_plane.trainer_api import MAX_SAMPLES
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane, Limits
-from rollout_sched.integrations.http import App, HttpServer
-from rollout_sched.integrations.http.handed import LINGER_S
+from rollout_sched.integrations.http import App, HttpServer, ServerLimits
+from rollout_sched.integrations.http.lingering import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
@@ -216,12 +216,8 @@ class Service:
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
         app: App = self.data_plane
-        self._server = HttpServer(
-            app,
-            self._runner.server,
-            max_body=self.options.max_body,
-            max_bodies=self.options.max_bodies,
-        )
+        limits = ServerLimits(max_body=self.options.max_body, max_bodies=self.options.max_bodies)
+        self._server = HttpServer(app, self._runner.server, limits)
         listener = await self._server.listen(self.options.host, self.options.port)
         if self.options.admin_socket is not None:
             await self._listen_for_admins(self._server, self.options.admin_socket)

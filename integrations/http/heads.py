@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Final
 
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.parse_cache import ParseCache
@@ -19,17 +20,17 @@ from rollout_sched.integrations.http.parse_cache import ParseCache
 Headers = list[tuple[bytes, bytes]]
 
 #: Body lengths that are not a number of bytes.
-CHUNKED = -1
-UNTIL_CLOSE = -2
-_UNSAID = -3
-_UNREAD = -4
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+_UNSAID: Final = -3
+_UNREAD: Final = -4
 
-END = b"\r\n\r\n"
-_CRLF = b"\r\n"
+END: Final = b"\r\n\r\n"
+_CRLF: Final = b"\r\n"
 
 #: Most header lines of a message, and most lines of trailers. What a head costs is its lines: with
 #: 8,000 short ones it would cost a thousand times what an ordinary one does.
-MAX_LINES = 100
+MAX_LINES: Final = 100
 
 #: Longest line and longest head that are remembered, in bytes.
 MAX_REMEMBERED_LINE = 256

@@ -98,8 +98,10 @@ async def house(
     async with AsyncExitStack() as stack:
         servers, clients = [], []
         for number in range(count):
-            engine = EngineSettings(spec, speed=speed, seed=number, versioned_text=True)
-            server = FakeServer(engine, stream_interval=4)
+            engine = EngineSettings(
+                spec, speed=speed, seed=number, stream_interval=4, versioned_text=True
+            )
+            server = FakeServer(engine)
             port = await server.start("127.0.0.1", 0)
             stack.push_async_callback(server.close)
             session = aiohttp.ClientSession(f"http://127.0.0.1:{port}")

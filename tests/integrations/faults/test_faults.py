@@ -405,7 +405,7 @@ def test_one_that_was_restarted_gets_its_weights_before_it_serves(
                 await asyncio.sleep(0.01)
             await the.until(2)
             await way.ask(the) if asking is None else None
-            while the.servers[0].engine.label != "1":
+            while the.servers[0].engine.weights.label != "1":
                 await asyncio.sleep(0.01)
             assert the.anomalies == {}
 
@@ -495,7 +495,7 @@ def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None
             await the.clients[0].until_generated(20)
             if way.streams:
                 await the.until_streamed(0)
-            the.servers[0].engine.tear("as ordered")
+            the.servers[0].engine.weights.tear("as ordered")
             status, _ = await the.clients[0].post(
                 "/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}
             )

@@ -13,10 +13,10 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.http import HttpServer, Pool, Request
+from rollout_sched.integrations.http import HttpServer, Pool, Request, ServerLimits
 from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
 from rollout_sched.integrations.http.heads import MAX_LINES
-from rollout_sched.integrations.http.server import READ_AHEAD
+from rollout_sched.integrations.http.server_connection import READ_AHEAD
 from tests.integrations.http.test_bodies import CHUNKS, cut, frame
 from tests.integrations.http.wires import (
     Echo,
@@ -87,9 +87,9 @@ async def test_what_is_sent_ahead_of_an_answer_is_bounded():
         body = b"x" * 50_000
         writer.write(b"".join(post("/hot", body) for _ in range(400)))
         await until(lambda: len(app.requests) == 1)
-        (connection,) = server.connections
+        (connection,) = server.connections.served
         await until(lambda: connection._stopped)
-        assert len(connection._data) <= READ_AHEAD + 512 * 1024
+        assert len(connection._buffer.data) <= READ_AHEAD + 512 * 1024
         for i in range(400):
             await until(lambda i=i: len(app.requests) == i + 1)
             app.requests[i].answer(200, (), app.requests[i].body)
@@ -151,7 +151,7 @@ async def test_connection_close():
         writer.write(post("/hot", b"a", "connection: close\r\n") + post("/hot", b"ignored"))
         assert (await reader.read()).endswith(b"connection: close\r\ncontent-length: 1\r\n\r\na")
         writer.close()
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
 
 
 @on_both_loops
@@ -216,7 +216,7 @@ def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, statu
             assert b"connection: close" in refusal
             assert len(app.requests) == 1
             writer.close()
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -244,7 +244,7 @@ def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
             writer.write(sent)
             assert (await reader.read())[: len(answer) or None] == answer
             writer.close()
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -295,7 +295,7 @@ async def test_too_many_connections():
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
             assert server.refused == 1
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
@@ -326,7 +326,7 @@ def test_a_client_that_goes_away_is_noticed(begun, how):
                 writer.close()
             await gone.wait()
             assert app.requests[0].gone
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -343,7 +343,7 @@ async def test_a_client_that_has_its_answer_is_not_a_disconnect():
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
         assert not gone
 
 
@@ -516,11 +516,11 @@ def test_what_an_app_raises_ends_that_request_and_nothing_else(loop, where, rais
                         assert not (await reader.read()).endswith(b"0\r\n\r\n")
                 if status == 200:
                     await app.gone.wait()
-                    await until(lambda: len(server.connections) == 1)
+                    await until(lambda: len(server.connections.served) == 1)
                 to_other.write(post("/hot"))
                 assert await body_of(other) == b"good"
-            await until(lambda: not server.connections)
-            assert (server.bodies, len(server.handed)) == (0, 0)
+            await until(lambda: not server.connections.served)
+            assert (server.bodies.used, len(server.connections.handed)) == (0, 0)
             assert len(trouble) == 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
@@ -563,7 +563,7 @@ def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, wher
             async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
                 writer.write(post("/cold", b"abc"))
                 if where == "connection_lost":
-                    await until(lambda: bool(server.handed))
+                    await until(lambda: bool(server.connections.handed))
                     writer.transport.abort()
                 else:
                     with contextlib.suppress(ConnectionError):
@@ -571,8 +571,8 @@ def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, wher
                         assert said[:12] == (b"HTTP/1.1 500" if where == "made" else b"")
                 to_other.write(post("/hot", b"good"))
                 assert await body_of(other) == b"good"
-            await until(lambda: not (server.connections or server.handed))
-            assert server.bodies == 0
+            await until(lambda: not (server.connections.served or server.connections.handed))
+            assert server.bodies.used == 0
             assert len(trouble) == 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
@@ -589,7 +589,7 @@ async def test_a_deadline_that_cannot_be_kept_stops_no_other():
     stuck = True
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-    server = HttpServer(Echo(), idle_s=0.02)
+    server = HttpServer(Echo(), limits=ServerLimits(idle_s=0.02))
     wires = [Stuck() if number % 2 else Wire() for number in range(20)]
     for wire in wires:
         server().connection_made(wire)
@@ -605,7 +605,7 @@ async def test_closing_lets_what_runs_finish():
     async with serving(app) as (server, port):
         async with dialled(port) as (idle, _), dialled(port) as (reader, writer):
             writer.write(post("/hot"))
-            await until(lambda: bool(app.requests) and len(server.connections) == 2)
+            await until(lambda: bool(app.requests) and len(server.connections.served) == 2)
             closing = asyncio.ensure_future(server.close(grace_s=10))
             assert await idle.read() == b""
             with pytest.raises(ConnectionError):
@@ -675,7 +675,7 @@ async def test_other_requests_go_to_the_fallback_with_their_connection():
                         writer.write(data[-50:])
                     assert (await reader.read()).endswith(b"\r\n\r\n/cold " + b"c" * 100)
         assert len(app.requests) == 2
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
     await runner.cleanup()
 
 
@@ -697,10 +697,10 @@ async def test_connections_of_the_fallback_count_as_long_as_they_live():
     async with serving(Echo(), runner.server, **limits) as (server, port):
         async with dialled(port) as (_, writer):
             writer.write(post("/cold", b"abc")[:-1])
-            await until(lambda: bool(server.handed))
+            await until(lambda: bool(server.connections.handed))
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
-        await until(lambda: not server.handed)
+        await until(lambda: not server.connections.handed)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
@@ -735,20 +735,21 @@ def hear(data: bytes, at: list[int], later: bool, **limits) -> tuple[Heard, byte
     wire = Wire()
 
     async def run():
-        server = HttpServer(app, **limits)
+        server = HttpServer(app, limits=ServerLimits(**limits))
         connection = server()
         connection.connection_made(wire)
         for packet in cut(data, at):
             if packet:
-                connection.data_received(packet)
+                (wire.protocol or connection).data_received(packet)
             for request in app.requests:
                 if not request.begun:
                     request.answer(200, (), request.body)
         while app.requests and not app.requests[-1].begun:
             app.requests[-1].answer(200, (), app.requests[-1].body)
         await server.close(0.0)
-        connection.connection_lost(None)
-        assert not server.bodies
+        (wire.protocol or connection).connection_lost(None)
+        assert not server.connections.served
+        assert not server.bodies.used
 
     asyncio.run(run())
     return [(r.method, r.target, r.headers, r.body) for r in app.requests], bytes(wire.written)

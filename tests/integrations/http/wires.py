@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import HttpServer, Request
+from rollout_sched.integrations.http import HttpServer, Request, ServerLimits
 
 PEM = Path(__file__).with_name("loopback.pem")
 WAIT_S = 20.0
@@ -136,7 +136,7 @@ class Echo:
 @contextlib.asynccontextmanager
 async def serving(app, fallback=None, ssl=None, **limits) -> AsyncIterator[tuple[HttpServer, int]]:
     """A server of ours and its port."""
-    server = HttpServer(app, fallback, **limits)
+    server = HttpServer(app, fallback, ServerLimits(**limits))
     listener = await server.listen("127.0.0.1", 0, ssl=ssl)
     try:
         yield server, listener.sockets[0].getsockname()[1]
