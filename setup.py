@@ -15,11 +15,12 @@ HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempts driver",
-    "integrations/http": "bodies client exchange heads request server",
+    "integrations/http": "bearer bodies client exchange heads request server",
     "integrations/vllm": "proxy throttle",
+    "integrations/vllm/protocol": "endpoints request_ids",
     "integrations/gateway/control_plane": "counters",
     "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "
-    "split streaming_call unary_call wire",
+    "split streaming_call unary_call",
 }
 
 

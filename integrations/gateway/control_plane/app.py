@@ -26,7 +26,7 @@ from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilen
 from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
-from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class _Guards:
                 return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
         elif wanted in self.keyed or passed_on:
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not self._gateway.data_plane.admits(given):
+            if not self._gateway.data_plane.keys.admit(given):
                 return refusal(401, UNADMITTED)
         return await handler(request)
 

@@ -11,12 +11,15 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.data_plane.envelope import INPUT, Endpoint, Envelope
+from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.splice import Body, Values
 from rollout_sched.integrations.gateway.data_plane.split import One
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall, Upstream, engine_id
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, Endpoint
+from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
+from rollout_sched.integrations.vllm.protocol.requests import INPUT
 from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -101,7 +104,8 @@ class Call:
         if asked.request_id:
             name = b"%b-%b" % (asked.request_id, name)
         lines = b"%bx-request-id: %b\r\n" % (asked.header_lines, name)
-        engine = engine_id(path, name)
+        spoken = ENDPOINTS[path.partition(b"?")[0]]
+        engine = engine_id(spoken, name.decode("latin-1"))
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:

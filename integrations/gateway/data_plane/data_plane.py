@@ -6,7 +6,6 @@ driver. What a client asks for is checked before anything is queued; what may wa
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     Write,
     error_body,
 )
-from rollout_sched.integrations.gateway.data_plane.envelope import ENDPOINTS, Endpoint, Envelope
+from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.pacer import Pacer
@@ -33,7 +32,9 @@ from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.http.bearer import BearerKeys
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, Endpoint
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome, Over
 
@@ -127,7 +128,7 @@ class DataPlane:
     ) -> None:
         self.driver = driver
         self.limits = limits or Limits()
-        self.keys = [b"Bearer " + key.encode() for key in keys]
+        self.keys = BearerKeys(keys)
         self.open_requests = 0
         self.open_bytes = 0
         self.refused = 0
@@ -142,7 +143,7 @@ class DataPlane:
     def refusal(
         self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        if self.admits(fields.get(b"authorization")):
+        if self.keys.admit(fields.get(b"authorization")):
             return None
         return 401, [JSON], error_body(401, UNADMITTED)
 
@@ -180,13 +181,6 @@ class DataPlane:
         """Of an error."""
         retry = (b"retry-after", b"%d" % self.limits.retry_after_s)
         return [JSON, retry] if status == 503 else [JSON]
-
-    def admits(self, authorization: bytes | None) -> bool:
-        """Whether a client with this header may call."""
-        if not self.keys:
-            return True
-        given = authorization or b""
-        return any(hmac.compare_digest(given, key) for key in self.keys)
 
     def _take(self, request: HttpRequest) -> None:
         """Submit what a call asks for. Raises what it is to be answered with; nothing is held then.

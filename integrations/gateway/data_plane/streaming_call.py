@@ -27,9 +27,11 @@ from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids, prompt_tokens
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall, Upstream, refuse
-from rollout_sched.integrations.vllm.answers import spans_of
-from rollout_sched.integrations.vllm.event_stream import DONE, WholeEvents, payload_of
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
+from rollout_sched.integrations.vllm.protocol.answers import spans_of
+from rollout_sched.integrations.vllm.protocol.event_stream import DONE, WholeEvents, payload_of
+from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
+from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Attempting,
@@ -313,7 +315,7 @@ class StreamingCall:
     def _believed(self, stream: Stream, payload: bytes) -> Event:
         event = answers.read_event(payload)
         said = event.id or event.request_id or ""
-        if answers.names_another(said, stream.order_id):
+        if names_another(said, stream.order_id):
             raise InstanceError(f"an event for {stream.order_id} is of {said[:80]!r}, another's")
         return event
 
@@ -524,7 +526,7 @@ class Receiver:
         if self._status == 200:
             self._complete()
         elif self._over is not None:
-            self._fail(refuse(self._status, self._error))
+            self._fail(refusal_of_request(self._status, bytes(self._error), names_model=True))
 
     def on_error(self, error: Exception) -> None:
         if self._status == 200 and self._stream.finish:

@@ -231,7 +231,7 @@ class TestErrors:
 
         run(scene())
 
-    @pytest.mark.parametrize("status", [404, 429, 500, 503])
+    @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
     def test_an_instances_failure_is_not(self, status: int) -> None:
         async def scene() -> None:
             first, second = Instance("i0"), Instance("i1")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
 from rollout_sched.integrations.gateway.data_plane.streaming_call import _go_on
-from rollout_sched.integrations.vllm import event_stream
+from rollout_sched.integrations.vllm.protocol import event_stream
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, text_of
 from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run, segments
