@@ -14,7 +14,7 @@ from setuptools import setup
 HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
-    "live": "attempts driver",
+    "live": "attempt_table attempts driver event_pump payload_book",
     "integrations/http": "bearer bodies client exchange heads request server",
     "integrations/vllm": "proxy throttle",
     "integrations/vllm/protocol": "endpoints request_ids",

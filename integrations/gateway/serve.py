@@ -194,7 +194,7 @@ class Service:
             make_client or _client_maker(options, AddedInstance),
             AllowList(options.allow_instances, named),
         )
-        self.live.driver.watch(self._announce, InstanceJoined, InstanceLost)
+        self.live.driver.pump.watch(self._announce, InstanceJoined, InstanceLost)
         self.app = make_app(
             self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
         )

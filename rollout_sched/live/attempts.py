@@ -48,6 +48,11 @@ class Running:
         self._held = True
         self._ended: asyncio.Future[None] | None = None
 
+    @property
+    def streamed(self) -> int:
+        """Tokens that its stream has brought. Raises what the payload raises."""
+        return self.payload.transcript.streamed(self.dispatch.attempt)
+
     def ended(self) -> asyncio.Future[None]:
         """Done when the driver holds it no longer."""
         if self._ended is None:

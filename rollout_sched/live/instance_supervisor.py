@@ -29,8 +29,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Attempts(Protocol):
+    """The attempts under way, as a supervisor needs them (`live.attempt_table`)."""
+
+    def on(self, instance: str) -> Sequence[Running]: ...
+    async def answered(self, instance: str) -> None: ...
+    def stop(self, running: Running, reason: str) -> None: ...
+    def disbelieve(self, running: Running) -> None: ...
+
+
 class Owner(Protocol):
-    """What an supervisor needs of the driver."""
+    """What a supervisor needs of the driver."""
+
+    @property
+    def attempts(self) -> Attempts: ...
 
     @property
     def settings(self) -> Settings: ...
@@ -41,10 +53,6 @@ class Owner(Protocol):
     def tell(self, event: Event) -> None: ...
     def join(self, name: str, description: Description) -> None: ...
     def lose(self, name: str, reason: str) -> None: ...
-    def holds(self, name: str) -> Sequence[Running]: ...
-    async def answered(self, name: str) -> None: ...
-    def stop(self, running: Running, reason: str) -> None: ...
-    def disbelieve(self, running: Running) -> None: ...
 
 
 class ServesSeveral(Protocol):
@@ -144,7 +152,7 @@ class InstanceSupervisor:
             self._left_paused = True
             await self.client.pause(mode, clear_cache)
             if mode == "abort":
-                await self._owner.answered(self.name)
+                await self._owner.attempts.answered(self.name)
             self._owner.tell(InstancePaused(self.name))
 
         patience_s = self._settings.control_timeout_s + 2 * self._settings.abort_timeout_s
@@ -263,7 +271,7 @@ class InstanceSupervisor:
             self._left_paused = False
             # The connections of those that ran before are broken, so these came after.
             for running in self._under_way():
-                self._owner.disbelieve(running)
+                self._owner.attempts.disbelieve(running)
             self._lose("it was restarted")
             return
         if failures == self._failures:  # else this answer may be from before a restart
@@ -274,7 +282,7 @@ class InstanceSupervisor:
         if verdict.lost:
             self._lose(verdict.lost)
         for running, reason in verdict.stop:
-            self._owner.stop(running, reason)
+            self._owner.attempts.stop(running, reason)
 
     def _missed(self, error: Exception) -> None:
         """A poll has brought no gauges."""
@@ -298,7 +306,7 @@ class InstanceSupervisor:
         those may have ended there."""
         return [
             running
-            for running in self._owner.holds(self.name)
+            for running in self._owner.attempts.on(self.name)
             if running.attempting is not None
             and not getattr(running.attempting, "held_back", False)
         ]

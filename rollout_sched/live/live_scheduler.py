@@ -56,7 +56,7 @@ class LiveScheduler:
             self.journal = JournalKeeper(journal, header)
         self.driver = Driver(scheduler, settings=settings)
         if self.journal is not None:
-            self.driver.observers.append(self.journal.observe)
+            self.driver.pump.observers.append(self.journal.observe)
         self.trainer = TrainerSession(self.driver, stream_every=stream_every)
 
     def state(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Liveness:
         if now - self._streams_seen >= self._streams_every_s:
             self._streams_seen = now
             self._standing = self._streams.note(
-                now, [(e.dispatch.attempt, e.payload.streamed(e.dispatch.attempt)) for e in held]
+                now, [(e.dispatch.attempt, e.streamed) for e in held]
             )
         still_s = now - self._movement.since
         if still_s >= self._stall_s:

@@ -214,17 +214,11 @@ class Attempting(Protocol):
         """Nobody waits for it any more, so free what it holds; `over` hears nothing."""
 
 
-class Payload(Protocol):
-    """What one request is about: it knows how to be attempted and keeps what the attempts made.
+class Transcript(Protocol):
+    """What the attempts of a request have made: one piece for each, in order.
 
-    Its pieces, in order and joined, are always exactly the tokens that the core counts.
+    Joined they are always exactly the tokens that the core counts.
     """
-
-    def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        """Begin to carry out a dispatch; `over` hears nothing before this has returned.
-
-        An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
-        raises ends the request: what cannot be sent here cannot be sent elsewhere."""
 
     def streamed(self, attempt: int) -> int:
         """How many tokens the stream of an attempt has brought so far."""
@@ -238,8 +232,28 @@ class Payload(Protocol):
     def drop(self, attempt: int) -> None:
         """Forget the piece of one attempt; 0: everything."""
 
+
+class Responder(Protocol):
+    """Whoever waits for a request. Exactly one of the two is called, once, unless the request is
+    delivered with its group."""
+
     def answer(self, sample: Sample) -> None:
-        """A direct request is finished; hand its pieces to the client that waits."""
+        """A direct request is finished; hand its transcript to the client that waits."""
 
     def fail(self, reason: str, error: Exception | None) -> None:
         """It ended without an answer: "failed", with the last error, or "withdrawn"."""
+
+
+class Payload(Protocol):
+    """What one request is about: how it is attempted, what the attempts made, and who waits."""
+
+    @property
+    def transcript(self) -> Transcript: ...
+    @property
+    def responder(self) -> Responder: ...
+
+    def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
+        """Begin to carry out a dispatch; `over` hears nothing before this has returned.
+
+        An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
+        raises ends the request: what cannot be sent here cannot be sent elsewhere."""

@@ -136,6 +136,6 @@ def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> S
         staleness=counted.staleness,
         finish_reason="length" if counted.finish == "length" else "stop",
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
-        num_interruptions=max(0, payload.attempts - 1),
+        num_interruptions=max(0, payload.transcript.attempts - 1),
         extra=prompt.extra,
     )

@@ -51,10 +51,10 @@ class TrainerSession:
         self._requested = False
         self._ended = asyncio.Event()
         self._fleet_changed = asyncio.Event()
-        driver.on_deliver = self._deliver
-        driver.on_group_failed = self._fail
+        driver.payloads.on_deliver = self._deliver
+        driver.payloads.on_group_failed = self._fail
         driver.on_broken = self._check_end
-        driver.watch(self._fleet_event, *_FLEET_EVENTS)
+        driver.pump.watch(self._fleet_event, *_FLEET_EVENTS)
 
     @property
     def version(self) -> int:

@@ -18,6 +18,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError, RequestRejected
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.transcript import TokenTranscript
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -29,22 +30,16 @@ class Boom(Exception):
     """What no code expects."""
 
 
-class Client(TokenPayload):
-    """Counts its ends; the callback named `bad` raises."""
+class Transcript(TokenTranscript):
+    """Its callback named `bad` raises."""
 
-    def __init__(self, bad: str = "") -> None:
-        super().__init__(PROMPT, {}, stream_every=2)
+    def __init__(self, bad: str) -> None:
+        super().__init__()
         self.bad = bad
-        self.request = ""
-        self.ends: list[Any] = []
 
     def _may_raise(self, callback: str) -> None:
         if callback == self.bad:
             raise Boom(callback)
-
-    def begin(self, *args: Any) -> Any:
-        self._may_raise("begin")
-        return super().begin(*args)
 
     def streamed(self, attempt: int) -> int:
         self._may_raise("streamed")
@@ -61,6 +56,25 @@ class Client(TokenPayload):
     def drop(self, attempt: int) -> None:
         self._may_raise("drop")
         super().drop(attempt)
+
+
+class Client(TokenPayload):
+    """Counts its ends; the callback named `bad` raises."""
+
+    def __init__(self, bad: str = "") -> None:
+        super().__init__(PROMPT, {}, stream_every=2, responder=self)
+        self.bad = bad
+        self.transcript = Transcript(bad)
+        self.request = ""
+        self.ends: list[Any] = []
+
+    def _may_raise(self, callback: str) -> None:
+        if callback == self.bad:
+            raise Boom(callback)
+
+    def begin(self, *args: Any) -> Any:
+        self._may_raise("begin")
+        return super().begin(*args)
 
     def answer(self, sample: Sample) -> None:
         self._may_raise("answer")
@@ -88,8 +102,8 @@ class Stage:
     async def __aexit__(self, *_: Any) -> None:
         await self.driver.close()
         self.scheduler.check_invariants()
-        assert not self.driver._payloads
-        assert not self.driver._running
+        assert not len(self.driver.payloads)
+        assert not len(self.driver.attempts)
         assert not self.scheduler.fleet.attempts
 
     def ask(self, client: Client) -> Client:
@@ -200,7 +214,7 @@ def test_a_watcher_that_raises_changes_nothing() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             serving = asyncio.create_task(stage.serve(False))
-            stage.driver.watch(_boom, RequestSubmitted)
+            stage.driver.pump.watch(_boom, RequestSubmitted)
             client = stage.ask(Client())
             await until(lambda: client.ends)
             serving.cancel()

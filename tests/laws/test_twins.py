@@ -151,7 +151,7 @@ async def live(policy: Any, workload: Workload, world: Scenario) -> list[Any]:
         driver.publish(batch.version + 1, load)
         driver.tell(BatchRequested())
     await driver.close()
-    driver.scheduler.check_invariants()
+    driver.pump.scheduler.check_invariants()
     return journal
 
 

@@ -43,7 +43,7 @@ class Client(TokenPayload):
     """A payload whose client notes what it got."""
 
     def __init__(self, **other: Any) -> None:
-        super().__init__(PROMPT, {"logprobs": 0}, **other)
+        super().__init__(PROMPT, {"logprobs": 0}, responder=self, **other)
         self.sample: Sample | None = None
         self.failure: tuple[str, Exception | None] | None = None
         self.request = ""
@@ -385,7 +385,7 @@ def test_an_abort_that_overtakes_its_order_is_repeated() -> None:
             stage.driver.withdraw(client.request)
             await until(lambda: instance.calls.count(("abort", order.id)) >= 2)
             await instance.answer(0, [], "abort")
-            await until(lambda: not stage.driver.holds("i0"))
+            await until(lambda: not stage.driver.attempts.on("i0"))
 
     run(scene())
 
@@ -400,7 +400,7 @@ def test_an_attempt_that_does_not_stop_is_given_up() -> None:
             stage.driver.withdraw(client.request)
             await until(lambda: instance.cancelled)
             await until(lambda: stage.events(RequestFailed))
-            assert not stage.driver.holds("i0")
+            assert not stage.driver.attempts.on("i0")
 
     run(scene())
 

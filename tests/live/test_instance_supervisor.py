@@ -113,7 +113,7 @@ class TestForgotten:
             async with Stage(instance, settings=QUICK) as stage:
                 client = stage.ask()
                 await instance.order()
-                (running,) = stage.driver.holds("i0")
+                (running,) = stage.driver.attempts.on("i0")
                 usual, running.attempting = running.attempting, HeldBack()
                 await asyncio.sleep(0.2)
                 assert instance.aborted == []
@@ -455,10 +455,10 @@ class TestWatching:
             async with Stage(instance, settings=settings) as stage:
                 await asyncio.sleep(0.05)
                 instance.hangs = True
-                begun = stage.driver.now
+                begun = stage.driver.pump.now
                 await until(lambda: stage.events(InstanceLost))
                 bound = settings.misses * (settings.poll_s + settings.poll_timeout_s)
-                assert stage.driver.now - begun < bound + 0.1
+                assert stage.driver.pump.now - begun < bound + 0.1
                 assert "no answer within 0.05 s" in stage.events(InstanceLost)[0].reason
 
         run(scene())

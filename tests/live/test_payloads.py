@@ -1,4 +1,4 @@
-"""Payloads: the pieces joined are what the core counts."""
+"""Payloads: each attempt is asked for prompt and transcript, and its answer checked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.payloads import Piece, TokenPayload
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError, Output
+from rollout_sched.live.transcript import Piece
 from tests.live.scripted import Scripted
 
 
@@ -16,36 +17,9 @@ def payload(**other: int) -> TokenPayload:
     return TokenPayload([1, 2], {"logprobs": 0}, **other)  # type: ignore[arg-type]
 
 
-def test_pieces_join_in_order() -> None:
-    store = payload()
-    store.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
-    store.keep(4, 1, Piece([7], [-3.0]))
-    assert store.response_ids == [5, 6, 7]
-    assert store.logprobs == [-1.0, -2.0, -3.0]
-    assert store.attempts == 2
-
-
-def test_no_more_is_kept_than_counts() -> None:
-    store = payload()
-    store.keep(1, 1, Piece([5, 6], [-1.0, -2.0]))
-    assert (store.response_ids, store.logprobs) == ([5], [-1.0])
-    store.keep(2, 0, Piece([9], [-1.0]))
-    assert store.attempts == 1
-
-
-def test_dropping_one_or_all() -> None:
-    store = payload()
-    store.keep(1, 1, Piece([5], [-1.0]))
-    store.keep(2, 1, Piece([6], [-1.0]))
-    store.drop(1)
-    assert store.response_ids == [6]
-    store.drop(0)
-    assert store.response_ids == []
-
-
 def test_without_log_probabilities() -> None:
     store = TokenPayload([1], {})
-    store.keep(1, 1, Piece([5], None))
+    store.transcript.keep(1, 1, Piece([5], None))
     assert store.logprobs is None
 
 
@@ -53,7 +27,7 @@ def test_an_order_is_prompt_and_pieces() -> None:
     async def scene() -> None:
         instance = Scripted()
         store = payload()
-        store.keep(1, 1, Piece([5], [-1.0]))
+        store.transcript.keep(1, 1, Piece([5], [-1.0]))
         dispatch = Dispatch("r", 2, "i0", 3, 9, 4, 1, 3)
         attempt = asyncio.create_task(store.attempt(instance, dispatch, "o"))
         order = await instance.order()
@@ -73,12 +47,12 @@ def test_a_stream_that_breaks_off_leaves_what_it_brought() -> None:
         attempt = asyncio.create_task(store.attempt(instance, dispatch, "o"))
         await instance.stream(0, [5, 6])
         await instance.stream(0, [7])
-        assert store.streamed(3) == 3
-        assert store.streamed(99) == 0
+        assert store.transcript.streamed(3) == 3
+        assert store.transcript.streamed(99) == 0
         await instance.fail(0, InstanceError("reset"))
         with pytest.raises(InstanceError):
             await attempt
-        store.keep(3, 3, store.partial(3, 3))
+        store.transcript.keep(3, 3, store.transcript.partial(3, 3))
         assert store.response_ids == [5, 6, 7]
         assert store.logprobs == [-0.5] * 3
 

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from rollout_sched.core import model
-from rollout_sched.live.payloads import Piece, TokenPayload
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Batch, Prompt, Span, sample_of
+from rollout_sched.live.transcript import Piece
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
 
@@ -21,8 +22,8 @@ def counted(*segments: model.Segment, finish: str = "stop") -> model.Sample:
 
 def test_every_token_has_its_version() -> None:
     payload = TokenPayload(PROMPT.prompt_ids, PROMPT.sampling)
-    payload.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
-    payload.keep(7, 1, Piece([8], [-3.0]))
+    payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.transcript.keep(7, 1, Piece([8], [-3.0]))
     sample = sample_of(
         counted(model.Segment(3, 2, "i0"), model.Segment(4, 1, "i1")), payload, PROMPT
     )
@@ -39,7 +40,7 @@ def test_every_token_has_its_version() -> None:
 @pytest.mark.parametrize(("finish", "status"), [("stop", "COMPLETED"), ("length", "TRUNCATED")])
 def test_status(finish: str, status: str) -> None:
     payload = TokenPayload([1], {})
-    payload.keep(1, 1, Piece([5], None))
+    payload.transcript.keep(1, 1, Piece([5], None))
     sample = sample_of(counted(model.Segment(0, 1, "i0"), finish=finish), payload, PROMPT)
     assert (sample.finish_reason, sample.status) == (finish, status)
     assert sample.rollout_log_probs is None

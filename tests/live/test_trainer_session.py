@@ -178,7 +178,7 @@ def test_publishing_waits_for_the_fleet() -> None:
         async with Stage() as stage:
             await stage.trainer.publish_weights(1, load, wait=True)
             assert stage.trainer.version == 1
-            assert stage.driver.scheduler.fleet.version == 1
+            assert stage.driver.pump.scheduler.fleet.version == 1
             with pytest.raises(CallerError, match="versions grow"):
                 await stage.trainer.publish_weights(1, load)
 
@@ -222,7 +222,7 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
                 def estimate(self, siblings: Any) -> Any:
                     raise RuntimeError("a policy of the user's own")
 
-            stage.driver.scheduler.requests._prediction = Exploding()
+            stage.driver.pump.scheduler.requests._prediction = Exploding()
             await stage.instance.answer(0, [7])
             with pytest.raises(RuntimeError, match="of the user's own"):
                 await asking
@@ -241,7 +241,7 @@ def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
                 await loading.wait()
 
             publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
-            await until(lambda: stage.driver.scheduler.progress.fleet_version == 1)
+            await until(lambda: stage.driver.pump.scheduler.progress.fleet_version == 1)
             await asyncio.sleep(0.01)
             assert not publishing.done()
             assert not stage.trainer.has_loaded(1)
@@ -279,7 +279,7 @@ def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
             await stage.driver.remove_instance("i0")
             waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
             await asyncio.sleep(0.03)
-            stage.driver.broken = RuntimeError("no more")
+            stage.driver.pump.broken = RuntimeError("no more")
             with pytest.raises(RuntimeError, match="no more"):
                 await waiting
 

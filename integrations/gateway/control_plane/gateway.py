@@ -94,7 +94,7 @@ class Gateway:
         self.counters = Counters()
         self.created = int(time.time())
         self._make_client = make_client
-        self.driver.observers.append(self.counters.observe)
+        self.driver.pump.observers.append(self.counters.observe)
 
     @property
     def healthy(self) -> bool:

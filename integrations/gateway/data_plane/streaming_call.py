@@ -29,6 +29,7 @@ from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.vllm.protocol.answers import spans_of
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.integrations.vllm.protocol.event_stream import DONE, WholeEvents, payload_of
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.integrations.vllm.protocol.request_ids import names_another
@@ -130,6 +131,108 @@ class Stream:
         ids: list[int] = msgspec.json.decode(b"[" + self.ids[:-1] + b"]")
         return ids
 
+    def read_up(self) -> None:
+        """Count what was passed on: many events together cost little more than one."""
+        if self.unread:
+            data = b"".join(self.unread)
+            self.unread.clear()
+            self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        found = data.count(b'"token_ids"')
+        if not found:
+            self.events += data.count(b'"choices"')
+            return
+        ids = bytearray()
+        if data.count(_IDS_AS_VLLM) == found:
+            for rest in data.split(_IDS_AS_VLLM)[1:]:
+                some, closed, _ = rest.partition(b"]")
+                if some and closed:
+                    ids += some + b","
+        else:
+            for some in _IDS.findall(data):
+                if some:
+                    ids += some + b","
+        if ids.translate(None, _ID_BYTES):
+            self.events += found  # what are no ids is nothing to go on from
+        else:
+            self.ids += ids
+
+
+class StreamTranscript:
+    """The streams of the attempts so far (`live.ports.Transcript`): their ids stay where they are.
+
+    `disbelieved`: the client has what nobody may go on from.
+    """
+
+    def __init__(self) -> None:
+        self.disbelieved = False
+        self._streams: dict[int, Stream] = {}
+
+    def add(self, attempt: int, stream: Stream) -> None:
+        self._streams[attempt] = stream
+
+    def streams(self) -> list[Stream]:
+        return list(self._streams.values())
+
+    def streamed(self, attempt: int) -> int:
+        """Only tokens one could go on from count."""
+        stream = self._streams.get(attempt)
+        if stream is None:
+            return 0
+        stream.read_up()
+        return 0 if stream.events else stream.tokens
+
+    def partial(self, attempt: int, tokens: int) -> None:
+        """The ids stay where they are."""
+
+    def keep(self, attempt: int, tokens: int, piece: None) -> None:
+        """The client has it already."""
+
+    def drop(self, attempt: int) -> None:
+        if attempt:
+            stream = self._streams.pop(attempt, None)
+            self.disbelieved |= stream is not None and (stream.tokens > 0 or bool(stream.unread))
+        else:
+            self._streams.clear()
+
+
+class ClientStream:
+    """What the client has been told.
+
+    prompt_ids  as an instance said them
+    envelope    what the first event said of the response; None before it
+    """
+
+    def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
+        self.endpoint = endpoint
+        self.reply = reply
+        self.prompt_ids = b""
+        self.envelope: dict[str, Any] | None = None
+        self._write: Write | None = None  # where the events go, once there are any
+
+    @property
+    def begun(self) -> bool:
+        return self._write is not None
+
+    def send(self, events: bytes) -> None:
+        write = self._write
+        if write is None:
+            write = self._write = self.reply.begin([EVENT_STREAM])
+        write(events)
+
+    def learn(self, event: Event, choice: EventChoice | None) -> None:
+        """What the first event says of the response, all later ones say, whoever makes them."""
+        if self.envelope is None:
+            said = dialects.envelope(self.endpoint, "event")
+            for name in said:
+                value = getattr(event, name)
+                if value is not None:
+                    said[name] = value
+            self.envelope = said
+        if not self.prompt_ids:
+            self.prompt_ids = event.prompt_ids or (b"" if choice is None else choice.prompt_ids)
+
 
 class StreamingCall:
     """Passes events through, from as many attempts as it takes.
@@ -142,31 +245,29 @@ class StreamingCall:
         self.call = call
         self.reply = reply
         self.max_tokens = max_tokens
-        self._streams: dict[int, Stream] = {}
-        self._prompt_ids = b""  # as the instance said them
-        self._envelope: dict[str, Any] | None = None  # what the first event said of the response
-        self._write: Write | None = None  # where the events go, once there are any
+        self.transcript = StreamTranscript()
+        self._client = ClientStream(call.endpoint, reply)
+        self.responder = StreamResponder(call, self._client, self.transcript)
         self._passing: ProxyCall | None = None
         self.paused = False
-        self._ended = False
-        self._disbelieved = False  # the client has what nobody may go on from
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        for earlier in self._streams.values():
+        for earlier in self.transcript.streams():
             if earlier.final:
                 # It had ended when its instance was lost, and nobody had been told yet.
                 outcome = Outcome(0, _finish_of(earlier), (), None)
                 return asyncio.get_running_loop().call_soon(over, outcome)
         path, body = self._question(dispatch)
         given = dispatch.response_tokens
-        stream = self._streams[dispatch.attempt] = Stream(
+        stream = Stream(
             dispatch.attempt,
             order_id,
             given=given,
-            again=self._envelope is not None,
+            again=self._client.envelope is not None,
             segment=dispatch.max_new_tokens < self.max_tokens - given,
             labelled=client.labelled,
         )
+        self.transcript.add(dispatch.attempt, stream)
         receiver = Receiver(self, stream, over)
         passing = self.call.pass_on(client, order_id, path, body, receiver)
         receiver.passing = passing
@@ -197,14 +298,14 @@ class StreamingCall:
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): anew, or going on from what the client has already."""
-        if self._disbelieved:
+        if self.transcript.disbelieved:
             raise RequestRejected("the stream broke off, and what it brought cannot be true", 502)
-        streams = self._streams.values()
+        streams = self.transcript.streams()
         for stream in streams:
-            self._read_up(stream)
+            stream.read_up()
         part = Part([token for stream in streams for token in stream.token_ids])
-        if self._prompt_ids:
-            part.prompt_ids = msgspec.json.decode(self._prompt_ids)
+        if self._client.prompt_ids:
+            part.prompt_ids = msgspec.json.decode(self._client.prompt_ids)
         lost = any(stream.events for stream in streams)
         if not part.token_ids and not lost:
             return self.call.first(dispatch, self.max_tokens)
@@ -228,7 +329,7 @@ class StreamingCall:
         if stream.opening and _go_on(data, stream.opening):
             self._pass_unread(stream, data)
         elif data:
-            self._read_up(stream)
+            stream.read_up()
             for event in data[:-2].split(b"\n\n"):
                 self._one(stream, event)
         return stream.done
@@ -237,16 +338,16 @@ class StreamingCall:
         """Raises InstanceError if it has not ended."""
         if not stream.finish:
             raise InstanceError("the stream ended without a finish_reason")
-        self._read_up(stream)
+        stream.read_up()
         return Outcome(stream.tokens, _finish_of(stream), stream.spans, None)
 
     def _pass_unread(self, stream: Stream, data: bytes) -> None:
         """Pass on events none of which ends the stream; they are counted later, many together."""
-        self._pass(data)
+        self._client.send(data)
         stream.unread.append(data)
         if len(stream.unread) >= stream.until:
             stream.until = _READ_TOGETHER
-            self._read_up(stream)
+            stream.read_up()
 
     def _one(self, stream: Stream, event: bytes) -> None:
         payload = payload_of(event)
@@ -264,13 +365,13 @@ class StreamingCall:
         event = self._believed(stream, payload)
         choice = event.choices[0] if event.choices else None
         ids = b"" if choice is None else choice.ids
-        self._learn(event, choice)
+        self._client.learn(event, choice)
         if stream.again:
             payload = self._translated(stream, payload)
         if choice is not None and choice.finish_reason is not None:
             self._end(stream, payload, choice, ids)
             return
-        self._pass(b"data: %b\n\n" % payload)
+        self._client.send(b"data: %b\n\n" % payload)
         if choice is not None:
             self._count_choice(stream, choice, ids)
         if ids and not stream.again:
@@ -284,7 +385,7 @@ class StreamingCall:
             # It brings tokens that the instance had held back.
             fields = answers.read_object(payload)
             fields["choices"][0]["finish_reason"] = None
-            self._pass(b"data: %b\n\n" % msgspec.json.encode(fields))
+            self._client.send(b"data: %b\n\n" % msgspec.json.encode(fields))
         self._count_choice(stream, choice, ids)
         if choice.weight_versions:
             try:
@@ -319,50 +420,11 @@ class StreamingCall:
             raise InstanceError(f"an event for {stream.order_id} is of {said[:80]!r}, another's")
         return event
 
-    def _learn(self, event: Event, choice: EventChoice | None) -> None:
-        """What the first event says of the response, all later ones say, whoever makes them."""
-        if self._envelope is None:
-            said = dialects.envelope(self.call.endpoint, "event")
-            for name in said:
-                value = getattr(event, name)
-                if value is not None:
-                    said[name] = value
-            self._envelope = said
-        if not self._prompt_ids:
-            self._prompt_ids = event.prompt_ids or (b"" if choice is None else choice.prompt_ids)
-
     def _count_choice(self, stream: Stream, choice: EventChoice, ids: bytes) -> None:
         if ids:
             stream.ids += ids + b","
         elif choice.speaks:
             stream.events += 1
-
-    def _read_up(self, stream: Stream) -> None:
-        """Count what was passed on: many events together cost little more than one."""
-        if stream.unread:
-            data = b"".join(stream.unread)
-            stream.unread.clear()
-            self._count(stream, data)
-
-    def _count(self, stream: Stream, data: bytes) -> None:
-        found = data.count(b'"token_ids"')
-        if not found:
-            stream.events += data.count(b'"choices"')
-            return
-        ids = bytearray()
-        if data.count(_IDS_AS_VLLM) == found:
-            for rest in data.split(_IDS_AS_VLLM)[1:]:
-                some, closed, _ = rest.partition(b"]")
-                if some and closed:
-                    ids += some + b","
-        else:
-            for some in _IDS.findall(data):
-                if some:
-                    ids += some + b","
-        if ids.translate(None, _ID_BYTES):
-            stream.events += found  # what are no ids is nothing to go on from
-        else:
-            stream.ids += ids
 
     def _translated(self, stream: Stream, payload: bytes) -> bytes:
         """An event of a later attempt as the client's own endpoint would have said it."""
@@ -377,7 +439,7 @@ class StreamingCall:
         chat = self.call.endpoint == "chat"
         from_chat = fields.get("object") == "chat.completion.chunk"
         fields.pop("prompt_token_ids", None)  # with what it goes on from
-        fields |= self._envelope or {}
+        fields |= self._client.envelope or {}
         for choice in fields.get("choices") or ():
             choice.pop("prompt_token_ids", None)
             if chat and from_chat:
@@ -390,59 +452,38 @@ class StreamingCall:
             made = usage.get("completion_tokens", 0) + stream.given
             usage |= dialects.usage(usage.get("prompt_tokens", 0) - stream.given, made)
 
-    def _pass(self, events: bytes) -> None:
-        write = self._write
-        if write is None:
-            write = self._write = self.reply.begin([EVENT_STREAM])
-        write(events)
 
-    # -- the driver's store ----------------------------------------------------------------
+class StreamResponder:
+    """Ends the client's stream (`live.ports.Responder`), once."""
 
-    def streamed(self, attempt: int) -> int:
-        """Only tokens one could go on from count."""
-        stream = self._streams.get(attempt)
-        if stream is None:
-            return 0
-        self._read_up(stream)
-        return 0 if stream.events else stream.tokens
-
-    def partial(self, attempt: int, tokens: int) -> None:
-        """The ids stay where they are."""
-
-    def keep(self, attempt: int, tokens: int, piece: None) -> None:
-        """The client has it already."""
-
-    def drop(self, attempt: int) -> None:
-        if attempt:
-            stream = self._streams.pop(attempt, None)
-            self._disbelieved |= stream is not None and (stream.tokens > 0 or bool(stream.unread))
-        else:
-            self._streams.clear()
-
-    # -- answering -------------------------------------------------------------------------
+    def __init__(self, call: Call, client: ClientStream, transcript: StreamTranscript) -> None:
+        self._call = call
+        self._client = client
+        self._transcript = transcript
+        self._ended = False
 
     def answer(self, sample: Sample) -> None:
         try:
             events = self._ending(sample)
-            self._pass(b"".join([b"data: %b\n\n" % event for event in events]))
+            self._client.send(b"".join([b"data: %b\n\n" % event for event in events]))
         except Exception as error:
             log.exception("a stream could not be ended")
             self.fail("failed", error)
         else:
             self._ended = True
-            self.reply.end()
+            self._client.reply.end()
 
     def _ending(self, sample: Sample) -> list[bytes]:
         """The last events; what no instance has said is made here."""
-        said = self._envelope or dialects.envelope(self.call.endpoint, "event")
+        said = self._client.envelope or dialects.envelope(self._call.endpoint, "event")
         final = usage = b""
         complete = False
-        for stream in self._streams.values():
+        for stream in self._transcript.streams():
             if stream.final:
                 final, usage, complete = stream.final, stream.usage, stream.done
         if not final:
             final = msgspec.json.encode(
-                dialects.last_event(self.call.endpoint, said, sample.finish)
+                dialects.last_event(self._call.endpoint, said, sample.finish)
             )
         if not (usage or complete) and self._wants_usage():
             made = sum([segment.tokens for segment in sample.segments])
@@ -454,14 +495,14 @@ class StreamingCall:
         return [*events, DONE]
 
     def _wants_usage(self) -> bool:
-        if b"include_usage" not in self.call.body:
+        if b"include_usage" not in self._call.body:
             return False
-        options = answers.read_object(self.call.body).get("stream_options")
+        options = answers.read_object(self._call.body).get("stream_options")
         return isinstance(options, dict) and bool(options.get("include_usage"))
 
     def _prompt_tokens(self) -> int:
         """0 of a text whose tokens no instance has told."""
-        ids = self.call.prompt if are_token_ids(self.call.prompt) else self._prompt_ids
+        ids = self._call.prompt if are_token_ids(self._call.prompt) else self._client.prompt_ids
         return prompt_tokens(ids) if ids else 0
 
     def fail(self, reason: str, error: Exception | None) -> None:
@@ -469,15 +510,14 @@ class StreamingCall:
             return
         self._ended = True
         status, body = failure(error)
-        write = self._write
-        if write is None:
-            self.reply.answer(status, [JSON], body)
+        if not self._client.begun:
+            self._client.reply.answer(status, [JSON], body)
             return
         # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
         try:
-            write(b"data: %b\n\n" % body)
+            self._client.send(b"data: %b\n\n" % body)
         finally:
-            self.reply.end()
+            self._client.reply.end()
 
 
 class Receiver:

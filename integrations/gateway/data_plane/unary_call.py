@@ -59,18 +59,49 @@ class Share(msgspec.Struct):
     answer: Answer
 
 
+class UnaryTranscript:
+    """The answers of the attempts so far (`live.ports.Transcript`); nothing comes before one."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, Raw | Share] = {}
+
+    @property
+    def last(self) -> Raw | Share | None:
+        return next(reversed(self._pieces.values()), None)
+
+    def parts(self) -> list[Part]:
+        return [share.part for share in self._pieces.values() if isinstance(share, Share)]
+
+    def streamed(self, attempt: int) -> int:
+        return 0
+
+    def partial(self, attempt: int, tokens: int) -> None:
+        """Nothing comes before the answer."""
+
+    def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
+        if isinstance(piece, Share):
+            del piece.part.token_ids[tokens:]
+        if isinstance(piece, Raw) or (tokens and piece is not None):
+            self._pieces[attempt] = piece
+
+    def drop(self, attempt: int) -> None:
+        if attempt:
+            self._pieces.pop(attempt, None)
+        else:
+            self._pieces.clear()
+
+
 class UnaryCall:
     """Passes an answer through; joins it where it took several attempts."""
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
         self.call = call
-        self.reply = reply
         self.max_tokens = max_tokens
-        self._pieces: dict[int, Raw | Share] = {}
-        self._answered = False
+        self.transcript = UnaryTranscript()
+        self.responder = UnaryResponder(call, reply, self.transcript)
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        parts = self._parts()
+        parts = self.transcript.parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
             assert prompt_ids is not None  # see outcome
@@ -110,7 +141,7 @@ class UnaryCall:
         if whole and finish != "abort" and not (segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, Raw(body))
         answer = answers.read_object(body)
-        parts = self._parts()
+        parts = self.transcript.parts()
         part = dialects.part_of(self.call.endpoint, answer)
         if part is not None and not parts:
             part.prompt_ids = self.call.prompt_ids([part])
@@ -121,30 +152,15 @@ class UnaryCall:
             raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
         return Outcome(said.tokens, finish, said.spans, Share(part, answer))
 
-    def _parts(self) -> list[Part]:
-        return [share.part for share in self._pieces.values() if isinstance(share, Share)]
 
-    # -- the driver's store ----------------------------------------------------------------
+class UnaryResponder:
+    """Answers the client (`live.ports.Responder`), once."""
 
-    def streamed(self, attempt: int) -> int:
-        return 0
-
-    def partial(self, attempt: int, tokens: int) -> None:
-        """Nothing comes before the answer."""
-
-    def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
-        if isinstance(piece, Share):
-            del piece.part.token_ids[tokens:]
-        if isinstance(piece, Raw) or (tokens and piece is not None):
-            self._pieces[attempt] = piece
-
-    def drop(self, attempt: int) -> None:
-        if attempt:
-            self._pieces.pop(attempt, None)
-        else:
-            self._pieces.clear()
-
-    # -- answering -------------------------------------------------------------------------
+    def __init__(self, call: Call, reply: Reply, transcript: UnaryTranscript) -> None:
+        self._call = call
+        self._reply = reply
+        self._transcript = transcript
+        self._answered = False
 
     def answer(self, sample: Sample) -> None:
         try:
@@ -155,21 +171,26 @@ class UnaryCall:
             self.fail("failed", error)
         else:
             self._answered = True
-            self.reply.answer(200, headers, body)
+            self._reply.answer(200, headers, body)
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        if reason != "withdrawn" and not self._answered:
+            self._answered = True
+            status, body = failure(error)
+            self._reply.answer(status, [JSON], body)
 
     def _body(self, sample: Sample) -> bytes:
-        pieces = list(self._pieces.values())
-        last = pieces[-1] if pieces else None
+        last = self._transcript.last
         if isinstance(last, Raw):
             return self._whole(last.body, sample)
         said = None if last is None else last.answer
-        answer = dialects.join(self.call.endpoint, self._parts(), said, sample.finish)
+        answer = dialects.join(self._call.endpoint, self._transcript.parts(), said, sample.finish)
         self._strip(answer)
         answer[FIELD] = msgspec.Raw(added(sample))
         return msgspec.json.encode(answer)
 
     def _whole(self, body: bytes, sample: Sample) -> bytes:
-        if not self.call.resumable or self.call.keep_ids:
+        if not self._call.resumable or self._call.keep_ids:
             return with_added(body, sample)
         answer = answers.read_object(body)
         self._strip(answer)
@@ -177,17 +198,11 @@ class UnaryCall:
 
     def _strip(self, answer: Answer) -> None:
         """The ids that only we had asked for."""
-        if not self.call.keep_ids:
+        if not self._call.keep_ids:
             answer.pop("prompt_token_ids", None)
             for choice in answer["choices"]:
                 choice.pop("token_ids", None)
                 choice.pop("prompt_token_ids", None)
-
-    def fail(self, reason: str, error: Exception | None) -> None:
-        if reason != "withdrawn" and not self._answered:
-            self._answered = True
-            status, body = failure(error)
-            self.reply.answer(status, [JSON], body)
 
 
 def failure(error: Exception | None) -> tuple[int, bytes]:

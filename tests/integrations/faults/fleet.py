@@ -62,7 +62,7 @@ class House:
 
     @property
     def anomalies(self) -> dict[str, int]:
-        return dict(self.driver.scheduler.anomalies)
+        return dict(self.driver.pump.scheduler.anomalies)
 
     def name(self, number: int) -> str:
         return f"http://127.0.0.1:{self.clients[number].port}"
@@ -72,15 +72,12 @@ class House:
 
     async def until(self, joined: int) -> None:
         """So many instances are with us."""
-        while len(self.driver.scheduler.fleet.instances) != joined:
+        while len(self.driver.pump.scheduler.fleet.instances) != joined:
             await asyncio.sleep(0.01)
 
     async def until_streamed(self, number: int) -> None:
         """Something of what a server makes has reached the gateway."""
-        while not any(
-            running.payload.streamed(running.dispatch.attempt)
-            for running in self.driver.holds(self.name(number))
-        ):
+        while not any(running.streamed for running in self.driver.attempts.on(self.name(number))):
             await asyncio.sleep(0.002)
 
 
@@ -119,13 +116,13 @@ async def house(
         )
         service = Service(options, lambda line: None, settings=settings)
         # An instance that failed rests until a poll has looked at it; a second is long here.
-        service.live.driver.scheduler.backoff.first_s = 2 * settings.poll_s
+        service.live.driver.pump.scheduler.backoff.first_s = 2 * settings.poll_s
         try:
             await service.open()
             yield House(service, servers, clients)
         finally:
             await service.close()
-        service.live.driver.scheduler.check_invariants()
+        service.live.driver.pump.scheduler.check_invariants()
         assert service.live.driver.broken is None
 
 

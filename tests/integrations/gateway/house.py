@@ -132,7 +132,7 @@ class House:
         await self.service.close()
         for instance in self.instances.values():
             await instance.shut()
-        self.service.live.driver.scheduler.check_invariants()
+        self.service.live.driver.pump.scheduler.check_invariants()
 
     @property
     def driver(self) -> Any:

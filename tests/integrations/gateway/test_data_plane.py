@@ -346,7 +346,7 @@ class TestHangingUp:
                 order = next(iter(instance.names))
                 await until(lambda: ("abort", order) in instance.calls)
                 await instance.answer(0, completion([4], "abort"))
-                await until(lambda: not stage.driver.holds("i0"))
+                await until(lambda: not stage.driver.attempts.on("i0"))
                 stage.settled()
 
         run(scene())
@@ -774,7 +774,7 @@ class TestSeveral:
                 assert call.status == 400
                 await until(lambda: any(c[0] == "abort" for c in instance.calls))
                 await instance.answer(1, completion([4], "abort"))
-                await until(lambda: not stage.driver.holds("i0"))
+                await until(lambda: not stage.driver.attempts.on("i0"))
                 stage.settled()
 
         run(scene())

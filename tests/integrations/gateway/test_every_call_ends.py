@@ -27,10 +27,10 @@ pytestmark = pytest.mark.skipif(
 
 WHOLE = [
     (unary_call.UnaryCall, "outcome"),
-    (unary_call.UnaryCall, "keep"),
-    (unary_call.UnaryCall, "drop"),
-    (unary_call.UnaryCall, "_body"),
-    (unary_call.UnaryCall, "_strip"),
+    (unary_call.UnaryTranscript, "keep"),
+    (unary_call.UnaryTranscript, "drop"),
+    (unary_call.UnaryResponder, "_body"),
+    (unary_call.UnaryResponder, "_strip"),
     (answers, "read_answer"),
     (answers, "read_object"),
     (dialects, "part_of"),
@@ -42,20 +42,20 @@ STREAMS = [
     (streaming_call.StreamingCall, "_question"),
     (streaming_call.StreamingCall, "receive"),
     (streaming_call.StreamingCall, "_pass_unread"),
-    (streaming_call.StreamingCall, "_pass"),
+    (streaming_call.ClientStream, "send"),
     (streaming_call.StreamingCall, "_one"),
     (streaming_call.StreamingCall, "_end"),
     (streaming_call.StreamingCall, "_one_after_the_end"),
     (streaming_call.StreamingCall, "_believed"),
-    (streaming_call.StreamingCall, "_learn"),
+    (streaming_call.ClientStream, "learn"),
     (streaming_call.StreamingCall, "_count_choice"),
-    (streaming_call.StreamingCall, "_count"),
+    (streaming_call.Stream, "_count"),
     (streaming_call.StreamingCall, "_translate"),
     (streaming_call.StreamingCall, "outcome"),
-    (streaming_call.StreamingCall, "streamed"),
-    (streaming_call.StreamingCall, "keep"),
-    (streaming_call.StreamingCall, "drop"),
-    (streaming_call.StreamingCall, "_ending"),
+    (streaming_call.StreamTranscript, "streamed"),
+    (streaming_call.StreamTranscript, "keep"),
+    (streaming_call.StreamTranscript, "drop"),
+    (streaming_call.StreamResponder, "_ending"),
     (answers, "read_event"),
     (answers, "read_object"),
     (fanout.Fanout, "write"),
@@ -134,7 +134,7 @@ def test_whatever_raises(
             async with asyncio.timeout(4):
                 await call.over.wait()
             assert_ended(call)
-            while stage.driver._payloads:
+            while len(stage.driver.payloads):
                 await asyncio.sleep(0.001)
             monkeypatch.undo()
             for task in serving:

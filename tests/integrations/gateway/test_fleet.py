@@ -52,7 +52,7 @@ async def fleet(
             yield service, servers
         finally:
             await service.close()
-        service.live.driver.scheduler.check_invariants()
+        service.live.driver.pump.scheduler.check_invariants()
 
 
 @pytest.mark.parametrize("kv", ["recompute", "retain"])
@@ -127,7 +127,7 @@ def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
             events = service.gateway.counters.events
             assert events[RequestInterrupted] >= (0 if trouble == "a lost instance" else 10)
             assert events[RequestFailed] + 5 * events[InstanceLost] >= 5 * (trouble != "an update")
-            assert not service.live.driver.scheduler.requests
+            assert not service.live.driver.pump.scheduler.requests
 
     run(scene())
 

@@ -387,7 +387,7 @@ class TestEveryCallEndsOnce:
                         if seen == at:
                             raise RuntimeError("an observer's own")
 
-                stage.driver.observers.append(observe)
+                stage.driver.pump.observers.append(observe)
                 call = stage.call(body)
                 await end_all(instance, bool(body.get("stream")))
                 async with asyncio.timeout(5):
@@ -411,7 +411,7 @@ class TestEveryCallEndsOnce:
                     if isinstance(event, RequestFinished):
                         raise RuntimeError("an observer's own")
 
-                stage.driver.observers.append(observe)
+                stage.driver.pump.observers.append(observe)
                 call = stage.call({**BODY, "stream": True, "n": n})
                 await end_all(instance, True)
                 last = (await call.events())[-1]
@@ -436,7 +436,7 @@ class TestEveryCallEndsOnce:
                     order = list(instance.names)[number]
                     await until(lambda order=order: ("abort", order) in instance.calls)
                     await instance.answer(number, completion([4], "abort"))
-                await until(lambda: not stage.driver.holds("i0"))
+                await until(lambda: not stage.driver.attempts.on("i0"))
                 stage.settled()
 
         run(scene())
@@ -478,7 +478,7 @@ class TestEveryCallEndsOnce:
                 assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
                 assert stage.data_plane.pacer.streams == 0
                 await end_all(instance, False)
-                await until(lambda: not stage.driver.holds("i0"))
+                await until(lambda: not stage.driver.attempts.on("i0"))
                 stage.settled()
 
         run(scene())

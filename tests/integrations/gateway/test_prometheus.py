@@ -20,7 +20,7 @@ def test_every_line_is_a_comment_or_a_sample_of_the_family_above() -> None:
     async def scene() -> None:
         async with House(Upstream('http://a:1/"x"\\')) as house:
             gateway = house.service.gateway
-            gateway.driver.scheduler.anomalies["late"] += 2
+            gateway.driver.pump.scheduler.anomalies["late"] += 2
             text = exposition(gateway)
         family = ""
         for line in text.splitlines():

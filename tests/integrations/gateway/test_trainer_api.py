@@ -66,7 +66,7 @@ def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
             assert (await house.ask("POST", "/rollout/v1/batches/next", body))[0] == 202
             await instance.answer(1, [6])
             # The acknowledgement of the first, sent again, is none of the second.
-            await until(lambda: not house.driver.scheduler.requests)
+            await until(lambda: not house.driver.pump.scheduler.requests)
             _, second = await house.ask("POST", "/rollout/v1/batches/next", body)
             assert second["number"] == 1
             assert (await house.ask("POST", "/rollout/v1/batches/next", body)) == (200, second)
@@ -136,7 +136,7 @@ def test_weights() -> None:
         async with House(Upstream()) as house:
             body = {"version": 3, "applied": True}
             assert await house.ask("POST", "/rollout/v1/weights", body) == (202, {"version": 3})
-            await until(lambda: house.driver.scheduler.progress.fleet_version == 3)
+            await until(lambda: house.driver.pump.scheduler.progress.fleet_version == 3)
 
     run(scene())
 
@@ -146,7 +146,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
         async with House(Upstream()) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-            await until(lambda: house.driver.scheduler.progress.trainer_waiting)
+            await until(lambda: house.driver.pump.scheduler.progress.trainer_waiting)
             await house.service.gateway.delivery.close()
             assert (await asking)[0] == 202
 
@@ -176,7 +176,7 @@ def test_samples_are_counted_before_anything_is_made(
                 told, said = await house.ask("POST", "/rollout/v1/groups", body)
                 fresh += len(prompts) if told == 200 else 0
             assert told == status
-            assert house.driver.scheduler.progress.fresh == fresh
+            assert house.driver.pump.scheduler.progress.fresh == fresh
             if status == 400:
                 assert "<= 65536" in said["error"]["message"]
             elif status != 200:
@@ -233,7 +233,7 @@ def test_two_submissions_at_once_count_together() -> None:
 def test_a_long_submission_leaves_others_their_turn() -> None:
     async def scene() -> None:
         async with House() as house:
-            progress = house.driver.scheduler.progress
+            progress = house.driver.pump.scheduler.progress
             asking = asyncio.create_task(
                 house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
             )

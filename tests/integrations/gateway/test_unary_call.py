@@ -155,9 +155,9 @@ def test_a_response_that_has_nothing(target: str) -> None:
             body = {**BODY, "messages": [], "max_tokens": 3}
             call = stage.call(body, target)
             await instance.asked()
-            (request,) = stage.driver._payloads
-            payload = next(iter(stage.driver._payloads.values()))
-            payload.answer(Sample(request, "g", 0, 3, 0, (), 0, "length"))
+            (request,) = stage.driver.payloads._payloads
+            payload = next(iter(stage.driver.payloads._payloads.values()))
+            payload.responder.answer(Sample(request, "g", 0, 3, 0, (), 0, "length"))
             answer = await call.json()
             assert call.status == 200
             assert answer["choices"][0]["finish_reason"] == "length"

@@ -1,0 +1,297 @@
+"""The attempts under way: begun, watched over, and their ends told to the scheduler, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch, Interrupt
+from rollout_sched.core.events import (
+    Blame,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    TokensArrived,
+)
+from rollout_sched.live.attempts import Running
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.payload_book import PayloadBook, drop
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    Outcome,
+    RequestRejected,
+    WeightsUnknown,
+)
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two aborts of one attempt: at first, and at most.
+_ABORT_AGAIN_S = (0.25, 4.0)
+
+
+class AttemptTable:
+    """Carries out Dispatch and Interrupt; an attempt is here from its order to its end."""
+
+    def __init__(
+        self,
+        pump: EventPump,
+        payloads: PayloadBook,
+        supervisors: Mapping[str, InstanceSupervisor],
+        settings: Settings,
+        run_id: str,
+    ) -> None:
+        self._pump = pump
+        self._payloads = payloads
+        self._supervisors = supervisors
+        self._settings = settings
+        self._run_id = run_id
+        self._view = pump.scheduler.view
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, Running] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        if settings.stream_s:
+            self._loop.call_later(settings.stream_s, self._report_streams)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def on(self, instance: str) -> Sequence[Running]:
+        """The attempts under way on an instance."""
+        known = self._view.instance(instance)
+        attempts = () if known is None else known.attempts
+        return [self._running[attempt] for attempt in attempts if attempt in self._running]
+
+    # -- their beginning -------------------------------------------------------------------
+
+    def dispatch(self, action: Dispatch) -> None:
+        try:
+            payload = self._payloads.of(action)
+        except Exception as error:  # the caller's own
+            self._payloads.note_error(action.request, error)
+            self._pump.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
+            return
+        supervisor = self._supervisors[action.instance]
+        order_id = f"{self._run_id}-{action.attempt}"
+        running = Running(action, payload, supervisor.client, order_id, self._loop.time())
+        self._running[action.attempt] = running
+        if supervisor.sound.is_set():
+            self._begin(running)
+        else:
+            self._spawn(self._begin_once_sound(running, supervisor))
+
+    async def _begin_once_sound(self, running: Running, supervisor: InstanceSupervisor) -> None:
+        await supervisor.sound.wait()
+        if running.dispatch.attempt in self._running:
+            self._begin(running)
+
+    def _begin(self, running: Running) -> None:
+        running.begun = self._loop.time()
+        patience_s = self._settings.attempt_timeout_s
+        if patience_s:
+            reason = f"no answer within {patience_s:g} s"
+            running.timer = self._loop.call_later(patience_s, self.forget, running, reason)
+        try:
+            running.attempting = running.payload.begin(
+                running.client, running.dispatch, running.order_id, partial(self._over, running)
+            )
+        except (InstanceError, RequestRejected, OSError) as error:
+            self._failed(running, error)
+        except Exception as error:
+            log.exception("attempt %d of request %s", running.dispatch.attempt, running.order_id)
+            self._failed(running, RequestRejected(f"it cannot be sent: {error!r}", 500))
+
+    # -- their end -------------------------------------------------------------------------
+
+    def _over(self, running: Running, result: Outcome | Exception) -> None:
+        if isinstance(result, Exception):
+            running.cancel()
+            self._failed(running, result)
+        else:
+            running.let_go()
+            self._ended(running, result)
+
+    def _ended(self, running: Running, outcome: Outcome) -> None:
+        dispatch = running.dispatch
+        if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(running):
+            self._failed(running, InstanceError("aborted by the instance without a token"))
+            return
+        if not self._take(running):
+            return
+        kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
+        try:
+            running.payload.transcript.keep(dispatch.attempt, kept, outcome.piece)
+        except Exception as error:  # the payload's own
+            self._tell_failed(running, error, usable=False)
+            return
+        request, attempt = dispatch.request, dispatch.attempt
+        if outcome.finish == "abort":
+            self._pump.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
+        else:
+            self._pump.tell(
+                RequestFinished(request, attempt, outcome.tokens, outcome.spans, outcome.finish)
+            )
+
+    def _was_stopped(self, running: Running) -> bool:
+        """An attempt that we stopped, alone or with its whole instance."""
+        return running.stopped or self._view.is_stopping(running.dispatch.attempt)
+
+    def _failed(self, running: Running, error: Exception) -> None:
+        if not self._take(running):
+            return
+        usable = not isinstance(error, AnswerUntrue)
+        if usable:
+            try:
+                self._keep_streamed(running)
+            except Exception as own:  # the payload's own
+                error, usable = own, False
+        self._tell_failed(running, error, usable=usable)
+
+    def _tell_failed(self, running: Running, error: Exception, *, usable: bool) -> None:
+        """An attempt that is here no longer has failed."""
+        dispatch = running.dispatch
+        if not isinstance(error, InstanceError | RequestRejected | OSError):
+            text = "attempt %d of request %s"
+            log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
+        if not usable:
+            drop(running.payload, dispatch.attempt)
+        self._payloads.note_error(dispatch.request, error)
+        log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
+        supervisor = self._supervisors.get(dispatch.instance)
+        if supervisor is not None and _may_be_restarted(error):
+            supervisor.look_now()  # first: its slot is given away as soon as this is told
+        self._pump.tell(
+            RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
+        )
+
+    def _take(self, running: Running) -> bool:
+        """Let go of an attempt. False if that has happened: this is not its first end."""
+        if self._running.pop(running.dispatch.attempt, None) is None:
+            return False
+        running.end()
+        return True
+
+    # -- what their streams bring ----------------------------------------------------------
+
+    def _keep_streamed(self, running: Running) -> None:
+        """The attempt broke off: what its stream has brought is all there will be."""
+        self._report_stream(running)
+        if running.told:
+            attempt, transcript = running.dispatch.attempt, running.payload.transcript
+            transcript.keep(attempt, running.told, transcript.partial(attempt, running.told))
+
+    def _report_stream(self, running: Running) -> None:
+        dispatch = running.dispatch
+        tokens = min(running.streamed, dispatch.max_new_tokens)
+        if tokens > running.told:
+            running.told = tokens
+            self._pump.tell(TokensArrived(dispatch.request, dispatch.attempt, tokens))
+
+    def _report_streams(self) -> None:
+        self._loop.call_later(self._settings.stream_s, self._report_streams)
+        for running in list(self._running.values()):
+            try:
+                self._report_stream(running)
+            except Exception as error:  # the payload's own: its attempt is of no use
+                self._failed(running, error)
+
+    # -- stopped from here -----------------------------------------------------------------
+
+    def interrupt(self, action: Interrupt) -> None:
+        running = self._running.get(action.attempt)
+        if running is not None:
+            self._spawn(self._abort(running))
+
+    def stop(self, running: Running, reason: str) -> None:
+        """Break off an attempt of which nothing more may come; it goes on from what it brings."""
+        running.stopped = True
+        log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
+        self._spawn(self._abort(running, reason))
+
+    async def _abort(self, running: Running, reason: str = "it did not stop") -> None:
+        """An abort may overtake its order, so it is repeated until the answer has come."""
+        deadline = self._loop.time() + self._settings.abort_timeout_s
+        wait_s, longest_s = _ABORT_AGAIN_S
+        while not running.ended().done():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await running.client.abort(running.order_id)
+            except Exception as error:  # whatever it is, the attempt must come to its end
+                log.warning("abort of %s on %s: %r", running.order_id, running.client.name, error)
+            await asyncio.wait({running.ended()}, timeout=wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+            if self._loop.time() > deadline and not running.ended().done():
+                self.forget(running, reason)
+                return
+
+    async def answered(self, instance: str) -> None:
+        """Every attempt that was stopped there has answered, or was given up."""
+        ends = {running.ended(): running for running in self.on(instance)}
+        if not ends:
+            return
+        _, late = await asyncio.wait(ends, timeout=self._settings.abort_timeout_s)
+        for end in late:
+            self.forget(ends[end], "it did not stop")
+
+    def forget(self, running: Running, reason: str) -> None:
+        """Give up an attempt that the instance will never answer."""
+        running.cancel()
+        self._failed(running, InstanceError(f"given up: {reason}"))
+
+    def disbelieve(self, running: Running) -> None:
+        """Nothing that its stream has brought, if anything, is gone on from."""
+        try:
+            brought = running.streamed
+        except Exception as error:  # the payload's own: its attempt is of no use
+            self._failed(running, error)
+            return
+        if brought:
+            running.cancel()
+            self._failed(running, WeightsUnknown("its instance was restarted before it began"))
+
+    def lose(self, instance: str) -> None:
+        """Their instance is gone; what their streams brought is kept. The scheduler is to hear of
+        the loss next: until then it is not told that they have ended."""
+        for running in self.on(instance):
+            self._take(running)
+            running.cancel()
+            try:
+                self._keep_streamed(running)
+            except Exception as error:  # the payload's own
+                self._tell_failed(running, error, usable=False)
+
+    async def close(self) -> None:
+        """Give up all of them; nobody is told."""
+        for running in self._running.values():
+            running.end()
+            running.cancel()
+        self._running.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _blame(error: Exception) -> Blame:
+    """Whose fault an attempt's error is. Only what was never sent is surely the instance's."""
+    if isinstance(error, RequestRejected):
+        return "request"
+    return "instance" if isinstance(error, InstanceUnreached) else "unclear"
+
+
+def _may_be_restarted(error: Exception) -> bool:
+    """Whether an attempt's error, or what it was rejected for, speaks for a restart."""
+    if isinstance(error, RequestRejected):
+        return isinstance(error.because, WeightsUnknown)
+    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)

@@ -1,0 +1,145 @@
+"""Events into the scheduler, one after the other, and its actions carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event, Woke
+from rollout_sched.core.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[float, Event, list[Action]], None]
+
+
+class EventPump:
+    """Tells the scheduler what happens, has its actions carried out, and shows both to observers.
+
+    `now` counts from its making, in seconds of the loop's clock. Every observer sees every
+    (now, event, actions): the journal and the metrics are such. One that raises is logged and
+    hears no more, for a record with holes is worse than one that ends.
+
+    `broken`: why the scheduler cannot go on, once it cannot; `on_broken` is called with it, once.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        observers: Sequence[Observer],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.observers = list(observers)
+        self.broken: Exception | None = None
+        self._on_broken = on_broken
+        self._carry_out: dict[type[Any], Callable[[Any], None]] = {}
+        self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self._inbox: deque[Event] = deque()
+        self._handling = False
+        self._afterwards: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._anomalies = 0
+
+    @property
+    def now(self) -> float:
+        return self._loop.time() - self._origin
+
+    def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
+        """Have actions of this type carried out so. What it raises breaks the scheduler."""
+        self._carry_out[kind] = carry_out
+
+    def watch(self, watcher: Callable[[Any], None], *kinds: type[Any]) -> None:
+        """Have `watcher` called with every event of these types, before its actions are done."""
+        for kind in kinds:
+            self._watchers.setdefault(kind, []).append(watcher)
+
+    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Call this when the event under way has been handled: whoever is answered may ask again at
+        once, which must not happen within an event."""
+        self._afterwards.append((call, arguments))
+
+    def tell(self, event: Event) -> None:
+        """Something has happened. Raises CallerError, and nothing has changed, if the caller asked
+        for the impossible. A scheduler that is broken is told nothing more."""
+        if self._handling:
+            self._inbox.append(event)
+            return
+        self._handling = True
+        try:
+            self._handle(event)
+            self._empty_inbox()
+        finally:
+            self._handling = False
+        while self._afterwards:
+            call, arguments = self._afterwards.popleft()
+            try:
+                call(*arguments)
+            except Exception:
+                log.exception("an answer could not be handed over")
+
+    def wake_at(self, at: float) -> None:
+        self._loop.call_at(self._origin + at, self.tell, Woke())
+
+    def fail(self, error: Exception) -> None:
+        """The scheduler's own state can no longer be trusted: everybody who waits is told."""
+        if self.broken is not None:
+            return
+        log.critical("the scheduler cannot go on", exc_info=error)
+        self.broken = error
+        self._on_broken(error)
+
+    def check(self) -> None:
+        """Raises what broke the scheduler, if anything has."""
+        if self.broken is not None:
+            raise self.broken
+
+    def _empty_inbox(self) -> None:
+        while self._inbox:
+            event = self._inbox.popleft()
+            try:
+                self._handle(event)
+            except CallerError as error:  # it is not the fault of whoever told the first event
+                log.error("%s was refused: %s", event, error)
+
+    def _handle(self, event: Event) -> None:
+        if self.broken is not None:
+            return
+        now = self._loop.time() - self._origin
+        try:
+            actions = self.scheduler.handle(event, now)
+        except CallerError:
+            raise
+        except Exception as error:
+            self.fail(error)
+            return
+        self._show(now, event, actions)
+        try:
+            for action in actions:
+                self._carry_out[type(action)](action)
+        except Exception as error:
+            self.fail(error)
+        anomalies = self.scheduler.anomalies
+        if anomalies and sum(anomalies.values()) != self._anomalies:
+            self._anomalies = sum(anomalies.values())
+            log.warning("%s does not fit what is known: %s", event, dict(anomalies))
+
+    def _show(self, now: float, event: Event, actions: list[Action]) -> None:
+        """To all who look on. Who fails at that changes nothing for anybody else."""
+        for observer in self.observers:
+            try:
+                observer(now, event, actions)
+            except Exception:
+                log.exception("%r failed and is told nothing more", observer)
+                self.observers = [other for other in self.observers if other is not observer]
+        for watcher in self._watchers.get(type(event), ()):
+            try:
+                watcher(event)
+            except Exception:
+                log.exception("%r failed at %s", watcher, event)

@@ -1,0 +1,142 @@
+"""The payloads of all requests that are here, from their first dispatch to their end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model import Sample
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.ports import Payload, RequestRejected
+
+log = logging.getLogger(__name__)
+
+#: Makes the payload of the sample with this index of a group.
+PayloadFactory = Callable[[int], Payload]
+#: Called with a delivered batch and the payloads of its samples, in their order.
+OnDeliver = Callable[[Deliver, list[Payload]], None]
+#: Called with a group that can never be whole, and why.
+OnGroupFailed = Callable[[str, Exception | None], None]
+
+#: Reasons of a discard of which whoever waits for the request hears.
+_TOLD = ("failed", "withdrawn", "oversized")
+
+
+class PayloadBook:
+    """Who is asked for, and who is told at the end: the trainer, or the client of a request."""
+
+    def __init__(
+        self, pump: EventPump, on_deliver: OnDeliver | None, on_group_failed: OnGroupFailed | None
+    ) -> None:
+        self.on_deliver = on_deliver
+        self.on_group_failed = on_group_failed
+        self._pump = pump
+        self._payloads: dict[str, Payload] = {}
+        self._factories: dict[str, PayloadFactory] = {}
+        self._errors: dict[str, Exception] = {}
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._payloads
+
+    # -- asked for -------------------------------------------------------------------------
+
+    def add(self, request: str, payload: Payload) -> None:
+        self._payloads[request] = payload
+
+    def refused(self, request: str) -> None:
+        """A request that was added is not taken."""
+        del self._payloads[request]
+
+    def add_group(self, group: str, make: PayloadFactory) -> None:
+        if group in self._factories:
+            raise CallerError(f"group {group!r} is already here; give each group its own id")
+        self._factories[group] = make
+
+    def group_refused(self, group: str) -> None:
+        del self._factories[group]
+
+    def of(self, dispatch: Dispatch) -> Payload:
+        """The payload of a dispatched request, made when it is first dispatched.
+
+        Raises what its factory raises.
+        """
+        payload = self._payloads.get(dispatch.request)
+        if payload is None:
+            payload = self._factories[dispatch.group](dispatch.index)
+            self._payloads[dispatch.request] = payload
+        return payload
+
+    # -- told ------------------------------------------------------------------------------
+
+    def note_error(self, request: str, error: Exception) -> None:
+        """Why an attempt has failed: said to whoever waits, should it be the last."""
+        self._errors[request] = error
+
+    def deliver(self, action: Deliver) -> None:
+        payloads = [self._payloads.pop(sample.request) for sample in action.samples]
+        for sample in action.samples:
+            self._factories.pop(sample.group, None)
+            self._errors.pop(sample.request, None)
+        if self.on_deliver is not None:
+            self._pump.afterwards(self._hand_over, self.on_deliver, action, payloads)
+
+    def _hand_over(self, on_deliver: OnDeliver, action: Deliver, payloads: list[Payload]) -> None:
+        try:
+            on_deliver(action, payloads)
+        except Exception as error:  # the samples are gone: the trainer must not wait for them
+            self._pump.fail(error)
+
+    def answer(self, action: Answer) -> None:
+        request = action.sample.request
+        self._errors.pop(request, None)
+        self._pump.afterwards(_answer, self._payloads.pop(request), action.sample)
+
+    def discard(self, action: Discard) -> None:
+        """Of an attempt, of all that a request has, or of the request itself."""
+        payload = self._payloads.get(action.request)
+        if payload is not None:
+            drop(payload, action.attempt)
+        if not action.ends:
+            return
+        self._payloads.pop(action.request, None)
+        error = self._errors.pop(action.request, None)
+        if action.reason == "oversized":
+            error = RequestRejected("prompt and max_tokens fit into no instance's KV cache")
+        if payload is not None and action.reason in _TOLD:
+            reason = "withdrawn" if action.reason == "withdrawn" else "failed"
+            self._pump.afterwards(payload.responder.fail, reason, error)
+        if action.reason == "failed" and self._factories.pop(action.group, None) is not None:
+            log.error("group %s failed: %s", action.group, error)
+            if self.on_group_failed is not None:
+                self._pump.afterwards(self.on_group_failed, action.group, error)
+
+    def fail_all(self, error: Exception) -> None:
+        """Nothing of what is here will ever be made."""
+        for payload in self._payloads.values():
+            self._pump.afterwards(payload.responder.fail, "failed", error)
+        self._payloads.clear()
+        if self.on_group_failed is not None:
+            for group in self._factories:
+                self._pump.afterwards(self.on_group_failed, group, error)
+
+
+def _answer(payload: Payload, sample: Sample) -> None:
+    """Whoever waits hears something, even where the answer cannot be put together."""
+    try:
+        payload.responder.answer(sample)
+    except Exception as error:
+        log.exception("request %s was finished but could not be answered", sample.request)
+        payload.responder.fail("failed", error)
+
+
+def drop(payload: Payload, attempt: int) -> None:
+    """Forget what an attempt has made; 0: all."""
+    try:
+        payload.transcript.drop(attempt)
+    except Exception:  # it holds more than it should until it ends; nobody else is concerned
+        log.exception("a payload could not let go of attempt %d", attempt)
