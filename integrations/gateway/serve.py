@@ -30,7 +30,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
     notes_of,
 )
-from rollout_sched.integrations.gateway.control_plane.instances import (
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AddedInstance,
     AllowList,
     checked_url,

@@ -20,7 +20,7 @@ from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth
 from rollout_sched.integrations.gateway.control_plane.codec import refusal
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
-from rollout_sched.integrations.gateway.control_plane.instances import NotAllowed
+from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
 from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi

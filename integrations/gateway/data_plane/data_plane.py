@@ -17,8 +17,8 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
-    Asked,
     Call,
+    ClientRequest,
     Headers,
     Reply,
     Write,
@@ -199,15 +199,15 @@ class DataPlane:
         if len(ones) > 1:
             held = sum([held - prompt + len(one.prompt) for one in ones])
         self._check_room(len(ones), held)
-        asked = _asked(request, endpoint, body, envelope)
+        client_request = _client_request(request, endpoint, body, envelope)
         reply = HttpReply(self, request, len(ones), held)
         try:
             if len(ones) == 1 and not ones[0].values:
-                reply.submitted(self._submit(asked, ones[0], reply))
+                reply.submitted(self._submit(client_request, ones[0], reply))
                 return
             fanout = Fanout(reply, len(ones), envelope.samples)
             for index, one in enumerate(ones):
-                reply.submitted(self._submit(asked, one, fanout.child(index)))
+                reply.submitted(self._submit(client_request, one, fanout.child(index)))
                 if reply.over:
                     break  # one failed at once, and that was the answer
         except BaseException as error:
@@ -236,9 +236,9 @@ class DataPlane:
                 f"the call has {held}"
             )
 
-    def _submit(self, asked: Asked, one: One, to: Reply) -> str:
-        envelope = asked.envelope
-        call = Call(asked, one, resumable=self._resumable or envelope.stream)
+    def _submit(self, request: ClientRequest, one: One, to: Reply) -> str:
+        envelope = request.envelope
+        call = Call(request, one, resumable=self._resumable or envelope.stream)
         tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
@@ -255,7 +255,9 @@ class DataPlane:
         return tokens, max(1, most - tokens)
 
 
-def _asked(request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope) -> Asked:
+def _client_request(
+    request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
+) -> ClientRequest:
     """What the responses of a call share. The header's names go before the body's."""
     fields = request.fields
     group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
@@ -269,7 +271,7 @@ def _asked(request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envel
         request_id = _NOT_IN_IDS.sub(b"_", request_id[:_ID_SHOWN])
     # What was read from lines can be written as lines.
     lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
-    return Asked(endpoint, request.target, b"".join(lines), request_id, body, envelope)
+    return ClientRequest(endpoint, request.target, b"".join(lines), request_id, body, envelope)
 
 
 def _name(header: str, value: bytes) -> str:
@@ -370,9 +372,9 @@ class HttpReply:
         _log_failure(error)
         self.fail(500, f"the gateway failed: {error}")
 
-    def upstream(self, passing: ProxyCall) -> None:
-        self._request.on_pause = passing.pause
-        self._request.on_resume = passing.resume
+    def upstream(self, upstream_call: ProxyCall) -> None:
+        self._request.on_pause = upstream_call.pause
+        self._request.on_resume = upstream_call.resume
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._data_plane.pacer.take(over, outcome, self._crashed)

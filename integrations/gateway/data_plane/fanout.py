@@ -103,26 +103,26 @@ class Fanout:
 
     # -- streams ---------------------------------------------------------------------------
 
-    def upstream(self, passing: ProxyCall) -> None:
+    def upstream(self, upstream_call: ProxyCall) -> None:
         if not self._upstreams:
             self._reply.upstream(self)
-        self._upstreams.append(passing)
+        self._upstreams.append(upstream_call)
         if self._paused:
-            passing.pause()
+            upstream_call.pause()
 
     def pause(self) -> None:
         self._paused = True
-        for passing in self._upstreams:
-            passing.pause()
+        for upstream_call in self._upstreams:
+            upstream_call.pause()
 
     def resume(self) -> None:
         self._paused = False
-        for passing in self._upstreams:
-            passing.resume()
+        for upstream_call in self._upstreams:
+            upstream_call.resume()
 
     def cancel(self) -> None:
-        for passing in self._upstreams:
-            passing.cancel()
+        for upstream_call in self._upstreams:
+            upstream_call.cancel()
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._reply.paced(over, outcome)
@@ -187,8 +187,8 @@ class Child:
         self._fanout = fanout
         self._index = index
 
-    def upstream(self, passing: ProxyCall) -> None:
-        self._fanout.upstream(passing)
+    def upstream(self, upstream_call: ProxyCall) -> None:
+        self._fanout.upstream(upstream_call)
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._fanout.paced(over, outcome)

@@ -248,7 +248,7 @@ class StreamingCall:
         self.transcript = StreamTranscript()
         self._client = ClientStream(call.endpoint, reply)
         self.responder = StreamResponder(call, self._client, self.transcript)
-        self._passing: ProxyCall | None = None
+        self._upstream_call: ProxyCall | None = None
         self.paused = False
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
@@ -269,30 +269,30 @@ class StreamingCall:
         )
         self.transcript.add(dispatch.attempt, stream)
         receiver = Receiver(self, stream, over)
-        passing = self.call.pass_on(client, order_id, path, body, receiver)
-        receiver.passing = passing
-        if self._passing is None:
+        upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
+        receiver.upstream_call = upstream_call
+        if self._upstream_call is None:
             self.reply.upstream(self)
-        self._passing = passing
+        self._upstream_call = upstream_call
         if self.paused:
-            passing.pause()
+            upstream_call.pause()
         return receiver
 
     # -- towards the reply: the upstream ---------------------------------------------------
 
     def pause(self) -> None:
         self.paused = True
-        if self._passing is not None:
-            self._passing.pause()
+        if self._upstream_call is not None:
+            self._upstream_call.pause()
 
     def resume(self) -> None:
         self.paused = False
-        if self._passing is not None:
-            self._passing.resume()
+        if self._upstream_call is not None:
+            self._upstream_call.resume()
 
     def cancel(self) -> None:
-        if self._passing is not None:
-            self._passing.cancel()
+        if self._upstream_call is not None:
+            self._upstream_call.cancel()
 
     # -- what is sent ----------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ class Receiver:
     What comes after the end is nobody's.
     """
 
-    __slots__ = ("_error", "_over", "_owner", "_status", "_stream", "passing")
+    __slots__ = ("_error", "_over", "_owner", "_status", "_stream", "upstream_call")
 
     def __init__(self, owner: StreamingCall, stream: Stream, over: Over) -> None:
         self._owner = owner
@@ -534,7 +534,7 @@ class Receiver:
         self._over: Over | None = over
         self._status = 0
         self._error = b""
-        self.passing: ProxyCall | None = None
+        self.upstream_call: ProxyCall | None = None
 
     @property
     def held_back(self) -> bool:
@@ -543,8 +543,8 @@ class Receiver:
 
     def cancel(self) -> None:
         self._let_go()
-        if self.passing is not None:
-            self.passing.cancel()
+        if self.upstream_call is not None:
+            self.upstream_call.cancel()
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self._over is not None:

@@ -119,7 +119,7 @@ class UnaryCall:
             segment=segment,
             labelled=client.labelled,
         )
-        receiver.passing = self.call.pass_on(client, order_id, path, body, receiver)
+        receiver.upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         return receiver
 
     def outcome(
@@ -229,7 +229,7 @@ class Receiver(Gathering):
         "_segment",
         "_spoken",
         "_whole",
-        "passing",
+        "upstream_call",
     )
 
     def __init__(
@@ -251,12 +251,12 @@ class Receiver(Gathering):
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
-        self.passing: ProxyCall | None = None
+        self.upstream_call: ProxyCall | None = None
 
     def cancel(self) -> None:
         self._over = None
-        if self.passing is not None:
-            self.passing.cancel()
+        if self.upstream_call is not None:
+            self.upstream_call.cancel()
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:
         if self._over is None:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.instances import (
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AllowList,
     InstanceKeys,
     NotAllowed,
