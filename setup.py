@@ -17,10 +17,10 @@ HOT = {
     "live": "attempt_table attempts driver event_pump payload_book",
     "integrations/http": "bearer bodies client exchange heads request server",
     "integrations/vllm": "proxy throttle",
-    "integrations/vllm/protocol": "endpoints request_ids",
+    "integrations/vllm/protocol": "endpoints event_stream request_ids",
     "integrations/gateway/control_plane": "counters",
-    "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "
-    "split streaming_call unary_call",
+    "integrations/gateway/data_plane": "call client_stream data_plane dialects envelope fanout "
+    "pacer splice split stream stream_tokens streaming_call unary_call",
 }
 
 

@@ -159,6 +159,30 @@ def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[st
     return {**said, "choices": [choice], "usage": None}
 
 
+def translate_event(
+    endpoint: Endpoint, said: dict[str, Any], resumes: int, fields: dict[str, Any]
+) -> None:
+    """Make an event of a later attempt what the client's own endpoint would have said.
+
+    `said`: see `envelope`; `resumes`: tokens of the response that the attempt went on from, which
+    its prompt held. Raises LookupError, TypeError, ValueError or AttributeError if it is no event.
+    """
+    fields.pop("prompt_token_ids", None)
+    from_chat = fields.get("object") == _OBJECT["chat", "event"]
+    fields |= said
+    for choice in fields.get("choices") or ():
+        choice.pop("prompt_token_ids", None)
+        if endpoint == "chat" and from_chat:
+            (choice.get("delta") or {}).pop("role", None)  # said already
+        elif endpoint == "chat":
+            choice["delta"] = {"content": choice.pop("text", "")}
+            choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
+    told = fields.get("usage")
+    if told:
+        made = told.get("completion_tokens", 0) + resumes
+        told |= usage(told.get("prompt_tokens", 0) - resumes, made)
+
+
 def _content_logprobs(shares: list[Any]) -> Any:
     if all(share is None for share in shares):
         return None
