@@ -37,6 +37,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_update import (
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, WeightLoader
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.settings import Settings
 
@@ -56,6 +57,8 @@ __all__ = [
 #: Seconds that one question for a batch may take, and between two looks at the fleet's version.
 LONG_POLL_S = 30.0
 LOOK_S = 0.5
+
+_DEFAULTS = RunOptions()
 
 #: Prompt tokens sent in one call.
 PORTION_TOKENS = 2**20
@@ -78,11 +81,11 @@ class RolloutScheduler(ABC):
         policy: str | Path,
         instances: Sequence[str | InstanceClient] = (),
         *,
-        prompts_per_step: int = 64,
-        version: int = 0,
-        seed: int = 0,
-        stream_every: int = 0,
-        journal: Path | None = None,
+        prompts_per_step: int = _DEFAULTS.prompts_per_step,
+        version: int = _DEFAULTS.start_version,
+        seed: int = _DEFAULTS.seed,
+        stream_every: int = _DEFAULTS.stream_every,
+        journal: Path | None = _DEFAULTS.journal,
         instance_api_key: str | None = None,
         settings: Settings | None = None,
     ) -> RolloutScheduler:
@@ -101,17 +104,16 @@ class RolloutScheduler(ABC):
         Raises ConfigError.
         """
         loaded = load_policy(str(policy))
+        options = RunOptions(
+            prompts_per_step=prompts_per_step,
+            start_version=version,
+            seed=seed,
+            stream_every=stream_every,
+            journal=journal,
+        )
 
         def start() -> LiveScheduler:
-            return LiveScheduler(
-                loaded,
-                prompts_per_step,
-                version=version,
-                seed=seed,
-                stream_every=stream_every,
-                journal=journal,
-                settings=settings,
-            )
+            return LiveScheduler(loaded, options, settings=settings)
 
         return _InProcess(start, instances, instance_api_key)
 

@@ -18,6 +18,9 @@ from rollout_sched.integrations.http.parse_cache import ParseCache
 
 Headers = list[tuple[bytes, bytes]]
 
+#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+JOIN_BELOW = 32 * 1024
+
 #: Body lengths that are not a number of bytes.
 CHUNKED = -1
 UNTIL_CLOSE = -2

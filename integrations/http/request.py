@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rollout_sched.integrations.http.heads import (
+    JOIN_BELOW,
     Head,
     Headers,
     has_body,
     status_line,
     write_fields,
 )
-
-#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
-JOIN_BELOW = 32 * 1024
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"

@@ -23,6 +23,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, No
 from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
+from rollout_sched.integrations.gateway.control_plane.scheduler_routes import SchedulerRoutes
 from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
@@ -79,7 +80,12 @@ def make_app(
     for route in (*public.keyed_routes(), *workers.keyed_routes()):
         guards.keyed.add(route.handler)
         app.add_routes([route])
-    for room in (workers, Admin(gateway), TrainerApi(gateway, max_samples)):
+    for room in (
+        workers,
+        Admin(gateway),
+        TrainerApi(gateway, max_samples),
+        SchedulerRoutes(gateway),
+    ):
         for route in room.routes():
             guards.closed.add(route.handler)
             app.add_routes([route])

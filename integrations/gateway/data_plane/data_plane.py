@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.call import (
@@ -27,6 +25,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.pacer import Pacer
 from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import One, split
@@ -104,20 +103,6 @@ class HttpRequest(Protocol):
     def begin(self, status: int, headers: Headers) -> None: ...
     def write(self, data: bytes) -> None: ...
     def end(self) -> None: ...
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What may be here at once.
-
-    requests    responses that clients wait for
-    body_bytes  of the bodies that go to instances for them
-    samples     responses that one call may ask for: it is taken in one go, while all others wait
-    """
-
-    requests: int = 100_000
-    body_bytes: int = 4 * 2**30
-    samples: int = 1024
-    retry_after_s: int = 1
 
 
 class DataPlane:

@@ -18,7 +18,8 @@ from rollout_sched.integrations.gateway.control_plane.instance_access import (
     checked_url,
     read_instance_keys,
 )
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.http.heads import Head
-from rollout_sched.integrations.http.request import JOIN_BELOW, Request
+from rollout_sched.integrations.http.heads import JOIN_BELOW, Head
+from rollout_sched.integrations.http.request import Request
 
 
 class Outlet:
