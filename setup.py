@@ -15,12 +15,13 @@ HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempt_table attempts driver event_pump payload_book tool_calls",
-    "integrations/http": "backlog bodies body_budget client connections exchange head_buffer heads "
-    "limits request server server_connection",
+    "integrations/http": "backlog bearer bodies body_budget client connections exchange "
+    "head_buffer heads limits request server server_connection",
     "integrations/vllm": "proxy throttle",
+    "integrations/vllm/protocol": "endpoints event_stream request_ids",
     "integrations/gateway/control_plane": "counters",
-    "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "
-    "split streaming_call unary_call wire",
+    "integrations/gateway/data_plane": "call client_stream data_plane dialects envelope fanout "
+    "pacer splice split stream stream_tokens streaming_call unary_call",
 }
 
 

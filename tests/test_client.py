@@ -13,7 +13,7 @@ import pytest
 
 from rollout_sched.client import Applied, GatewayError, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import gateway_calls
+from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
@@ -184,7 +184,7 @@ def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gateway_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_calls, "RETRY_S", 0.01)
+    monkeypatch.setattr(trainer_client, "RETRY_S", 0.01)
 
     async def scene() -> None:
         instance = Upstream(NAME)

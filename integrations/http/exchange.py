@@ -21,6 +21,7 @@ from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of, to
 from rollout_sched.integrations.http.errors import RAISED, AnswerBroken, ExchangeError, Malformed
 from rollout_sched.integrations.http.heads import (
     END,
+    JOIN_BELOW,
     UNTIL_CLOSE,
     Headers,
     has_body,
@@ -40,9 +41,6 @@ MAX_INTERIM = 16
 #: trip. One that closes later than this, in seconds, had the request and may have worked on it, so
 #: the request is not sent again behind the scheduler's back.
 RACE_S = 1.0
-
-#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
-JOIN_BELOW = 32 * 1024
 
 
 class Receiver(Protocol):

@@ -19,6 +19,9 @@ from rollout_sched.integrations.http.parse_cache import ParseCache
 
 Headers = list[tuple[bytes, bytes]]
 
+#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+JOIN_BELOW: Final = 32 * 1024
+
 #: Body lengths that are not a number of bytes.
 CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2

@@ -11,7 +11,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.counters import Counters
-from rollout_sched.integrations.gateway.control_plane.instances import AllowList, checked_url
+from rollout_sched.integrations.gateway.control_plane.instance_access import AllowList, checked_url
 from rollout_sched.integrations.gateway.control_plane.weight_update import (
     WeightLoaders,
     WeightUpdate,

@@ -6,34 +6,34 @@ driver. What a client asks for is checked before anything is queued; what may wa
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
-    Asked,
     Call,
+    ClientRequest,
     Headers,
     Reply,
     Write,
     error_body,
 )
-from rollout_sched.integrations.gateway.data_plane.envelope import ENDPOINTS, Endpoint, Envelope
+from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.pacer import Pacer
 from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.http.bearer import BearerKeys
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, Endpoint
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome, Over
 
@@ -105,20 +105,6 @@ class HttpRequest(Protocol):
     def end(self) -> None: ...
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What may be here at once.
-
-    requests    responses that clients wait for
-    body_bytes  of the bodies that go to instances for them
-    samples     responses that one call may ask for: it is taken in one go, while all others wait
-    """
-
-    requests: int = 100_000
-    body_bytes: int = 4 * 2**30
-    samples: int = 1024
-    retry_after_s: int = 1
-
-
 class DataPlane:
     """Answers the three hot paths; `keys` are the clients', none for an open gateway."""
 
@@ -127,7 +113,7 @@ class DataPlane:
     ) -> None:
         self.driver = driver
         self.limits = limits or Limits()
-        self.keys = [b"Bearer " + key.encode() for key in keys]
+        self.keys = BearerKeys(keys)
         self.open_requests = 0
         self.open_bytes = 0
         self.refused = 0
@@ -142,7 +128,7 @@ class DataPlane:
     def refusal(
         self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        if self.admits(fields.get(b"authorization")):
+        if self.keys.admit(fields.get(b"authorization")):
             return None
         return 401, [JSON], error_body(401, UNADMITTED)
 
@@ -181,13 +167,6 @@ class DataPlane:
         retry = (b"retry-after", b"%d" % self.limits.retry_after_s)
         return [JSON, retry] if status == 503 else [JSON]
 
-    def admits(self, authorization: bytes | None) -> bool:
-        """Whether a client with this header may call."""
-        if not self.keys:
-            return True
-        given = authorization or b""
-        return any(hmac.compare_digest(given, key) for key in self.keys)
-
     def _take(self, request: HttpRequest) -> None:
         """Submit what a call asks for. Raises what it is to be answered with; nothing is held then.
 
@@ -205,15 +184,15 @@ class DataPlane:
         if len(ones) > 1:
             held = sum([held - prompt + len(one.prompt) for one in ones])
         self._check_room(len(ones), held)
-        asked = _asked(request, endpoint, body, envelope)
+        client_request = _client_request(request, endpoint, body, envelope)
         reply = HttpReply(self, request, len(ones), held)
         try:
             if len(ones) == 1 and not ones[0].values:
-                reply.submitted(self._submit(asked, ones[0], reply))
+                reply.submitted(self._submit(client_request, ones[0], reply))
                 return
             fanout = Fanout(reply, len(ones), envelope.samples)
             for index, one in enumerate(ones):
-                reply.submitted(self._submit(asked, one, fanout.child(index)))
+                reply.submitted(self._submit(client_request, one, fanout.child(index)))
                 if reply.over:
                     break  # one failed at once, and that was the answer
         except BaseException as error:
@@ -242,9 +221,9 @@ class DataPlane:
                 f"the call has {held}"
             )
 
-    def _submit(self, asked: Asked, one: One, to: Reply) -> str:
-        envelope = asked.envelope
-        call = Call(asked, one, resumable=self._resumable or envelope.stream)
+    def _submit(self, request: ClientRequest, one: One, to: Reply) -> str:
+        envelope = request.envelope
+        call = Call(request, one, resumable=self._resumable or envelope.stream)
         tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)
@@ -261,7 +240,9 @@ class DataPlane:
         return tokens, max(1, most - tokens)
 
 
-def _asked(request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope) -> Asked:
+def _client_request(
+    request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
+) -> ClientRequest:
     """What the responses of a call share. The header's names go before the body's."""
     fields = request.fields
     group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
@@ -275,7 +256,7 @@ def _asked(request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envel
         request_id = _NOT_IN_IDS.sub(b"_", request_id[:_ID_SHOWN])
     # What was read from lines can be written as lines.
     lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
-    return Asked(endpoint, request.target, b"".join(lines), request_id, body, envelope)
+    return ClientRequest(endpoint, request.target, b"".join(lines), request_id, body, envelope)
 
 
 def _name(header: str, value: bytes) -> str:
@@ -376,9 +357,9 @@ class HttpReply:
         _log_failure(error)
         self.fail(500, f"the gateway failed: {error}")
 
-    def upstream(self, passing: ProxyCall) -> None:
-        self._request.on_pause = passing.pause
-        self._request.on_resume = passing.resume
+    def upstream(self, upstream_call: ProxyCall) -> None:
+        self._request.on_pause = upstream_call.pause
+        self._request.on_resume = upstream_call.resume
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._data_plane.pacer.take(over, outcome, self._crashed)

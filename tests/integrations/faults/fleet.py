@@ -12,7 +12,8 @@ import aiohttp
 
 from rollout_sched import journal
 from rollout_sched.core.events import Event, InstanceLost, RequestFailed
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import EngineSettings

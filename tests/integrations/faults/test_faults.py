@@ -14,7 +14,8 @@ import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.membership import MembershipState
 from tests.integrations.faults.fleet import (
     GREEDY,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.events import WeightsPublished
-from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane, Limits
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
@@ -231,7 +232,7 @@ class TestErrors:
 
         run(scene())
 
-    @pytest.mark.parametrize("status", [404, 429, 500, 503])
+    @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
     def test_an_instances_failure_is_not(self, status: int) -> None:
         async def scene() -> None:
             first, second = Instance("i0"), Instance("i1")

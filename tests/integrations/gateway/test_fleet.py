@@ -13,7 +13,8 @@ import pytest
 
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import run
 from tests.simulators.fake_instance.served import SPEC, Client, served
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.http.heads import Head
-from rollout_sched.integrations.http.request import JOIN_BELOW, Request
+from rollout_sched.integrations.http.heads import JOIN_BELOW, Head
+from rollout_sched.integrations.http.request import Request
 
 
 class Outlet:

@@ -56,6 +56,17 @@ def payload_of(event: bytes) -> bytes:
     return b" ".join(lines)  # between two lines of JSON there is nothing but white space
 
 
+def payloads(events: bytes) -> list[bytes]:
+    """The data of whole events, of those that have any."""
+    told = [payload_of(event) for event in events.split(b"\n\n")]
+    return [payload for payload in told if payload]
+
+
+def event(payload: bytes) -> bytes:
+    """An event with this data, which is on one line."""
+    return b"data: %b\n\n" % payload
+
+
 class EventStream:
     """Takes bytes as they come, gives the payloads of whole events, up to `[DONE]`."""
 
@@ -65,8 +76,7 @@ class EventStream:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises InstanceError for an event that does not end."""
-        for event in self._events.feed(data).split(b"\n\n"):
-            payload = payload_of(event)
+        for payload in payloads(self._events.feed(data)):
             self._done = self._done or payload == DONE
-            if payload and not self._done:
+            if not self._done:
                 yield payload
