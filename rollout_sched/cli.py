@@ -203,7 +203,7 @@ def _replay(options: argparse.Namespace) -> None:
         if path is not None and path.is_dir():
             raise CallerError(f"{path} is a folder; name a file in it")
     trace = traces.read(options.trace)
-    workload = Workload(trace, scenario.job, steps=options.steps)
+    workload = Workload(trace, scenario.job, steps=options.steps, traffic=scenario.traffic)
     workload.check_fits(scenario)
     for policy in policies:
         policy.build(lengths=workload.length)  # an error comes now or never

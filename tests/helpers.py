@@ -16,7 +16,9 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.faults import Fault
 from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, Visibility
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, Turn, gather
@@ -112,6 +114,9 @@ def make_scenario(
     prompts_per_step: int = 1,
     samples: int = 0,
     max_tokens: int = 0,
+    batches: bool = True,
+    traffic: TrafficModel | None = None,
+    faults: Sequence[Fault] = (),
 ) -> Scenario:
     """Every engine step takes one second, every training step and update a constant time."""
     return Scenario(
@@ -126,7 +131,9 @@ def make_scenario(
         ),
         weights=WeightTransfer(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
-        job=Job(prompts_per_step, samples, max_tokens),
+        job=Job(prompts_per_step, samples, max_tokens, batches),
+        traffic=traffic,
+        faults=tuple(faults),
     )
 
 
@@ -147,6 +154,11 @@ class Watched:
     loop: ClosedLoop
     total_s: float = 0.0
     log: list[tuple[float, Event, list[Action]]] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> set[type[Any]]:
+        """Of the events."""
+        return {type(event) for _, event, _ in self.log}
 
     def said(self, kind: type[Any]) -> list[tuple[float, Any]]:
         """Every event or action of one kind, with its time."""
@@ -185,7 +197,7 @@ def watch(
     """Run the closed loop with every word noted, and the invariants checked after each."""
     if isinstance(policy, str):
         policy = load_policy(policy)
-    workload = Workload(trace, scenario.job, seed=seed)
+    workload = Workload(trace, scenario.job, seed=seed, traffic=scenario.traffic)
     scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
     log: list[tuple[float, Event, list[Action]]] = []
 

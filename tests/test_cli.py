@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +68,23 @@ class TestReplay:
             assert all(set(at(policy, figure)) == {"mean", "min", "max"} for figure in FIGURES)
             assert policy["samples_lost"]["max"] == 0
             assert policy["name"] in out
+
+    def test_rehearses_traffic_and_an_outage(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        base = files("rollout_sched") / "simulators/replay/scenarios/tiny-cpu-2.toml"
+        mine = tmp_path / "mine.toml"
+        mine.write_text(
+            base.read_text()
+            + "[traffic]\nrate = 2.0\nfor_s = 9.0\n"
+            + '[[faults]]\nwhat = "lost"\ninstance = 1\nat_s = 0.1\nreturns_after_s = 2.0\n'
+        )
+        code, out, _ = run(
+            capsys, "replay", tiny_trace, "--policy", "dplb", "--scenario", mine, "--seeds", 2
+        )
+        assert code == 0
+        assert "What the clients got" in out
+        assert "What went wrong" in out
 
     def test_takes_policies_and_scenarios_by_name_or_file(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path

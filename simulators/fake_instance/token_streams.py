@@ -62,10 +62,18 @@ class TokenStreams:
             stream = self._streams.get(attempt)
             if stream is None or attempt in self._stalled:
                 continue
-            if self._instance.due_step(attempt, stream.target) == step:
+            if self._is_made(stream, step, now):
                 tokens, stream.target = stream.target, stream.target + stream.every
                 stream.on_progress(tokens, step)
             self._foresee(stream)
+
+    def _is_made(self, stream: _Stream, step: int, now: float) -> bool:
+        """Whether this step, which is over, has made the token that the stream waits for."""
+        due = self._instance.due_step(stream.attempt, stream.target)
+        if due is not None:
+            return due == step
+        # It may have been preempted with that very step, as all are before some pauses.
+        return self._instance.progress(now).get(stream.attempt, 0) >= stream.target
 
     def _foresee(self, stream: _Stream) -> None:
         step = self._instance.due_step(stream.attempt, stream.target)

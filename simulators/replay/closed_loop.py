@@ -1,46 +1,44 @@
-"""The closed loop: one scheduler, simulated instances, a trainer that waits for its batches.
+"""The closed loop: one scheduler, simulated instances, and who waits for what they make: a trainer
+for its batches, clients for their answers.
 
 This is a driver like the live one: it carries out actions and reports facts. The scheduler sees
-through it only what a fleet could tell: answers, polls, streams, confirmations.
+through it only what a fleet could tell: answers, polls, streams, confirmations. All its events can
+come to pass here: the clients' where the scenario has [traffic], those of instances that go and of
+attempts that fail where it has [[faults]].
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rollout_sched.core.actions import (
     Action,
+    Answer,
     Deliver,
     Discard,
     Dispatch,
     Interrupt,
     Pause,
+    Release,
     Resume,
     UpdateWeights,
     Wake,
 )
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.events import (
-    BatchRequested,
-    Event,
-    GroupSubmitted,
-    InstanceJoined,
-    InstancePaused,
-    SubmissionsClosed,
-    TokensArrived,
-    WeightsPublished,
-    WeightsUpdated,
-    Woke,
-)
+from rollout_sched.core.errors import CallerError, PolicyError
+from rollout_sched.core.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended
+from rollout_sched.simulators.replay.clients import Clients
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.faults import Faults
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
-from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
+from rollout_sched.simulators.replay.sim_fleet import SimFleet
+from rollout_sched.simulators.replay.sim_trainer import SimTrainer
+from rollout_sched.simulators.replay.telemetry import Telemetry
 from rollout_sched.simulators.replay.workload import Workload
 
 Observer = Callable[[float, Event, list[Action]], None]
@@ -62,230 +60,112 @@ class ClosedLoop:
         instance: type[SimInstance] | type[ReferenceInstance] = SimInstance,
     ) -> None:
         workload.check_fits(scenario)
-        self.queue = EventQueue()
-        self.scheduler = scheduler
-        self.workload = workload
-        self.scenario = scenario
-        self.observers = tuple(observers)
-        self.trained = 0
-        self._nodes = {
-            name: SimNode(name, instance(scenario.instance))
-            for name in (f"instance-{i}" for i in range(scenario.fleet.instances))
-        }
-        self._attempts = SimAttempts(workload)
-        self._changed: dict[SimNode, None] = {}
-        self._ticks = 0
-        self._batch: Deliver | None = None
-        self._to_stop = 0
+        self._scheduler = scheduler
+        self._observers = tuple(observers)
+        self._inbox: deque[Event] = deque()
+        self._telling = False
+        self._queue = queue = EventQueue()
+        self._attempts = attempts = SimAttempts(workload)
+        self._fleet = SimFleet(scenario, attempts, queue, self._tell, instance)
+        self._trainer = SimTrainer(scenario.trainer, workload, self._fleet, queue, self._tell)
+        self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
+        self._clients = Clients(workload.traffic, attempts, queue, self._tell)
+        self._faults = Faults(scenario.faults, queue, self._fleet)
+        self._do = self._table()
 
     def run(self) -> float:
-        """Until every prompt has been trained; the seconds that took.
+        """Until every prompt has been trained, and every client has its answer or has gone. Returns
+        the seconds that the training took; all of them where nobody trains.
 
-        Raises PolicyError if the policy brings everything to a standstill.
+        Raises PolicyError if the policy brings everything to a standstill, CallerError if the
+        scenario does, for it has left no instance.
         """
-        self._begin()
-        queue, prompts = self.queue, len(self.workload.prompts)
-        while self.trained < prompts:
-            if len(queue) <= self._ticks:
-                raise PolicyError(
-                    f"nothing can happen any more at {queue.now:.3f} s, with "
-                    f"{self.trained} of {prompts} prompts trained"
-                )
+        self._fleet.start(self._faults.absent)
+        self._trainer.start()
+        self._telemetry.start()
+        self._clients.start()
+        self._faults.start()
+        queue, fleet, trainer, clients = self._queue, self._fleet, self._trainer, self._clients
+        while trainer.left or clients.left:
+            if len(queue) <= self._telemetry.ticks:
+                raise self._standstill()
             queue.step()
-            if self._changed:
-                self._plan_changed()
-        self._report(None)
+            if fleet.changed:
+                fleet.plan_changed()
+        self._telemetry.report()
         self._take_apart()
-        return queue.now
+        return trainer.over_at or queue.now
+
+    @property
+    def training(self) -> bool:
+        """Whether a prompt is left to be trained."""
+        return self._trainer.left > 0
+
+    def _standstill(self) -> Exception:
+        at = (
+            f"nothing can happen any more at {self._queue.now:.3f} s, with {self._trainer.standing}"
+            f"{self._clients.standing}"
+        )
+        if not self._fleet.nodes:
+            return CallerError(
+                f"{at}: every instance is gone; give one of [[faults]] returns_after_s"
+            )
+        return PolicyError(at)
 
     def _take_apart(self) -> None:
         """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
-        self.queue.clear()
-        for node in self._nodes.values():
-            node.instance.close()
+        self._queue.clear()
+        self._fleet.close()
+        self._do.clear()
 
     # -- telling the scheduler -------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        now = self.queue.now
-        actions = self.scheduler.handle(event, now)
-        for observer in self.observers:
+        """Something has happened. What happens because of it is told after all of it is done."""
+        if self._telling:
+            self._inbox.append(event)
+            return
+        self._telling = True
+        self._handle(event)
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        self._telling = False
+
+    def _handle(self, event: Event) -> None:
+        now, do = self._queue.now, self._do
+        actions = self._scheduler.handle(event, now)
+        for observer in self._observers:
             observer(now, event, actions)
         for action in actions:
-            self._DO[type(action)](self, action)
-
-    def _plan_changed(self) -> None:
-        """Once after each callback, however many answers and orders it brought."""
-        for node in self._changed:
-            self._plan(node)
-        self._changed.clear()
-
-    def _begin(self) -> None:
-        fleet = self.scenario.fleet
-        tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        for name in self._nodes:
-            self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens))
-        last = 0.0
-        for prompt in self.workload.prompts:
-            arrival = self.workload.arrival_s(prompt)
-            last = max(last, arrival)
-            if arrival > 0:
-                self.queue.at(arrival, self._submit, prompt)
-            else:
-                self._submit(prompt)
-        self.queue.at(last, lambda _: self._tell(SubmissionsClosed()))
-        self.queue.at(0.0, lambda _: self._tell(BatchRequested()))
-        visibility = self.scenario.visibility
-        if visibility.poll_s:
-            self._tick(visibility.poll_s, self._report)
-        if visibility.stream_s:
-            self._tick(visibility.stream_s, self._stream)
-
-    def _submit(self, prompt: str) -> None:
-        load = self.workload
-        self._tell(
-            GroupSubmitted(
-                prompt, load.samples_per_prompt, load.prompt_tokens(prompt), load.max_tokens
-            )
-        )
-
-    def _tick(self, seconds: float, callback: Callable[[Any], None]) -> None:
-        """Do it every so many seconds, without keeping a run alive that is stuck."""
-
-        def again(_: Any) -> None:
-            self._ticks -= 1
-            callback(None)
-            self._tick(seconds, callback)
-
-        self._ticks += 1
-        self.queue.after(seconds, again)
-
-    def _report(self, _: Any) -> None:
-        for node in self._nodes.values():
-            self._catch_up(node)
-            if not node.paused_by:  # a paused vLLM's gauges freeze
-                self._tell(node.report())
-
-    def _stream(self, _: Any) -> None:
-        for node in self._nodes.values():
-            self._catch_up(node)
-            for attempt, tokens in node.instance.progress(self.queue.now).items():
-                self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
-
-    # -- instances -------------------------------------------------------------------------
-
-    def _catch_up(self, node: SimNode) -> None:
-        """Tell what is due: then its counters are those of this very moment."""
-        while node.instance.next_at() <= self.queue.now:
-            self._advance(node)
-        node.instance.advance(self.queue.now)  # nothing is due any more
-
-    def _plan(self, node: SimNode) -> None:
-        """Into the event queue when the instance is to be advanced next; older plans are void."""
-        node.due = at = node.instance.next_at()
-        if at < INFINITY:
-            self.queue.at(at, self._due, node)
-
-    def _due(self, node: SimNode) -> None:
-        if node.due == self.queue.now:
-            self._advance(node)
-
-    def _advance(self, node: SimNode) -> None:
-        """Tell what has happened on the instance."""
-        self._changed[node] = None
-        for outcome in node.instance.advance(self.queue.now):
-            if isinstance(outcome, Ended):
-                self._answer(outcome)
-            elif node.pausing.popleft() == "scheduler":
-                self._tell(InstancePaused(node.name))
-            else:
-                self._stopped()
-
-    def _answer(self, ended: Ended) -> None:
-        event, tool = self._attempts.end(ended)
-        if tool is not None:
-            seconds, returned = tool
-            self.queue.after(seconds, self._tell, returned)
-        self._tell(event)
+            do[type(action)](action)
 
     # -- carrying out actions --------------------------------------------------------------
 
-    def _dispatch(self, action: Dispatch) -> None:
-        node = self._nodes[action.instance]
-        node.instance.submit(self._attempts.begin(action), self.queue.now)
-        self._changed[node] = None
-
-    def _interrupt(self, action: Interrupt) -> None:
-        node = self._nodes[action.instance]
-        node.instance.abort(action.attempt, self.queue.now)
-        self._changed[node] = None
-
-    def _pause(self, action: Pause) -> None:
-        node = self._nodes[action.instance]
-        node.pause("scheduler", self.queue.now, action.mode, action.clear_cache)
-        self._changed[node] = None
-
-    def _resume(self, action: Resume) -> None:
-        self._resume_for("scheduler", self._nodes[action.instance])
-
-    def _resume_for(self, owner: str, node: SimNode) -> None:
-        if node.resume(owner, self.queue.now):
-            self._changed[node] = None
-
-    def _update_weights(self, action: UpdateWeights) -> None:
-        self.queue.after(self.scenario.weights.seconds, self._loaded, action)
-
-    def _loaded(self, action: UpdateWeights) -> None:
-        self._nodes[action.instance].instance.set_version(action.version, self.queue.now)
-        self._tell(WeightsUpdated(action.instance, action.version))
+    def _table(self) -> dict[type[Any], Callable[[Any], None]]:
+        fleet = self._fleet
+        return {
+            Dispatch: fleet.dispatch,
+            Interrupt: fleet.interrupt,
+            Pause: fleet.pause,
+            Resume: fleet.resume,
+            Release: fleet.release,
+            UpdateWeights: fleet.update_weights,
+            Deliver: self._deliver,
+            Answer: self._clients.answer,
+            Discard: self._discard,
+            Wake: self._wake,
+        }
 
     def _deliver(self, action: Deliver) -> None:
         self._attempts.forget(sample.request for sample in action.samples)
-        trainer = self.scenario.trainer
-        if not trainer.colocated:
-            self._begin_training(action)
-            return
-        self._batch, self._to_stop = action, len(self._nodes)
-        for node in self._nodes.values():
-            node.pause("trainer", self.queue.now, "keep", not trainer.keeps_kv)
-            self._changed[node] = None
-
-    def _stopped(self) -> None:
-        """An instance made way for the colocated trainer, which waits for the last to do so."""
-        self._to_stop -= 1
-        if not self._to_stop and self._batch is not None:
-            self._begin_training(self._batch)
-
-    def _begin_training(self, action: Deliver) -> None:
-        tokens = sum(s.prompt_tokens + s.response_tokens for s in action.samples)
-        self.queue.after(self.scenario.trainer.step_s(tokens), self._train, action)
-
-    def _train(self, action: Deliver) -> None:
-        """The training step is over."""
-        self.trained += len({sample.group for sample in action.samples})
-        if self.trained >= len(self.workload.prompts):
-            return
-        if self.scenario.trainer.colocated:
-            for node in self._nodes.values():
-                self._resume_for("trainer", node)
-        self._tell(WeightsPublished(action.version + 1))
-        self._tell(BatchRequested())
+        self._trainer.deliver(action)
 
     def _discard(self, action: Discard) -> None:
         """A simulated instance keeps no tokens for us, only the name of the text."""
         if action.ends:
             self._attempts.forget((action.request,))
+            self._trainer.discard(action)
+            self._clients.discard(action)
 
     def _wake(self, action: Wake) -> None:
-        self.queue.at(action.at, lambda _: self._tell(Woke()))
-
-    _DO: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
-        Dispatch: _dispatch,
-        Interrupt: _interrupt,
-        Pause: _pause,
-        Resume: _resume,
-        UpdateWeights: _update_weights,
-        Deliver: _deliver,
-        Discard: _discard,
-        Wake: _wake,
-    }
+        self._queue.at(action.at, self._tell, Woke())

@@ -26,7 +26,7 @@ def document(
     trace: Trace, scenario: Scenario, runs: Sequence[Sequence[Run]], *, steps: int, seeds: int
 ) -> dict[str, Any]:
     """The replay as data; docs/replay_json.md describes it."""
-    load = Workload(trace, scenario.job, steps=steps)
+    load = Workload(trace, scenario.job, steps=steps, traffic=scenario.traffic)
     bounds = [run.offered_bound_s for run in runs[0]]
     return {
         "schema": SCHEMA,
@@ -37,6 +37,7 @@ def document(
         "samples_per_prompt": load.samples_per_prompt,
         "max_tokens": load.max_tokens,
         "seeds": seeds,
+        **({} if load.traffic is None else {"conversations": len(load.traffic)}),
         "lower_bound": {
             "total_s": {
                 "mean": sum(bounds) / len(bounds),
@@ -63,7 +64,8 @@ def write_json(report: dict[str, Any], path: Path) -> None:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """One line a policy, three tables: speed, where the time and tokens went, what was trained.
+    """One line a policy. Three tables: speed, where the time and tokens went, what was trained; and
+    what clients got, and what went wrong, where the scenario has such.
 
     Means over the seeds; half the range between seeds follows where it is 0.5 % or more.
     """
@@ -71,7 +73,9 @@ def tables(report: dict[str, Any]) -> list[Table]:
     policies = [
         {**policy, "speed_up": _speed_up(first, policy["total_s"])} for policy in report["policies"]
     ]
-    return [_table(title, columns, policies) for title, columns in TABLES.items()]
+    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
+    shown |= {title: table for key, title, table in ROUGH if key in policies[0]}
+    return [_table(title, columns, policies) for title, columns in shown.items()]
 
 
 def _speed_up(first: float, total_s: dict[str, float]) -> dict[str, float]:
@@ -81,13 +85,20 @@ def _speed_up(first: float, total_s: dict[str, float]) -> dict[str, float]:
 
 def heading(report: dict[str, Any]) -> str:
     """What was replayed, and what nobody can beat."""
-    bound = report["lower_bound"]["total_s"]["mean"]
-    return (
-        f"{report['trace']} on {report['scenario']}: {report['prompts']} prompts x "
-        f"{report['samples_per_prompt']} samples, {report['prompts_per_step']} prompts a step, "
-        f"{report['seeds']} seed(s)\n"
-        f"No policy can train this workload in less than {_seconds(bound)}."
-    )
+    lines = []
+    if report["prompts"]:
+        bound = report["lower_bound"]["total_s"]["mean"]
+        lines += [
+            f"{report['prompts']} prompts x {report['samples_per_prompt']} samples, "
+            f"{report['prompts_per_step']} prompts a step, {report['seeds']} seed(s)",
+            f"No policy can train this workload in less than {_seconds(bound)}.",
+        ]
+    else:
+        lines.append(f"nobody trains, {report['seeds']} seed(s)")
+    if "conversations" in report:
+        lines.append(f"{report['conversations']} conversations of clients.")
+    lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
+    return "\n".join(lines)
 
 
 def footnote(report: dict[str, Any]) -> str:
@@ -153,6 +164,7 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}x"
 
 
+INSTANCE_TIME = "Where instance time and tokens went"
 TABLES: dict[str, Columns] = {
     "Speed": (
         ("total", "total_s", _seconds),
@@ -164,7 +176,7 @@ TABLES: dict[str, Columns] = {
         ("accepted tokens/s", "accepted_tokens_per_s", _count),
         ("trainer waits", "trainer_wait_s", _seconds),
     ),
-    "Where instance time and tokens went": (
+    INSTANCE_TIME: (
         ("idle bubble", "idle_bubble", _percent),
         ("at the barrier", "idle_bubble_by_cause.barrier", _percent),
         ("queue empty", "idle_bubble_by_cause.queue_empty", _percent),
@@ -188,3 +200,34 @@ TABLES: dict[str, Columns] = {
         ("drawn", "samples_drawn", _count),
     ),
 }
+
+#: By the key of the figures that a policy has only where the scenario has traffic or faults.
+ROUGH: tuple[tuple[str, str, Columns], ...] = (
+    (
+        "direct",
+        "What the clients got",
+        (
+            ("asked", "direct.submitted", _count),
+            ("answered", "direct.answered", _count),
+            ("withdrawn", "direct.withdrawn", _count),
+            ("failed", "direct.failed", _count),
+            ("tokens", "direct.tokens", _count),
+            ("latency p50", "direct.latency_p50_s", _seconds),
+            ("p99", "direct.latency_p99_s", _seconds),
+            ("first token p50", "direct.first_token_p50_s", _seconds),
+            ("p99", "direct.first_token_p99_s", _seconds),
+        ),
+    ),
+    (
+        "outages",
+        "What went wrong",
+        (
+            ("instances lost", "outages.instances_lost", _count),
+            ("left", "outages.instances_left", _count),
+            ("returned", "outages.instances_returned", _count),
+            ("away", "outages.away_s", _seconds),
+            ("failed attempts", "outages.failed_attempts", _count),
+            ("failed prompts", "outages.failed_prompts", _count),
+        ),
+    ),
+)

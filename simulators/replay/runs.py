@@ -15,6 +15,9 @@ from rollout_sched.config import PolicyFile
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.events import Event
 from rollout_sched.metrics import Metrics, Step, Summary
+from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
+from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.outages import OutageFigures, OutageFold
 from rollout_sched.simulators.replay.bounds import Bound, Demand, FleetLimits, lower_bound
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.scenario import Scenario
@@ -29,8 +32,9 @@ class Run(msgspec.Struct):
     """One policy, one seed.
 
     `bound_s` is a lower bound on `summary.total_s` for the samples this run delivered,
-    `offered_bound_s` for those the trainer asked for. `step_gaps` are how far each batch's span
-    (first dispatch to delivery) lies above the bound of its own samples.
+    `offered_bound_s` for those the trainer asked for; both are 0 where nobody trains. `step_gaps`
+    are how far each batch's span (first dispatch to delivery) lies above the bound of its own
+    samples. `direct` where the scenario has traffic, `outages` where it has faults.
     """
 
     policy: str
@@ -44,14 +48,16 @@ class Run(msgspec.Struct):
     samples_drawn: int
     events: int
     anomalies: dict[str, int]
+    direct: DirectFigures | None = None
+    outages: OutageFigures | None = None
 
     @property
-    def gap_to_bound(self) -> float:
-        return self.summary.total_s / self.bound_s - 1
+    def gap_to_bound(self) -> float | None:
+        return self.summary.total_s / self.bound_s - 1 if self.bound_s else None
 
     @property
-    def gap_to_offered_bound(self) -> float:
-        return self.summary.total_s / self.offered_bound_s - 1
+    def gap_to_offered_bound(self) -> float | None:
+        return self.summary.total_s / self.offered_bound_s - 1 if self.offered_bound_s else None
 
 
 @contextmanager
@@ -77,11 +83,12 @@ def run_policy(
     progress: Progress | None = None,
     journal_path: Path | None = None,
 ) -> Run:
-    """Replay `trace` under `policy` until every prompt has been trained.
+    """Replay `trace` under `policy` until every prompt has been trained and every client has its
+    answer, or has gone.
 
     `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit.
     """
-    workload = Workload(trace, scenario.job, steps=steps, seed=seed)
+    workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
     scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
     metrics = Metrics(
         reference_batch(workload, scenario),
@@ -100,17 +107,28 @@ def run_policy(
                 if progress is not None:
                     progress(len({sample.group for sample in action.samples}))
 
-    observers = [metrics.observe, note]
+    def measure_training(now: float, event: Event, actions: list[Action]) -> None:
+        """What clients do afterwards is no part of its steps and shares."""
+        if loop.training:
+            metrics.observe(now, event, actions)
+
+    outlasted = scenario.traffic is not None and len(workload.prompts) > 0
+    observers = [measure_training if outlasted else metrics.observe, note]
+    direct, outages = DirectFold(), OutageFold()
+    if scenario.traffic is not None or scenario.faults:
+        observers.append(Folded(direct, outages).observe)
     with ExitStack() as stack:
         if journal_path is not None:
             header = journal.Header(journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed)
             writer = stack.enter_context(journal.JournalWriter(journal_path, header))
             observers.append(lambda now, event, actions: writer.record(now, event))
-        total_s = ClosedLoop(scheduler, workload, scenario, observers).run()
+        loop = ClosedLoop(scheduler, workload, scenario, observers)
+        total_s = loop.run()
     summary = metrics.summary(total_s)
     restarts = summary.preemptions + summary.resumed_attempts
     demands = [Demand.of_samples(batch) for batch in delivered]
-    asked = len(workload.prompts) * workload.samples_per_prompt
+    outage = outages.figures(total_s)
+    asked = len(workload.prompts) - outage.failed_prompts
     return Run(
         policy=policy.name,
         seed=seed,
@@ -122,18 +140,22 @@ def run_policy(
             step.span_s / _rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)
         ],
-        samples_lost=asked - sum(map(len, delivered)),
+        samples_lost=asked * workload.samples_per_prompt - sum(map(len, delivered)),
         samples_drawn=workload.drawn,
         events=events,
         anomalies=dict(scheduler.anomalies),
+        direct=direct.figures() if scenario.traffic is not None else None,
+        outages=outage if scenario.faults else None,
     )
 
 
 def reference_batch(workload: Workload, scenario: Scenario) -> float:
     """Places of an instance for the occupancy bubble: an even share of a batch's samples.
 
-    At most `max_num_seqs`: more cannot run at once.
+    At most `max_num_seqs`: more cannot run at once. Where nobody trains, as many as that.
     """
+    if not workload.prompts:
+        return scenario.fleet.max_num_seqs
     batch = min(workload.prompts_per_step, len(workload.prompts)) * workload.samples_per_prompt
     return min(scenario.fleet.max_num_seqs, max(1.0, batch / scenario.fleet.instances))
 
@@ -149,8 +171,10 @@ def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 
 
     Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
     go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
-    token is made. `restarts` as in `bounds.lower_bound`.
+    token is made. `restarts` as in `bounds.lower_bound`. 0 without batches.
     """
+    if not batches:
+        return 0.0
     rollout_s = _rollout_bound(demand, scenario, restarts).total_s
     trainer = scenario.trainer
     training_s = batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens
@@ -221,11 +245,16 @@ def _numbers(run: Run) -> dict[str, Any]:
         "bound_s": run.bound_s,
         "gap_to_bound": run.gap_to_bound,
         "gap_to_offered_bound": run.gap_to_offered_bound,
-        "step_gap_to_bound": sum(run.step_gaps) / len(run.step_gaps),
+        "step_gap_to_bound": sum(run.step_gaps) / len(run.step_gaps) if run.step_gaps else None,
         "samples_lost": run.samples_lost,
         "samples_drawn": run.samples_drawn,
         "events": run.events,
         "anomalies": sum(run.anomalies.values()),
+        **{
+            name: msgspec.to_builtins(figures)
+            for name, figures in (("direct", run.direct), ("outages", run.outages))
+            if figures is not None
+        },
     }
 
 

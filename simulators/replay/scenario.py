@@ -6,9 +6,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.config import ConfigError, check_finite, read_toml, unknown_key
+from rollout_sched.config import (
+    ConfigError,
+    check_finite,
+    nearest,
+    read_toml,
+    unknown_key,
+)
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.replay.faults import KINDS, Failing, Fault, Joins, name_of
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -27,6 +35,10 @@ class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: AtLeastOne = 131_072
     prefix_caching: bool = True
 
+    @property
+    def names(self) -> list[str]:
+        return [name_of(number) for number in range(self.instances)]
+
 
 class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a live scheduler would see: gauges every `poll_s`, tokens so far every `stream_s`.
@@ -42,16 +54,22 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer asks for; 0 takes it from the trace.
 
     `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
-    group size. `max_tokens` 0: the trace's cap.
+    group size. `max_tokens` 0: the trace's cap. `batches` false: nobody trains, and [traffic] is
+    all there is.
     """
 
     prompts_per_step: Count = 0
     samples_per_prompt: Count = 0
     max_tokens: Count = 0
+    batches: bool = True
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything about the world but the trace and the policy."""
+    """Everything about the world but the trace and the policy.
+
+    `traffic`: clients of the gateway, where there are any. `faults`: what happens to instances, in
+    any order.
+    """
 
     fleet: FleetModel
     cost: CostModel
@@ -62,6 +80,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: WeightTransfer = WeightTransfer()
     visibility: Visibility = Visibility()
     job: Job = Job()
+    traffic: TrafficModel | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def instance(self) -> InstanceSpec:
@@ -90,17 +110,62 @@ def load_scenario(name_or_path: str) -> Scenario:
 def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
     """Check a scenario given as nested tables."""
     _check_keys(name, "", table, Scenario)
+    _check_faults(name, table.get("faults", []))
     try:
         scenario = msgspec.convert({**table, "name": name}, Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}".replace(" - at `$.", ": at `")) from error
-    if scenario.fleet.kv_tokens < scenario.fleet.block_size:
-        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; give it more")
+    _check_sense(name, scenario)
     try:
         _ = scenario.instance
     except ValueError as error:
         raise ConfigError(f"{name}: fleet: {error}") from error
     return scenario
+
+
+def _check_sense(name: str, scenario: Scenario) -> None:
+    """What no single value is to blame for."""
+    fleet, traffic = scenario.fleet, scenario.traffic
+    if fleet.kv_tokens < fleet.block_size:
+        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; give it more")
+    if traffic is not None and traffic.rate and not traffic.for_s:
+        raise ConfigError(
+            f"{name}: traffic.for_s: missing; say for how many seconds {traffic.rate:g} "
+            f"conversations a second begin"
+        )
+    if traffic is None and not scenario.job.batches:
+        raise ConfigError(
+            f"{name}: job.batches is false and there is no [traffic], so nobody would ask for "
+            f"anything; add [traffic], or let the trainer have its batches"
+        )
+    for number, fault in enumerate(scenario.faults):
+        if isinstance(fault, Failing) and fault.ends_everything:
+            raise ConfigError(
+                f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
+                f"come to an end; give it for_s, a share below 1, or one instance"
+            )
+        if fault.instance is not None and fault.instance >= fleet.instances:
+            raise ConfigError(
+                f"{name}: faults[{number}].instance = {fault.instance}: the fleet has "
+                f"{fleet.instances}, numbered from 0"
+            )
+    if len({f.instance for f in scenario.faults if isinstance(f, Joins)}) >= fleet.instances:
+        raise ConfigError(f"{name}: faults: every instance joins later; leave one from the start")
+
+
+def _check_faults(name: str, faults: Any) -> None:
+    if not isinstance(faults, list):
+        raise ConfigError(f"{name}: faults: expected tables, as in [[faults]]")
+    for number, fault in enumerate(faults):
+        path = f"faults[{number}]"
+        what = fault.get("what") if isinstance(fault, dict) else None
+        if what not in KINDS:
+            raise ConfigError(
+                f"{name}: {path}.what: expected one of {', '.join(KINDS)}"
+                + ("" if what is None else f", not {what!r}{nearest(str(what), KINDS)}")
+            )
+        table = {key: value for key, value in fault.items() if key != "what"}
+        _check_keys(name, f"{path}.", table, KINDS[what])
 
 
 def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
@@ -112,5 +177,6 @@ def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
         if key not in fields:
             raise unknown_key(name, f"{path}{key}", fields)
         check_finite(name, f"{path}{key}", value)
-        if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
-            _check_keys(name, f"{path}{key}.", value, fields[key])
+        table_type = TrafficModel if key == "traffic" else fields[key]
+        if isinstance(table_type, type) and issubclass(table_type, msgspec.Struct):
+            _check_keys(name, f"{path}{key}.", value, table_type)

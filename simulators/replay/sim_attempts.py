@@ -14,6 +14,7 @@ from rollout_sched.core.events import (
     TurnFinished,
 )
 from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.replay.traffic import Conversation
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample
 
@@ -22,19 +23,31 @@ class SimAttempts:
     """The attempts in flight, and the names of the texts of the requests between two attempts.
 
     A text is named by the number of the attempt that began it.
+
+    asking  the direct requests that are not over, and whose they are
     """
 
-    __slots__ = ("_in_flight", "_streams", "_workload")
+    __slots__ = ("_in_flight", "_streams", "_workload", "asking")
 
     def __init__(self, workload: Workload) -> None:
+        self.asking: dict[str, Conversation] = {}
         self._workload = workload
         self._in_flight: dict[int, tuple[Dispatch, Sample, int]] = {}
         self._streams: dict[str, int] = {}
 
+    def __contains__(self, attempt: int) -> bool:
+        return attempt in self._in_flight
+
     def request_of(self, attempt: int) -> str:
         return self._in_flight[attempt][0].request
 
+    def on(self, instance: str) -> list[int]:
+        """Those in flight on an instance, in the order of their dispatch."""
+        return [n for n, (sent, _, _) in self._in_flight.items() if sent.instance == instance]
+
     def begin(self, action: Dispatch) -> SimRequest:
+        if not action.group:
+            return self._begin_direct(action, self.asking[action.request])
         sample = self._workload.sample(action.group, action.index)
         stream = self._streams.pop(action.request, action.attempt)
         if not action.computed_tokens:
@@ -55,11 +68,32 @@ class SimAttempts:
             salt=action.salt,
         )
 
-    def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None]:
-        """What its end is to the scheduler; and after how many seconds which tool returns."""
-        dispatch, sample, stream = self._in_flight.pop(ended.attempt)
+    def _begin_direct(self, action: Dispatch, conversation: Conversation) -> SimRequest:
+        if not (conversation.turn or action.computed_tokens):
+            conversation.stream = action.attempt  # a new text from here on
+        sample = conversation.present
+        self._in_flight[action.attempt] = (action, sample, conversation.stream)
+        return SimRequest(
+            action.attempt,
+            action.context_tokens,
+            sample.response_tokens - action.response_tokens,
+            action.max_new_tokens,
+            prompt_stream=conversation.prompt,
+            shared_tokens=conversation.prompt_tokens,
+            stream=conversation.stream,
+            known_tokens=max(action.computed_tokens, conversation.known_tokens),
+            salt=action.salt,
+        )
+
+    def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None] | None:
+        """What its end is to the scheduler; and after how many seconds which tool returns. None if
+        nobody waits for it any more."""
+        found = self._in_flight.pop(ended.attempt, None)
+        if found is None:
+            return None
+        dispatch, sample, stream = found
         request, tokens, spans = dispatch.request, ended.tokens, ended.spans
-        if ended.reason != "stop" or len(sample.turns) > 1:
+        if (ended.reason != "stop" or len(sample.turns) > 1) and dispatch.group:
             self._streams[request] = stream  # it may go on
         if ended.reason == "abort":
             return RequestInterrupted(request, ended.attempt, tokens, spans), None
@@ -72,6 +106,13 @@ class SimAttempts:
         cut = ended.reason == "length" or sample.finish == "length"
         reason: Literal["stop", "length"] = "length" if cut else "stop"
         return RequestFinished(request, ended.attempt, tokens, spans, reason), None
+
+    def drop(self, attempts: Iterable[int]) -> None:
+        """They have broken off: what their instance says of them, if anything, is not heard."""
+        for attempt in attempts:
+            dispatch, _, stream = self._in_flight.pop(attempt)
+            if dispatch.group:
+                self._streams[dispatch.request] = stream  # it may go on
 
     def forget(self, requests: Iterable[str]) -> None:
         """They will not go on."""

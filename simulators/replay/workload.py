@@ -1,4 +1,6 @@
-"""The workload of a run: a trace cut to the trainer's steps, the same prompts for every policy."""
+"""The workload of a run: a trace cut to the trainer's steps, the same prompts for every policy, and
+the same clients.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import random
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.replay.scenario import Job, Scenario
+from rollout_sched.simulators.replay.traffic import Traffic, TrafficModel
 from rollout_sched.simulators.traces.model import Sample, Trace
 from rollout_sched.simulators.traces.synthetic import draw_extra
 
@@ -15,9 +18,18 @@ class Workload:
 
     Seed 0 keeps the order of the trace, other seeds shuffle it (not where arrivals are recorded).
     Samples the trace does not hold are drawn from those of their own group; `drawn` counts them.
+    `traffic`: the clients' conversations.
     """
 
-    def __init__(self, trace: Trace, job: Job, *, steps: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        job: Job,
+        *,
+        steps: int = 0,
+        seed: int = 0,
+        traffic: TrafficModel | None = None,
+    ) -> None:
         self.trace = trace
         self.seed = seed
         self.samples_per_prompt = job.samples_per_prompt or trace.group_size
@@ -26,7 +38,10 @@ class Workload:
         prompts = list(trace.groups)
         if seed and not any(sample.arrival_s for sample in trace.samples()):
             random.Random(seed).shuffle(prompts)
+        if not job.batches:
+            prompts = []
         self.prompts = prompts[: steps * self.prompts_per_step] if steps else prompts
+        self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
         self._uncut = self.max_tokens >= trace.cap
         self._extra: dict[tuple[str, int], Sample] = {}
         self._prompt_tokens = {
@@ -52,6 +67,8 @@ class Workload:
 
     def length(self, group: str, index: int) -> int:
         """Response tokens the sample will have made in the end."""
+        if self.traffic is not None and group not in self.trace.groups:
+            return self.traffic.length(group)
         return self.sample(group, index).response_tokens
 
     def prompt_tokens(self, group: str) -> int:
@@ -75,7 +92,7 @@ class Workload:
         return [self.sample(group, index) for index in range(count)]
 
     def check_fits(self, scenario: Scenario) -> None:
-        """Raise CallerError, before any work, if some sample can never run on this fleet."""
+        """Raise CallerError, before any work, if something can never run on this fleet."""
         fleet = scenario.fleet
         largest = min(fleet.kv_tokens // fleet.block_size * fleet.block_size, fleet.max_model_len)
         for prompt in self.prompts:
@@ -88,3 +105,10 @@ class Workload:
                     f"{scenario.name} holds {largest}; set job.max_tokens lower, or give the "
                     f"scenario more fleet.kv_tokens or fleet.max_model_len"
                 )
+        if self.traffic is not None and self.traffic.most_tokens > largest:
+            raise CallerError(
+                f"scenario {scenario.name}: a request of its traffic may need "
+                f"{self.traffic.most_tokens} tokens (what was said before, and a cap of "
+                f"{self.traffic.max_tokens}), but an instance holds {largest}; set "
+                f"traffic.max_tokens lower, or give it more fleet.kv_tokens or fleet.max_model_len"
+            )

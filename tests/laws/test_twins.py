@@ -2,32 +2,62 @@
 
 The closed loop runs a policy in virtual time. The asyncio driver runs the same policy on an event
 loop with virtual time, in front of the same simulated instances behind the live port, with a
-trainer that takes the same time. Both journals must hold the same events, at the same times, with
-the same actions.
+trainer that takes the same time, clients that ask the same, and faults that befall the same
+instances and attempts. Both journals must hold the same events, at the same times, with the same
+actions.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.config import parse_policy
+from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.actions import Deliver, Dispatch
-from rollout_sched.core.events import BatchRequested, InstanceReported, SubmissionsClosed
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import (
+    BatchRequested,
+    InstanceLost,
+    InstanceReported,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    SessionEnded,
+    SubmissionsClosed,
+)
+from rollout_sched.core.model import Sample as Made
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.ports import Order, Outcome
+from rollout_sched.live.payloads import IN_GROUP, TokenPayload
+from rollout_sched.live.ports import (
+    InstanceError,
+    InstanceUnreached,
+    Order,
+    Outcome,
+    RequestRejected,
+    Responder,
+)
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.open_answers import Response
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.faults import (
+    Failing,
+    Failures,
+    Fault,
+    Joins,
+    Leaving,
+    Lost,
+    name_of,
+)
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 
@@ -67,7 +97,27 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def scenario(instances: int, slots: int) -> Scenario:
+#: No look, no patience: what the live driver does by its own clock, a simulation does not.
+SETTINGS = Settings(
+    poll_s=1e9,
+    control_timeout_s=1e9,
+    update_timeout_s=1e9,
+    abort_timeout_s=1e9,
+    stall_s=1e9,
+    forgotten_s=1e9,
+)
+NEVER = 1e9
+ERRORS: dict[str, type[Exception]] = {
+    "unclear": InstanceError,
+    "instance": InstanceUnreached,
+    "request": RequestRejected,
+}
+
+
+def scenario(
+    instances: int, slots: int, faults: Sequence[Fault] = (), *, streams: bool = False
+) -> Scenario:
+    """`streams`: answers are streamed, but the core hears of it only when one breaks off."""
     base = load_scenario("qwen7b-8xh100-disaggregated")
     change = msgspec.structs.replace
     return change(
@@ -76,8 +126,9 @@ def scenario(instances: int, slots: int) -> Scenario:
             base.fleet, instances=instances, max_num_seqs=slots, max_num_batched_tokens=512
         ),
         trainer=change(base.trainer, fixed_s=1.7, seconds_per_token=1e-4),
-        visibility=change(base.visibility, poll_s=0.0, stream_s=0.0),
+        visibility=change(base.visibility, poll_s=0.0, stream_s=NEVER if streams else 0.0),
         job=change(base.job, prompts_per_step=3),
+        faults=tuple(faults),
     )
 
 
@@ -97,13 +148,70 @@ def trace(groups: list[tuple[int, list[int]]]) -> Trace:
 class Payload(TokenPayload):
     """Its answers are as long as the trace says; each try from the start makes another text."""
 
-    def __init__(self, prompt_ids: list[int], length: int) -> None:
-        super().__init__(prompt_ids, {"temperature": 1})
+    def __init__(
+        self, world: Live, prompt_ids: list[int], length: int, responder: Responder = IN_GROUP
+    ) -> None:
+        every = int(world.scenario.visibility.stream_s > 0)
+        super().__init__(prompt_ids, {"temperature": 1}, stream_every=every, responder=responder)
+        self.world = world
         self.length = length
 
     async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
         self.sampling = {"temperature": 1, "length": self.length - dispatch.response_tokens}
-        return await super().attempt(client, dispatch, order_id)
+        failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
+        if failing is None:
+            return await super().attempt(client, dispatch, order_id)
+        try:
+            async with asyncio.timeout(failing.after_s):
+                return await super().attempt(client, dispatch, order_id)
+        except TimeoutError:
+            raise ERRORS[failing.blame](failing.reason) from None
+
+
+class Client:
+    """Asks, waits, reads on, loses patience, and goes."""
+
+    payload: Payload
+
+    def __init__(self, world: Live, conversation: Conversation, number: int) -> None:
+        self.world = world
+        self.conversation = conversation
+        self.said = [1000 + number] * conversation.prompt_tokens
+
+    def ask(self) -> None:
+        world, conversation = self.world, self.conversation
+        traffic = world.workload.traffic
+        assert traffic is not None
+        length = conversation.present.response_tokens
+        self.payload = Payload(world, self.said, length, responder=self)
+        request = world.driver.submit(
+            self.payload,
+            conversation.context_tokens,
+            traffic.max_tokens,
+            conversation.group,
+            conversation.session,
+        )
+        if traffic.patience_s:
+            world.later(traffic.patience_s, world.driver.withdraw, request)
+
+    def answer(self, sample: Made) -> None:
+        thinks_s = self.conversation.answered(sample.response_tokens)
+        if thinks_s is None:
+            self.go()
+            return
+        response_ids = self.payload.response_ids
+        observed = self.conversation.context_tokens - len(self.said) - len(response_ids)
+        self.said = [*self.said, *response_ids, *[7] * observed]
+        self.world.later(thinks_s, self.ask)
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        self.go()
+
+    def go(self) -> None:
+        if self.conversation.session and self.conversation.turn:
+            self.world.driver.tell(SessionEnded(self.conversation.session))
+        self.world.left -= 1
+        self.world.look()
 
 
 def length_of(order: Order, response: Response) -> int:
@@ -111,82 +219,190 @@ def length_of(order: Order, response: Response) -> int:
     return length + response.made_tokens
 
 
-async def live(policy: Any, workload: Workload, world: Scenario) -> list[Any]:
-    """The journal of the live driver."""
-    journal: list[Any] = []
-    batches: asyncio.Queue[Deliver] = asyncio.Queue()
-    driver = Driver(
-        policy.scheduler(workload.prompts_per_step, lengths=workload.length),
-        settings=Settings(poll_s=1e9, control_timeout_s=1e9, update_timeout_s=1e9),
-        observers=[lambda *entry: journal.append(entry)],
-        on_deliver=lambda action, payloads: batches.put_nowait(action),
-    )
-    for number in range(world.fleet.instances):
-        name = f"instance-{number}"
-        await driver.add_instance(RealtimeInstance(name, world.instance, length_of))
-    for number, group in enumerate(workload.prompts):
-        tokens = workload.prompt_tokens(group)
+class Live:
+    """The live driver before simulated instances, with all that the closed loop has."""
 
-        def payload(index: int, number: int = number, group: str = group) -> Payload:
-            ids = [number + 1] * workload.prompt_tokens(group)
-            return Payload(ids, workload.length(group, index))
-
-        driver.submit_group(
-            group, workload.samples_per_prompt, tokens, workload.max_tokens, payload
+    def __init__(self, policy: PolicyFile, workload: Workload, scenario: Scenario) -> None:
+        self.workload = workload
+        self.scenario = scenario
+        self.journal: list[Any] = []
+        self.failures = Failures(scenario.faults)
+        self.clients = [] if workload.traffic is None else workload.traffic.conversations()
+        self.left = len(workload.prompts) + len(self.clients)
+        # All are made now, so that their clocks begin as the loop's does: another origin rounds
+        # otherwise. Each joins twice at most.
+        self.instances = {
+            name: [RealtimeInstance(name, scenario.instance, length_of) for _ in range(2)]
+            for name in scenario.fleet.names
+        }
+        self.over = asyncio.Event()
+        self.batches: asyncio.Queue[Deliver] = asyncio.Queue()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.driver = Driver(
+            policy.scheduler(workload.prompts_per_step, lengths=workload.length),
+            settings=SETTINGS,
+            observers=[lambda *entry: self.journal.append(entry)],
+            on_deliver=lambda action, payloads: self.batches.put_nowait(action),
+            on_group_failed=self.group_failed,
         )
-    driver.tell(SubmissionsClosed())
-    driver.tell(BatchRequested())
 
-    async def load(client: Any, version: int) -> None:
-        await asyncio.sleep(world.weights.seconds)
+    def later(self, seconds: float, callback: Any, *arguments: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, callback, *arguments)
 
-    trained = 0
-    while True:
-        batch = await batches.get()
-        tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
-        await asyncio.sleep(world.trainer.step_s(tokens))
-        trained += len({sample.group for sample in batch.samples})
-        if trained >= len(workload.prompts):
-            break
-        driver.publish(batch.version + 1, load)
-        driver.tell(BatchRequested())
-    await driver.close()
-    driver.pump.scheduler.check_invariants()
-    return journal
+    async def run(self) -> list[Any]:
+        """The journal."""
+        late = {name_of(f.instance) for f in self.scenario.faults if isinstance(f, Joins)}
+        for name in self.scenario.fleet.names:
+            if name not in late:
+                await self.add(name)
+        self.submit()
+        for number, conversation in enumerate(self.clients):
+            self.later(conversation.arrival_s, Client(self, conversation, number).ask)
+        for fault in self.scenario.faults:
+            if not isinstance(fault, Failing):
+                self.tasks.append(asyncio.create_task(self.befall(fault)))
+        self.tasks.append(asyncio.create_task(self.train()))
+        await self.over.wait()
+        for task in self.tasks:
+            task.cancel()
+        assert self.driver.broken is None
+        await self.driver.close()
+        self.driver.pump.scheduler.check_invariants()
+        return self.journal
+
+    def look(self) -> None:
+        if not self.left:
+            self.over.set()
+
+    async def add(self, name: str) -> None:
+        await self.driver.add_instance(self.instances[name].pop())
+
+    async def befall(self, fault: Lost | Leaving | Joins) -> None:
+        name = name_of(fault.instance)
+        await asyncio.sleep(fault.at_s)
+        if isinstance(fault, Joins):
+            await self.add(name)
+            return
+        await self.driver.remove_instance(name, drain=isinstance(fault, Leaving))
+        if fault.returns_after_s:
+            await asyncio.sleep(fault.returns_after_s)
+            await self.add(name)
+
+    # -- the trainer -----------------------------------------------------------------------
+
+    def submit(self) -> None:
+        workload = self.workload
+        for number, group in enumerate(workload.prompts):
+            tokens = workload.prompt_tokens(group)
+
+            def payload(index: int, number: int = number, group: str = group) -> Payload:
+                ids = [number + 1] * workload.prompt_tokens(group)
+                return Payload(self, ids, workload.length(group, index))
+
+            self.driver.submit_group(
+                group, workload.samples_per_prompt, tokens, workload.max_tokens, payload
+            )
+        if workload.prompts:
+            self.driver.tell(SubmissionsClosed())
+            self.driver.tell(BatchRequested())
+
+    async def train(self) -> None:
+        prompts = len(self.workload.prompts)
+        while True:
+            batch = await self.batches.get()
+            tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
+            await asyncio.sleep(self.scenario.trainer.step_s(tokens))
+            groups = len({sample.group for sample in batch.samples})
+            prompts -= groups
+            self.left -= groups
+            self.look()
+            if prompts - self.failed:
+                self.driver.publish(batch.version + 1, self.load)
+                self.driver.tell(BatchRequested())
+
+    failed = 0
+
+    def group_failed(self, group: str, error: Exception | None) -> None:
+        self.failed += 1
+        self.left -= 1
+        self.look()
+
+    async def load(self, client: Any, version: int) -> None:
+        await asyncio.sleep(self.scenario.weights.seconds)
 
 
 def ambiguous(journal: list[Any]) -> bool:
     """Two instances answered at the same time: either may be heard first."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
-    for at, event, actions in journal:
+    for at, said, actions in journal:
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
-        instance = where.get(getattr(event, "attempt", 0), "")
+        answer = isinstance(said, RequestFinished | RequestInterrupted)
+        instance = where.get(said.attempt, "") if answer else ""
         if instance and before[0] == at and before[1] not in ("", instance):
             return True
         before = (at, instance)
     return False
 
 
+def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
+    """Without polls; direct requests go by their number, whoever named them; why an instance is
+    lost is said in one's own words."""
+    asked = [said.request for _, said, _ in journal if isinstance(said, RequestSubmitted)]
+    run = asked[0].rpartition(".")[0] if asked else "nothing"
+    entries = []
+    for at, said, actions in journal:
+        if type(said) is InstanceReported:
+            continue
+        if type(said) is InstanceLost:
+            said = InstanceLost(said.instance)
+        text = msgspec.json.encode((said, actions)).decode().replace(f'"{run}.', '"direct.')
+        entries.append((at, said, text))
+    return entries
+
+
 def assert_twins(
-    name: str, groups: list[tuple[int, list[int]]], instances: int, slots: int
-) -> None:
+    name: str,
+    groups: list[tuple[int, list[int]]],
+    instances: int,
+    slots: int,
+    clients: Trace | None = None,
+    faults: Sequence[Fault] = (),
+    *,
+    patience_s: float = 0.0,
+    streams: bool = False,
+) -> list[Any]:
+    """The journal."""
     policy = parse_policy("twins", PRESETS[name])
-    world = scenario(instances, slots)
-    recorded = trace(groups)
+    world = scenario(instances, slots, faults, streams=streams)
+
+    def workload() -> Workload:
+        load = Workload(trace(groups), world.job)
+        model = TrafficModel(patience_s=patience_s)
+        load.traffic = None if clients is None else Traffic(model, clients, 0)
+        return load
+
     simulated: list[Any] = []
-    workload = Workload(recorded, world.job)
-    scheduler = policy.scheduler(workload.prompts_per_step, lengths=workload.length)
-    ClosedLoop(scheduler, workload, world, [lambda *entry: simulated.append(entry)]).run()
+    load = workload()
+    scheduler = policy.scheduler(load.prompts_per_step, lengths=load.length)
+    try:
+        ClosedLoop(scheduler, load, world, [lambda *entry: simulated.append(entry)]).run()
+    except CallerError:
+        assume(False)  # nobody is left
     assume(not ambiguous(simulated))
-    lived = virtual_loop.run(live(policy, Workload(recorded, world.job), world))
-    simulated = [entry for entry in simulated if type(entry[1]) is not InstanceReported]
-    for (at, event, actions), (live_at, live_event, live_actions) in zip(
-        simulated, lived, strict=False
-    ):
-        assert (event, actions) == (live_event, live_actions), f"at {at} and {live_at}"
-        assert at == pytest.approx(live_at, rel=1e-9, abs=1e-9), event
-    assert len(simulated) == len(lived)
+    lived = virtual_loop.run(run_live(policy, workload(), world))
+    told, live_told = canonical(simulated), canonical(lived)
+    assert len(live_told) >= len(told)
+    for (at, said, text), (live_at, _, live_text) in zip(told, live_told, strict=False):
+        assert text == live_text, f"at {at} and {live_at}"
+        assert at == pytest.approx(live_at, rel=1e-9, abs=1e-9), said
+    # The closed loop ends with whatever ends it, the live driver with that very moment.
+    assert all(at == pytest.approx(told[-1][0]) for at, _, _ in live_told[len(told) :])
+    return simulated
+
+
+async def run_live(policy: PolicyFile, workload: Workload, world: Scenario) -> list[Any]:
+    return await Live(policy, workload, world).run()
 
 
 @st.composite
@@ -219,3 +435,74 @@ PAUSED_AS_ONE_ENDS = [
 @given(groups=workloads(), instances=st.integers(1, 3), slots=st.integers(1, 8))
 def test_twins(name: str, groups: list[tuple[int, list[int]]], instances: int, slots: int) -> None:
     assert_twins(name, groups, instances, slots)
+
+
+@st.composite
+def times(draw: st.DrawFn, most: int = 4000) -> float:
+    """Seconds at which nothing else happens."""
+    return draw(st.integers(1, most)) * 0.00271828 + 0.000314159
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Trace:
+    """Of one to three turns; each client has a prompt of its own."""
+    said: dict[str, list[Sample]] = {}
+    prompts = draw(st.lists(st.integers(1, 300), min_size=1, max_size=8, unique=True))
+    for number, prompt in enumerate(prompts):
+        turns = tuple(
+            Turn(draw(st.integers(1, 160)), draw(st.integers(1, 30)), draw(times(600)))
+            for _ in range(draw(st.integers(0, 2)))
+        )
+        turns = (*turns, Turn(draw(st.integers(1, 160))))
+        group = f"c{number}"
+        said[group] = [Sample(group, 0, prompt, turns, arrival_s=draw(times()))]
+    return Trace("clients", said)
+
+
+@st.composite
+def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
+    """One at most for each instance but the first, and attempts that fail anywhere."""
+    found: list[Fault] = []
+    for number in range(instances):
+        kinds = ["none", "lost", "leaving", "joins"] if number else ["none", "lost"]
+        kind, at = draw(st.sampled_from(kinds)), draw(times())
+        back = draw(times(1500)) if not number or draw(st.booleans()) else 0.0
+        if kind == "lost":
+            found.append(Lost(at_s=at, instance=number, returns_after_s=back))
+        elif kind == "leaving":
+            found.append(Leaving(at_s=at, instance=number, returns_after_s=back))
+        elif kind == "joins":
+            found.append(Joins(at_s=at, instance=number))
+    if draw(st.booleans()):
+        found.append(
+            Failing(
+                at_s=draw(times()),
+                for_s=draw(times()),
+                share=draw(st.sampled_from([0.1, 0.4, 1.0])),
+                after_s=draw(times(300)),
+                blame=draw(st.sampled_from(["unclear", "instance", "request"])),
+                seed=draw(st.integers(0, 9)),
+            )
+        )
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), slots=st.integers(1, 8), streams=st.booleans())
+def test_twins_in_a_rough_world(name: str, data: st.DataObject, slots: int, streams: bool) -> None:
+    """Clients with sessions who lose patience; instances lost, drained, late; failing attempts."""
+    groups = data.draw(st.one_of(st.just([]), workloads()))
+    instances = data.draw(st.integers(1, 3))
+    journal = assert_twins(
+        name,
+        groups,
+        instances,
+        slots,
+        data.draw(conversations()),
+        data.draw(faults(instances)),
+        patience_s=data.draw(st.one_of(st.just(0.0), times(1500))),
+        streams=streams,
+    )
+    for kind in {type(said).__name__ for _, said, _ in journal}:
+        event(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -13,6 +13,8 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.roles import FleetView, Instance, Request
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.faults import Failing, Leaving, Lost
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
@@ -345,3 +347,34 @@ def test_predictions_learn_from_streams() -> None:
         if now in (3.0, 20.0, 40.0):
             expected.append(scheduler.requests["a/1"].expected_tokens)
     assert expected == [3, 50, 50]
+
+
+def test_every_event_can_come_to_pass() -> None:
+    """All that the scheduler knows of, in one run."""
+    policy = make_policy(
+        "all",
+        batching="fully_async",
+        freshness={"max_staleness": 3},
+        interruption={"use": "partial", "kv": "retain", "at_update": "in_place"},
+    )
+    samples = [
+        Sample(f"g{i}", 0, 4, (Turn(3 + i, 2, 1.5), Turn(9 + i)) if i % 2 else (Turn(20 + i),))
+        for i in range(6)
+    ]
+    faults = (
+        Lost(at_s=9.3, instance=0, returns_after_s=4.0),
+        Leaving(at_s=20.1, instance=1, returns_after_s=4.0),
+        Failing(at_s=30.0, for_s=9.0, share=0.5, after_s=1.5, blame="instance"),
+    )
+    scenario = make_scenario(
+        instances=3,
+        train_s=4.0,
+        poll_s=5.0,
+        stream_s=3.0,
+        traffic=TrafficModel(rate=0.3, for_s=60.0, patience_s=15.0),
+        faults=faults,
+    )
+    ran = watch(policy, Trace("t", gather(samples)), scenario)
+    assert ran.kinds == set(get_args(ev.Event))
+    assert len(ran.kinds) == 20
+    assert ran.scheduler.anomalies.keys() <= {"unknown_turn"}

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.faults import Lost
 from rollout_sched.simulators.replay.runs import replay
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from tests.helpers import make_policy, make_scenario, make_trace
 
 #: What a reader of the JSON relies on; every one an object {mean, min, max}.
@@ -105,3 +107,42 @@ def test_tables_name_every_policy(document: dict[str, Any]) -> None:
     assert "5 prompts x 2 samples" in text
     assert text.count("one") >= 2
     assert text.count("two") >= 2
+
+
+class TestRoughWorlds:
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(5)}, name="tiny")
+
+    def document(self, **world: Any) -> dict[str, Any]:
+        scenario = make_scenario(traffic=TrafficModel(rate=0.2, for_s=60.0), **world)
+        runs = replay(self.trace, [make_policy("one")], scenario)
+        return reports.document(self.trace, scenario, runs, steps=0, seeds=1)
+
+    def text(self, document: dict[str, Any]) -> str:
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(reports.heading(document))
+        for table in reports.tables(document):
+            console.print(table)
+        return console.export_text()
+
+    def test_clients_and_outages_have_tables_of_their_own(self) -> None:
+        document = self.document(instances=2, faults=[Lost(at_s=9.0, instance=1)])
+        assert document["policies"][0]["outages"]["instances_lost"]["mean"] == 1
+        asked = document["policies"][0]["direct"]["submitted"]["mean"]
+        assert asked == document["conversations"]
+        text = self.text(document)
+        assert "What the clients got" in text
+        assert "What went wrong" in text
+        assert f"{asked:.0f} conversations of clients" in text
+        assert "5 prompts x 2 samples" in text
+
+    def test_who_has_neither_says_nothing_of_them(self, document: dict[str, Any]) -> None:
+        assert "conversations" not in document
+        assert not {"direct", "outages"} & document["policies"][0].keys()
+        assert "What the clients got" not in self.text(document)
+
+    def test_where_nobody_trains_there_is_nothing_said_of_training(self) -> None:
+        text = self.text(self.document(batches=False))
+        assert "nobody trains" in text
+        assert "What the clients got" in text
+        assert "What the trainer got" not in text
+        assert "No policy" not in text

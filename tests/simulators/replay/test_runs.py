@@ -21,6 +21,7 @@ from rollout_sched.simulators.instance.reference.instance import ReferenceInstan
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.faults import Failing
 from rollout_sched.simulators.replay.runs import (
     Run,
     figures,
@@ -30,6 +31,7 @@ from rollout_sched.simulators.replay.runs import (
     run_policy,
 )
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
 from rollout_sched.simulators.traces.synthetic import synthetic
@@ -172,6 +174,65 @@ def test_the_event_jump_changes_nothing_here(preset: str) -> None:
         ClosedLoop(scheduler, workload, scenario, [note], instance=instance).run()
         logs.append(log)
     assert logs[0] == logs[1]
+
+
+class TestRoughScenarios:
+    """What is shipped to rehearse an outage and a gateway's traffic."""
+
+    def test_the_outage(self) -> None:
+        """Long enough for all of it to happen: nothing is lost for good."""
+        trace = synthetic(40, 4, median=1500, cap=6000, seed=3)
+        scenario = with_job(SCENARIOS["qwen7b-8xh100-outage"], prompts_per_step=5)
+        run = run_policy(PRESETS["dplb"], trace, scenario)
+        assert_sound(run, PRESETS["dplb"])
+        assert run.direct is None
+        of = run.outages
+        assert of is not None
+        assert (of.instances_lost, of.instances_left, of.instances_returned) == (2, 1, 2)
+        assert of.failed_attempts > 0
+        assert of.failed_prompts == 0
+        assert of.away_s > 180.0 + 120.0
+
+    def test_the_gateway(self) -> None:
+        run = run_policy(PRESETS["dplb"], SMALL, SCENARIOS["qwen7b-8xh100-gateway"])
+        assert_sound(run, PRESETS["dplb"])
+        assert run.outages is None
+        of = run.direct
+        assert of is not None
+        assert of.answered + of.withdrawn == of.submitted > 1000
+        assert of.first_token_p50_s is not None
+        assert 0 < of.first_token_p50_s <= of.latency_p50_s < of.latency_p99_s < 60.0
+
+    def test_what_clients_do_when_training_is_over_is_no_part_of_its_figures(self) -> None:
+        traffic = TrafficModel(rate=0.1, for_s=500.0)
+        trace = make_trace({"a": [5], "b": [5]})
+        run = run_policy(make_policy(), trace, make_scenario(traffic=traffic, poll_s=1.0))
+        assert run.direct is not None
+        assert run.direct.answered > 30
+        assert run.summary.total_s < 50.0
+        assert sum(step.capacity_s for step in run.steps) < 50.0
+
+    def test_traffic_alone(self) -> None:
+        traffic = TrafficModel(rate=0.1, for_s=500.0, patience_s=6.5)
+        scenario = make_scenario(traffic=traffic, batches=False)
+        run = run_policy(make_policy(), make_trace({"a": [5], "b": [9]}), scenario)
+        assert run.direct is not None
+        assert run.direct.answered > 0 < run.direct.withdrawn
+        assert (run.bound_s, run.gap_to_bound, run.gap_to_offered_bound) == (0.0, None, None)
+        assert (run.summary.steps, run.samples_lost) == (0, 0)
+        assert run.summary.total_s > 400.0
+        spread = figures([run])
+        assert spread["gap_to_bound"] is spread["step_gap_to_bound"] is None
+        assert spread["direct"]["answered"]["mean"] == run.direct.answered
+        assert "outages" not in spread
+
+    def test_prompts_that_fail_are_not_lost(self) -> None:
+        faults = [Failing(at_s=0.0, for_s=6.0, blame="request")]
+        trace = make_trace({f"g{i}": [5, 3] for i in range(4)})
+        run = run_policy(make_policy(), trace, make_scenario(slots=2, faults=faults))
+        assert run.outages is not None
+        assert run.outages.failed_prompts == 4
+        assert (run.samples_lost, run.summary.samples_delivered) == (0, 0)
 
 
 class TestBounds:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from rollout_sched.config import ConfigError
+from rollout_sched.simulators.replay.faults import Failing, Lost
 from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
+from rollout_sched.simulators.replay.traffic import TrafficModel
 
 
 def table(**changes: Any) -> dict[str, Any]:
@@ -55,6 +57,8 @@ def test_an_instance_is_made_from_whole_blocks() -> None:
         ({"trainer__placment": "colocated"}, "trainer.placment", "placement"),
         ({"visibility__poll": 1}, "visibility.poll", "poll_s"),
         ({"job__prompt_per_step": 1}, "job.prompt_per_step", "prompts_per_step"),
+        ({"traffic__patience": 3}, "traffic.patience", "patience_s"),
+        ({"faults": [{"what": "lost", "instance": 0, "at": 3}]}, "faults[0].at", "at_s"),
     ],
 )
 def test_a_misspelt_key_is_told_its_neighbour(
@@ -81,6 +85,25 @@ def test_a_misspelt_key_is_told_its_neighbour(
         ({"cost__exponent": 0.5}, "exponent must be >= 1"),
         ({"fleet__max_num_batched_tokens": 100}, "max_num_batched_tokens (100) must be"),
         ({"job__max_tokens": 1.5}, "job.max_tokens"),
+        ({"job__batches": False}, "job.batches is false and there is no [traffic]"),
+        ({"traffic": 3}, "traffic: expected a table"),
+        ({"traffic__rate": 2.0}, "traffic.for_s: missing"),
+        ({"traffic__rate": -2.0}, "traffic.rate"),
+        ({"faults": {"what": "lost"}}, "faults: expected tables, as in [[faults]]"),
+        ({"faults": [{"at_s": 3}]}, "faults[0].what: expected one of lost, leaving"),
+        ({"faults": [{"what": "last", "at_s": 3}]}, "not 'last'; did you mean \"lost\"?"),
+        ({"faults": [{"what": "lost", "instance": 2, "at_s": 3}]}, "has 2, numbered from 0"),
+        ({"faults": [{"what": "lost", "instance": 0, "at_s": -3}]}, "faults[0].at_s"),
+        ({"faults": [{"what": "lost", "at_s": 3}]}, "`instance`"),
+        ({"faults": [{"what": "failing", "at_s": 0, "share": 1.5}]}, "faults[0].share"),
+        (
+            {"faults": [{"what": "failing", "at_s": 0, "blame": "instance"}]},
+            "faults[0]: no instance is ever reached again",
+        ),
+        (
+            {"faults": [{"what": "joins", "at_s": 9, "instance": n} for n in (0, 1)]},
+            "every instance joins later",
+        ),
     ],
 )
 def test_a_wrong_value_is_told_its_place(changes: dict[str, Any], path: str) -> None:
@@ -107,3 +130,17 @@ def test_bad_toml_names_the_file(tmp_path: Path) -> None:
     path.write_text("[fleet")
     with pytest.raises(ConfigError, match=r"broken\.toml: not valid TOML"):
         load_scenario(str(path))
+
+
+def test_traffic_and_faults() -> None:
+    faults = [
+        {"what": "lost", "instance": 1, "at_s": 9, "returns_after_s": 5.0},
+        {"what": "failing", "at_s": 3.0, "blame": "instance", "instance": 0},
+    ]
+    scenario = parse_scenario("mine", table(traffic__rate=2.0, traffic__for_s=9.0, faults=faults))
+    assert scenario.traffic == TrafficModel(rate=2.0, for_s=9.0)
+    assert scenario.faults == (
+        Lost(at_s=9.0, instance=1, returns_after_s=5.0),
+        Failing(at_s=3.0, blame="instance", instance=0),
+    )
+    assert parse_scenario("mine", table()).traffic is None

@@ -7,6 +7,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.replay.scenario import Job
+from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
 from tests.helpers import make_scenario, make_trace
@@ -126,3 +127,25 @@ class TestFits:
             Workload(make_trace({"a": [90]}, prompt=10), Job()).check_fits(
                 msgspec.structs.replace(scenario, fleet=fleet)
             )
+
+
+class TestTraffic:
+    def test_without_batches_there_are_no_prompts(self) -> None:
+        model = TrafficModel(rate=1.0, for_s=9.0)
+        load = Workload(TRACE, Job(batches=False), traffic=model)
+        assert not load.prompts
+        assert load.traffic is not None
+        assert not load.offered_samples()
+
+    def test_a_conversation_that_fits_nowhere_is_refused(self) -> None:
+        trace = make_trace({"small": [5]}, prompt=10)
+        load = Workload(trace, Job(), traffic=TrafficModel(rate=1.0, for_s=9.0, max_tokens=70))
+        load.check_fits(make_scenario(kv_tokens=80))
+        with pytest.raises(CallerError, match=r"may need 80 tokens.*set traffic\.max_tokens lower"):
+            load.check_fits(make_scenario(kv_tokens=79))
+
+    def test_an_oracle_is_told_of_clients_too(self) -> None:
+        load = Workload(TRACE, Job(), traffic=TrafficModel(rate=1.0, for_s=9.0))
+        assert load.traffic is not None
+        asked = load.traffic.conversations()[0]
+        assert load.length(asked.group, 3) == load.traffic.length(asked.group)

@@ -1,0 +1,95 @@
+"""What the clients got that wait for one response each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Answer, Discard
+from rollout_sched.core.events import RequestSubmitted, TokensArrived
+from rollout_sched.metrics.averages import quantile
+from rollout_sched.metrics.fold import Handler
+
+
+class DirectFigures(msgspec.Struct, frozen=True):
+    """Direct requests of a whole run.
+
+    submitted      all of them; those that are none of the next three were under way at the end
+    answered       with a response
+    withdrawn      their clients had gone
+    failed         given up
+    tokens         of the responses
+    latency_*_s    from its submission to its answer, over those that were answered
+    first_token_*  the same to the first token that the scheduler heard of, so late by up to the
+                   interval at which it hears of streams; None where nothing is streamed
+    """
+
+    submitted: int
+    answered: int
+    withdrawn: int
+    failed: int
+    tokens: int
+    latency_p50_s: float
+    latency_p99_s: float
+    first_token_p50_s: float | None
+    first_token_p99_s: float | None
+
+
+class DirectFold:
+    """Folds submissions, answers and what was thrown away."""
+
+    def __init__(self) -> None:
+        self._submitted = 0
+        self._tokens = 0
+        self._ended = {"withdrawn": 0, "failed": 0}
+        self._since: dict[str, float] = {}
+        self._first: dict[str, float] = {}  # seconds to its first token, of those under way
+        self._latencies: list[float] = []
+        self._firsts: list[float] = []
+        self._streamed = False
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            RequestSubmitted: self._asked,
+            TokensArrived: self._arrived,
+            Answer: self._answered,
+            Discard: self._discarded,
+        }
+
+    def figures(self) -> DirectFigures:
+        latencies, firsts = sorted(self._latencies), sorted(self._firsts)
+        return DirectFigures(
+            submitted=self._submitted,
+            answered=len(latencies),
+            withdrawn=self._ended["withdrawn"],
+            failed=self._ended["failed"],
+            tokens=self._tokens,
+            latency_p50_s=quantile(latencies, 0.5),
+            latency_p99_s=quantile(latencies, 0.99),
+            first_token_p50_s=quantile(firsts, 0.5) if self._streamed else None,
+            first_token_p99_s=quantile(firsts, 0.99) if self._streamed else None,
+        )
+
+    def _asked(self, now: float, event: RequestSubmitted) -> None:
+        self._submitted += 1
+        self._since[event.request] = now
+
+    def _arrived(self, now: float, event: TokensArrived) -> None:
+        since = self._since.get(event.request)
+        if since is not None and event.tokens:
+            self._streamed = True
+            self._first.setdefault(event.request, now - since)
+
+    def _answered(self, now: float, action: Answer) -> None:
+        request = action.sample.request
+        latency_s = now - self._since.pop(request)
+        self._tokens += action.sample.response_tokens
+        self._latencies.append(latency_s)
+        self._firsts.append(self._first.pop(request, latency_s))  # a short one ends unheard
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if action.ends and self._since.pop(action.request, None) is not None:
+            self._first.pop(action.request, None)
+            self._ended["withdrawn" if action.reason == "withdrawn" else "failed"] += 1

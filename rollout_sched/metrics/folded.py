@@ -1,0 +1,26 @@
+"""Folds that are no part of `Metrics`, for who asks for them: shown a journal together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.events import Event
+from rollout_sched.metrics.fold import Fold, Handler
+
+
+class Folded:
+    """Shows each fold what it looks at, in their order."""
+
+    def __init__(self, *folds: Fold) -> None:
+        self._handlers: dict[type[Any], tuple[Handler, ...]] = {}
+        for fold in folds:
+            for kind, handler in fold.handlers().items():
+                self._handlers[kind] = (*self._handlers.get(kind, ()), handler)
+
+    def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
+        """Take the next entry of the journal and what the scheduler answered."""
+        for said in (event, *actions):
+            for handle in self._handlers.get(type(said), ()):
+                handle(now, said)

@@ -1,0 +1,94 @@
+"""What went wrong: instances that were lost or left, attempts that failed, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.actions import Discard, Release
+from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
+from rollout_sched.metrics.fold import Handler
+
+
+class OutageFigures(msgspec.Struct, frozen=True):
+    """Outages of a whole run.
+
+    instances_lost      how often one went unasked
+    instances_left      how often one went that had been asked to, after it was drained
+    instances_returned  how often one came back
+    away_s              instance-seconds between going and coming back, or the end
+    failed_attempts     attempts without an answer; those an instance took with it are not counted
+    failed_prompts      groups that could never be whole
+    """
+
+    instances_lost: int
+    instances_left: int
+    instances_returned: int
+    away_s: float
+    failed_attempts: int
+    failed_prompts: int
+
+
+class OutageFold:
+    """Folds who goes and comes, and what fails."""
+
+    def __init__(self) -> None:
+        self._lost = self._left = self._returned = self._failed_attempts = 0
+        self._away_s = 0.0
+        self._here: set[str] = set()
+        self._released: set[str] = set()
+        self._gone_at: dict[str, float] = {}
+        self._failed_prompts: set[str] = set()
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            InstanceJoined: self._joined,
+            InstanceLost: self._gone,
+            Release: self._release,
+            RequestFailed: self._failed,
+            Discard: self._discarded,
+        }
+
+    def figures(self, total_s: float) -> OutageFigures:
+        """Of a run that took so long."""
+        return OutageFigures(
+            instances_lost=self._lost,
+            instances_left=self._left,
+            instances_returned=self._returned,
+            away_s=self._away_s + sum(total_s - at for at in self._gone_at.values()),
+            failed_attempts=self._failed_attempts,
+            failed_prompts=len(self._failed_prompts),
+        )
+
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        if event.instance in self._here:  # it was restarted before anybody noticed
+            self._gone(now, InstanceLost(event.instance))
+        self._here.add(event.instance)
+        gone_at = self._gone_at.pop(event.instance, None)
+        if gone_at is not None:
+            self._returned += 1
+            self._away_s += now - gone_at
+
+    def _gone(self, now: float, event: InstanceLost) -> None:
+        name = event.instance
+        if name not in self._here:
+            return
+        self._here.remove(name)
+        self._gone_at[name] = now
+        if name in self._released:
+            self._released.remove(name)
+            self._left += 1
+        else:
+            self._lost += 1
+
+    def _release(self, now: float, action: Release) -> None:
+        self._released.add(action.instance)
+
+    def _failed(self, now: float, event: RequestFailed) -> None:
+        self._failed_attempts += 1
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if action.ends and action.reason == "failed" and action.group:
+            self._failed_prompts.add(action.group)

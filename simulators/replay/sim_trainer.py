@@ -1,0 +1,104 @@
+"""The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollout_sched.core.actions import Deliver, Discard
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    GroupSubmitted,
+    SubmissionsClosed,
+    WeightsPublished,
+)
+from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.sim_fleet import SimFleet
+from rollout_sched.simulators.replay.trainer import TrainerModel
+from rollout_sched.simulators.replay.workload import Workload
+
+
+class SimTrainer:
+    """Trains every prompt of the workload once.
+
+    left     prompts that are neither trained nor given up yet
+    over_at  when the last of them was, in seconds
+    """
+
+    def __init__(
+        self,
+        model: TrainerModel,
+        workload: Workload,
+        fleet: SimFleet,
+        queue: EventQueue,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.left = len(workload.prompts)
+        self.over_at = 0.0
+        self._model = model
+        self._workload = workload
+        self._fleet = fleet
+        self._queue = queue
+        self._tell = tell
+        self._batch: Deliver | None = None  # waits for the instances to make way
+        self._failed: set[str] = set()
+
+    @property
+    def standing(self) -> str:
+        prompts = len(self._workload.prompts)
+        return f"{prompts - self.left} of {prompts} prompts trained"
+
+    def start(self) -> None:
+        if not self.left:
+            return  # nobody trains here
+        last = 0.0
+        for prompt in self._workload.prompts:
+            arrival = self._workload.arrival_s(prompt)
+            last = max(last, arrival)
+            if arrival > 0:
+                self._queue.at(arrival, self._submit, prompt)
+            else:
+                self._submit(prompt)
+        self._queue.at(last, self._tell, SubmissionsClosed())
+        self._queue.at(0.0, self._tell, BatchRequested())
+        self._fleet.on_stopped = self._begin
+
+    def deliver(self, action: Deliver) -> None:
+        self._batch = action
+        if self._model.colocated:
+            self._fleet.stop_all(clear_cache=not self._model.keeps_kv)
+        else:
+            self._begin()
+
+    def discard(self, action: Discard) -> None:
+        """A group that has failed will never come."""
+        if action.reason == "failed" and action.group and action.group not in self._failed:
+            self._failed.add(action.group)
+            self._finish(1)
+
+    def _submit(self, prompt: str) -> None:
+        load = self._workload
+        self._tell(
+            GroupSubmitted(
+                prompt, load.samples_per_prompt, load.prompt_tokens(prompt), load.max_tokens
+            )
+        )
+
+    def _begin(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
+            self._queue.after(self._model.step_s(tokens), self._train, batch)
+
+    def _train(self, batch: Deliver) -> None:
+        """The training step is over."""
+        self._finish(len({sample.group for sample in batch.samples}))
+        if self._model.colocated and (self.left or self._workload.traffic is not None):
+            self._fleet.resume_all()
+        if self.left:
+            self._tell(WeightsPublished(batch.version + 1))
+            self._tell(BatchRequested())
+
+    def _finish(self, prompts: int) -> None:
+        self.left -= prompts
+        self.over_at = self._queue.now
