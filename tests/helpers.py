@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
@@ -20,6 +21,16 @@ from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, 
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, Turn, gather
+
+# -- nouns of the core ---------------------------------------------------------------------------
+
+
+def fields_of(noun: object) -> dict[str, Any]:
+    """All that it holds; where it is compiled, what it derives from that besides."""
+    members = vars(type(noun)).items()
+    kinds = MemberDescriptorType, GetSetDescriptorType
+    return {name: getattr(noun, name) for name, member in members if isinstance(member, kinds)}
+
 
 # -- views for policies ------------------------------------------------------------------------
 

@@ -21,17 +21,20 @@ from rollout_sched.core.model import Request
 
 
 class WaitingQueue:
-    """Requests sorted by (ordering key, serial): O(log n) to add, move and remove."""
+    """Requests sorted by (ordering key, serial): O(log n) to add, move and remove.
+
+    size  how many wait, those set aside included
+    """
 
     def __init__(self) -> None:
         self._requests: Any = SortedKeyList(key=attrgetter("rank"))
         self._new: list[Request] = []
         self._later: dict[str, Any] = {}
         self._aside: dict[str, Request] = {}
-        self._size = 0
+        self.size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Request]:
         requests = self._sorted()
@@ -48,9 +51,9 @@ class WaitingQueue:
 
     def first(self) -> Request | None:
         """Who goes next; None if nobody waits but those set aside."""
-        if self._size == len(self._aside):
+        if self.size == len(self._aside):
             return None
-        if len(self._new) == 1 == self._size:  # alone, so there is nothing to sort
+        if self.size == 1 and self._new:  # alone, so there is nothing to sort
             return self._new[0]
         requests, later = self._sorted(), self._later
         request: Request = requests[0]
@@ -69,7 +72,7 @@ class WaitingQueue:
         else:
             request = self._requests.pop(0)
         request.rank = None
-        self._size -= 1
+        self.size -= 1
 
     @property
     def aside(self) -> list[Request]:
@@ -83,24 +86,24 @@ class WaitingQueue:
         self.pop_first()
         request.rank = rank
         self._aside[request.id] = request
-        self._size += 1
+        self.size += 1
 
     def recall(self) -> None:
         """Those set aside wait in their places again."""
-        for request in self._aside.values():
-            self._new.append(request)
-        self._aside.clear()
+        if self._aside:
+            self._new.extend(self._aside.values())
+            self._aside.clear()
 
     def add(self, request: Request, key: Any) -> None:
         request.rank = (key, request.serial)
         self._new.append(request)
-        self._size += 1
+        self.size += 1
 
     def remove(self, request: Request) -> None:
         if self._aside.pop(request.id, None) is None:
             self._sorted().remove(request)
         self._later.pop(request.id, None)
-        self._size -= 1
+        self.size -= 1
         request.rank = None
 
     def rerank(self, request: Request, key: Any) -> None:
