@@ -272,13 +272,13 @@ class Bubbles:
     ) -> None:
         closed = self._attempts.closed
         if closed is not None:
-            self._load(self._gauges[closed.dispatch.instance], -1)
+            self._load(self._gauges[closed.instance], -1)
 
     def _turn_finished(self, now: float, event: TurnFinished) -> None:
         closed = self._attempts.closed
         if closed is None:
             return
-        gauge = self._gauges[closed.dispatch.instance]
+        gauge = self._gauges[closed.instance]
         self._load(gauge, -1)
         gauge.acting += 1
         self._acting += 1
