@@ -16,8 +16,6 @@ Nothing is done per token, nor per running attempt while there are blocks for al
 
 from __future__ import annotations
 
-import msgspec
-
 from rollout_sched.simulators.instance.attempt import (
     DECODING,
     OVER,
@@ -36,7 +34,7 @@ RUN_ALL, RUN_ADMITTED, RUN_NOTHING = range(3)
 Chunks = list[tuple[SimAttempt, int]]
 
 
-class Step(msgspec.Struct, gc=False):
+class Step:
     """One step that had to be decided.
 
     seconds     how long it takes
@@ -44,9 +42,12 @@ class Step(msgspec.Struct, gc=False):
     idled       running attempts that are left out of it
     """
 
-    seconds: float
-    new_tokens: int
-    idled: list[SimAttempt]
+    __slots__ = ("idled", "new_tokens", "seconds")
+
+    def __init__(self, seconds: float, new_tokens: int, idled: list[SimAttempt]) -> None:
+        self.seconds = seconds
+        self.new_tokens = new_tokens
+        self.idled = idled
 
 
 class StepScheduler:

@@ -7,7 +7,7 @@ through it only what a fleet could tell: answers, polls, streams, confirmations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rollout_sched.core.actions import (
     Action,
@@ -112,7 +112,7 @@ class ClosedLoop:
         for observer in self.observers:
             observer(now, event, actions)
         for action in actions:
-            self._DO[type(action)](self, action)
+            _DO[type(action)](self, action)
 
     def _plan_changed(self) -> None:
         """Once after each callback, however many answers and orders it brought."""
@@ -279,13 +279,15 @@ class ClosedLoop:
     def _wake(self, action: Wake) -> None:
         self.queue.at(action.at, lambda _: self._tell(Woke()))
 
-    _DO: ClassVar[dict[type[Any], Callable[[Any, Any], None]]] = {
-        Dispatch: _dispatch,
-        Interrupt: _interrupt,
-        Pause: _pause,
-        Resume: _resume,
-        UpdateWeights: _update_weights,
-        Deliver: _deliver,
-        Discard: _discard,
-        Wake: _wake,
-    }
+
+#: What carries out each action. Outside the class, where compiled methods have no names yet.
+_DO: dict[type[Any], Callable[[ClosedLoop, Any], None]] = {
+    Dispatch: ClosedLoop._dispatch,
+    Interrupt: ClosedLoop._interrupt,
+    Pause: ClosedLoop._pause,
+    Resume: ClosedLoop._resume,
+    UpdateWeights: ClosedLoop._update_weights,
+    Deliver: ClosedLoop._deliver,
+    Discard: ClosedLoop._discard,
+    Wake: ClosedLoop._wake,
+}
