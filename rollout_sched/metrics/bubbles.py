@@ -15,7 +15,7 @@ its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rollout_sched.core.actions import Deliver, Dispatch, Pause, UpdateWeights
 from rollout_sched.core.events import (
@@ -45,7 +45,8 @@ SHARES = (
     ("vacant", "kv_stall"),
     ("vacant", "other"),
 )
-_IDLE_OTHER, _VACANT_OTHER = 2, 6
+_IDLE_OTHER: Final = 2
+_VACANT_OTHER: Final = 6
 
 
 class FleetTime:

@@ -4,11 +4,13 @@ one closed formula (see decode_batch). Nothing is done per token or per running 
 
 from __future__ import annotations
 
+from typing import Final
+
 from rollout_sched.simulators.instance.inbox import Inbox
 from rollout_sched.simulators.instance.step_scheduler import StepScheduler
 
-INFINITY = float("inf")
-NO_STEP = -1
+INFINITY: Final = float("inf")
+NO_STEP: Final = -1
 
 
 class EventJump:

@@ -16,6 +16,8 @@ Nothing is done per token, nor per running attempt while there are blocks for al
 
 from __future__ import annotations
 
+from typing import Final
+
 from rollout_sched.simulators.instance.attempt import (
     DECODING,
     OVER,
@@ -29,7 +31,9 @@ from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.sim_request import Counters
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-RUN_ALL, RUN_ADMITTED, RUN_NOTHING = range(3)
+RUN_ALL: Final = 0
+RUN_ADMITTED: Final = 1
+RUN_NOTHING: Final = 2
 
 Chunks = list[tuple[SimAttempt, int]]
 
