@@ -181,7 +181,7 @@ class Request:
     `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
-    instance before. `rank` is its place in the waiting queue, None outside of it. `failures` counts
+    instance before. `rank` is its entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
     """
 
@@ -242,7 +242,7 @@ class Request:
         self.unasked_aborts = 0
         self.rests_until = 0.0
         self.finish = ""
-        self.rank: tuple[Any, int] | None = None
+        self.rank: Any = None
 
     @property
     def active(self) -> bool:

@@ -250,9 +250,9 @@ class Scheduler:
             if (request.failed_on or fleet.unlike) and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
-                    waiting.set_aside_first()
+                    waiting.set_aside(request)
                     continue
-            waiting.pop_first()
+            waiting.remove(request)
             self._send(request, instance)
 
     def _suits(self, request: Request, instance: Instance) -> bool:
