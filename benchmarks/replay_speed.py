@@ -1,12 +1,14 @@
 """How fast a replay is: `python benchmarks/replay_speed.py [--quick]`.
 
 1. The 4,096-request, 25.3 M-token maths trace under one policy on 8 instances, through the real
-   core: target under 2 s, of the compiled build 0.2 s. (For the same work on one core of a 2-core machine Vidur's loop took
-   78 s and BLIS 40 s; their hardware models differ, so only wall time compares.)
+   core: target under 2 s, of the compiled build 0.2 s. (For the same work on one core of a 2-core
+   machine Vidur's loop took 78 s and BLIS 40 s; their hardware models differ, so only wall time
+   compares.)
 2. 1,000,000 requests on 1,024 instances: target under 90 s (compiled 40 s) and 4 GiB, one process.
 3. Cost per event against the number of instances, the work per instance staying the same.
 
-Each figure is the median of its repetitions, with the range. Exit code 1 if a target is missed.
+Each figure is the median of its repetitions, with the range, in seconds of CPU: on a machine with
+nothing else to do those are the seconds on the clock. Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -93,10 +95,10 @@ def wide(instances: int, prompts_per_step: int) -> Scenario:
 
 
 def timed(policy: str, trace: Trace, scenario: Scenario) -> tuple[float, int]:
-    """(seconds, events) of one run."""
-    start = time.perf_counter()
+    """(seconds of CPU, events) of one run."""
+    start = time.process_time()
     run = run_policy(load_policy(policy), trace, scenario)
-    return time.perf_counter() - start, run.events
+    return time.process_time() - start, run.events
 
 
 def main() -> int:

@@ -73,7 +73,8 @@ class WaitingQueue:
             self._aside.clear()
 
     def add(self, request: Request, key: Any) -> None:
-        request.rank = entry = (key, request.serial, request)
+        entry: Entry = (key, request.serial, request)
+        request.rank = entry
         self._new.append(entry)
         self.size += 1
 
@@ -88,7 +89,8 @@ class WaitingQueue:
         assert request.rank is not None, "only who waits can move"
         if key == request.rank[0]:
             return
-        request.rank = entry = (key, request.serial, request)
+        entry: Entry = (key, request.serial, request)
+        request.rank = entry
         if request.id not in self._aside:
             self._new.append(entry)
 
