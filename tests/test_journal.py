@@ -170,8 +170,9 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
         },
         "requests": {
             request.id: {
-                **fields(request, "group", "siblings", "attempt"),
+                **fields(request, "group", "siblings", "attempt", "rank"),
                 "attempt": number_of(request.attempt),
+                "rank": request.rank and request.rank[:2],
             }
             for request in scheduler.requests
         },
