@@ -88,6 +88,29 @@ def test_batches_may_be_left_and_taken_up_again(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_two_that_ask_at_once_get_the_same_batch(way: str) -> None:
+    """It counts as received once the next one is asked for."""
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance) as rollouts:
+            await rollouts.submit(prompts("a", "b"))
+            await rollouts.close_submissions()
+            asking = [asyncio.create_task(rollouts.next_batch()) for _ in range(2)]
+            await instance.answer(0, [5])
+            first, same = await asyncio.gather(*asking)
+            assert first == same
+            answering = asyncio.create_task(instance.answer(1, [6]))
+            second = await rollouts.next_batch()
+            await answering
+            assert first is not None
+            assert second is not None
+            assert [batch.samples[0].uid for batch in (first, second)] == ["a", "b"]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_callers_faults_are_told_alike(way: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:

@@ -204,14 +204,14 @@ class InstanceSupervisor:
             if poll.lost:
                 self._lose(poll.lost)
             return
-        if self._pause.by is not PausedBy.NOBODY:
-            self.health.forget_progress()  # its gauges may stand still
-            return
         if poll.restarted:
             # The connections of those that ran before are broken, so these came after.
             for running in self._under_way():
                 self._owner.attempts.disbelieve(running)
             self._lose("it was restarted")
+            return
+        if self._pause.by is not PausedBy.NOBODY:
+            self.health.forget_progress()  # its gauges may stand still
             return
         self.health.verify(poll)
         self._owner.tell(_reported(self.name, poll.gauges))

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import trainer_session
+from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
@@ -129,6 +130,41 @@ def test_a_cancelled_wait_loses_nothing() -> None:
             batch = await stage.trainer.next_batch()
             assert batch is not None
             assert batch.samples[0].response_ids == [7]
+
+    run(scene())
+
+
+def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a"), prompt("b")])
+            asking = stage.ask(), stage.ask()
+            await stage.instance.answer(0, [7])
+            first, same = await asyncio.gather(*asking)
+            assert first is not None
+            assert first is same is await stage.trainer.next_batch()
+            assert stage.driver.view.run.batches == 1  # nobody has asked for more
+            with pytest.raises(NotYet):
+                await stage.trainer.next_batch(first.number, 0.01)
+            await stage.instance.answer(1, [8])
+            second = await stage.trainer.next_batch(first.number)
+            assert second is not None
+            assert [sample.uid for sample in second.samples] == ["b"]
+
+    run(scene())
+
+
+def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt()])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            batch = await asking
+            stage.driver.broken = RuntimeError("no more")
+            assert await stage.trainer.next_batch() is batch
+            with pytest.raises(RuntimeError, match="no more"):
+                await stage.trainer.next_batch(0)
 
     run(scene())
 
