@@ -15,8 +15,9 @@ HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle outcomes progress "
     "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
     "live": "attempts driver",
-    "integrations/http": "backlog bodies body_budget client connections exchange head_buffer heads "
-    "limits request server server_connection",
+    "integrations/http": "answer_heads backlog bodies body_budget client client_connection "
+    "connections dialler exchange head_buffer heads idle_connections limits origin request server "
+    "server_connection",
     "integrations/vllm": "proxy throttle",
     "integrations/gateway/control_plane": "counters",
     "integrations/gateway/data_plane": "call data_plane dialects envelope fanout pacer splice "

@@ -32,6 +32,9 @@ _CRLF: Final = b"\r\n"
 #: 8,000 short ones it would cost a thousand times what an ordinary one does.
 MAX_LINES: Final = 100
 
+#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+JOIN_BELOW: Final = 32 * 1024
+
 #: Longest line and longest head that are remembered, in bytes.
 MAX_REMEMBERED_LINE = 256
 MAX_REMEMBERED_HEAD = 1024

@@ -8,15 +8,13 @@ from typing import Final, Protocol
 
 from rollout_sched.integrations.http.errors import RAISED, report
 from rollout_sched.integrations.http.heads import (
+    JOIN_BELOW,
     Head,
     Headers,
     has_body,
     status_line,
     write_fields,
 )
-
-#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
-JOIN_BELOW: Final = 32 * 1024
 
 _CODING: Final = b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
