@@ -190,8 +190,8 @@ class Wire(asyncio.Transport):
         self.written += data
 
     def writelines(self, data):
-        for piece in data:
-            self.written += piece
+        for part in data:
+            self.written += part
 
     def get_extra_info(self, name, default=None):
         return self._socket if name == "socket" else default
