@@ -20,8 +20,9 @@ HOT = {
     "simulators/replay": "clients closed_loop event_queue sim_attempts sim_fleet sim_node "
     "sim_trainer telemetry workload",
     "live": "attempt_table attempts driver event_pump payload_book tool_calls",
-    "integrations/http": "backlog bearer bodies body_budget client connections exchange "
-    "head_buffer heads limits request server server_connection",
+    "integrations/http": "answer_heads backlog bearer bodies body_budget client client_connection "
+    "connections dialler exchange head_buffer heads idle_connections limits origin request server "
+    "server_connection",
     "integrations/vllm": "proxy throttle",
     "integrations/vllm/protocol": "endpoints event_stream request_ids",
     "integrations/gateway/control_plane": "counters",

