@@ -12,12 +12,12 @@ from rollout_sched.integrations.gateway.data_plane.answers import read_object
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
-    Headers,
     Reply,
     Write,
     error_body,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
 from rollout_sched.integrations.vllm.protocol.event_stream import DONE, event, payloads
 from rollout_sched.live.ports import InstanceError, Outcome, Over
