@@ -26,8 +26,9 @@ HOT = {
     "integrations/vllm": "proxy throttle",
     "integrations/vllm/protocol": "endpoints event_stream request_ids",
     "integrations/gateway/control_plane": "counters",
-    "integrations/gateway/data_plane": "call client_stream data_plane dialects envelope fanout "
-    "pacer splice split stream stream_tokens streaming_call unary_call",
+    "integrations/gateway/data_plane": "call client_request client_stream data_plane dialects "
+    "envelope fanout http_reply open_calls pacer splice split stream stream_tokens streaming_call "
+    "unary_call",
 }
 
 

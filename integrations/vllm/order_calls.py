@@ -39,8 +39,8 @@ class OrderCalls:
         events = EventStream()
 
         def receive(data: bytes) -> None:
-            for payload in events.feed(data):
-                assembly.add(dialect.read(payload))
+            for event_data in events.feed(data):
+                assembly.add(dialect.read(event_data))
 
         await self._throttle.acquire()
         answer = await post(

@@ -107,11 +107,6 @@ class ProxyCall:
         self.cancel()
         self._receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
 
-    @property
-    def held_back(self) -> bool:
-        """Whether its answer is not read for now, because nobody takes it."""
-        return self._paused
-
     def pause(self) -> None:
         """As of an exchange."""
         self._paused = True

@@ -154,8 +154,8 @@ class Gateway:
     def state(self) -> dict[str, Any]:
         """The state of the scheduler, and what clients have here."""
         calls = {
-            "open": self.data_plane.open_requests,
-            "open_bytes": self.data_plane.open_bytes,
+            "open": self.data_plane.calls.requests,
+            "open_bytes": self.data_plane.calls.body_bytes,
             "refused": self.data_plane.refused,
         }
         return {**self._live.state(), "calls": calls}

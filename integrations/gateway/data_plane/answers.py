@@ -133,20 +133,20 @@ def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Who
     return Whole(tokens, finish, spans, answer.id or answer.request_id or "")
 
 
-def read_event(payload: bytes) -> Event:
+def read_event(data: bytes) -> Event:
     """Raises InstanceError if it is none, or says that something has failed."""
-    event = decoded(_event.decode, payload)
+    event = decoded(_event.decode, data)
     if event.error != _NULL:
-        raise failure(payload)
+        raise failure(data)
     for choice in event.choices or ():
         if choice.finish_reason is not None:
             finish_of(choice.finish_reason)
     return event
 
 
-def read_object(payload: bytes) -> dict[str, Any]:
+def read_object(data: bytes) -> dict[str, Any]:
     """All of a JSON object. Raises AnswerUntrue if it is none."""
-    return decoded(_object.decode, payload)
+    return decoded(_object.decode, data)
 
 
 def _are_ids(ids: bytes, count: int) -> bool:

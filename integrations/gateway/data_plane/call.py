@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -10,19 +10,19 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
 from rollout_sched.integrations.gateway.data_plane.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import Body, Values
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers
+from rollout_sched.integrations.gateway.data_plane.splice import Values
 from rollout_sched.integrations.gateway.data_plane.split import One
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.http.exchange import Receiver
-from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, Endpoint
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
 from rollout_sched.integrations.vllm.protocol.requests import INPUT
 from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
-Headers = Sequence[tuple[bytes, bytes]]
 Write = Callable[[bytes], None]
 
 #: The field that an answer carries beside what the instance said.
@@ -47,31 +47,6 @@ class Reply(Protocol):
         """The answer comes as a stream of server-sent events; returns where they go."""
 
     def end(self) -> None: ...
-
-
-class ClientRequest:
-    """What the responses of one call have in common.
-
-    `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
-    """
-
-    __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        path: bytes,
-        header_lines: bytes,
-        request_id: bytes,
-        body: Body,
-        envelope: Envelope,
-    ) -> None:
-        self.endpoint = endpoint
-        self.path = path
-        self.header_lines = header_lines
-        self.request_id = request_id
-        self.body = body
-        self.envelope = envelope
 
 
 class Call:

@@ -12,14 +12,14 @@ from rollout_sched.integrations.gateway.data_plane.answers import read_object
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
-    Headers,
     Reply,
     Write,
     error_body,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
-from rollout_sched.integrations.vllm.protocol.event_stream import DONE, event, payloads
+from rollout_sched.integrations.vllm.protocol.event_stream import DONE, data_of_each, event
 from rollout_sched.live.ports import InstanceError, Outcome, Over
 
 log = logging.getLogger(__name__)
@@ -137,12 +137,12 @@ class Fanout:
         if self._over or write is None:
             return
         told = []
-        for payload in payloads(events):
-            if payload == DONE:
+        for data in data_of_each(events):
+            if data == DONE:
                 continue
-            fields = read_object(payload)
+            fields = read_object(data)
             if "error" in fields:
-                self._fail(200, [], payload)
+                self._fail(200, [], data)
                 return
             choices = fields.get("choices")
             if not isinstance(choices, list):

@@ -20,8 +20,8 @@ from rollout_sched.integrations.vllm.protocol.answers import Finish, finish_of, 
 from rollout_sched.integrations.vllm.protocol.event_stream import (
     DONE,
     WholeEvents,
+    data_of_each,
     event,
-    payloads,
 )
 from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
@@ -112,8 +112,8 @@ class Stream:
             self.tokens.add_unread(data)
         elif data:
             self.tokens.read_up()
-            for payload in payloads(data):
-                self._read(payload)
+            for event_data in data_of_each(data):
+                self._read(event_data)
         return self.end.done
 
     def outcome(self) -> Outcome:
@@ -124,29 +124,29 @@ class Stream:
         self.tokens.read_up()
         return Outcome(self.tokens.count, finish, self.end.spans, None)
 
-    def _read(self, payload: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         end = self.end
         if end.done:
             return
-        if payload == DONE:
+        if data == DONE:
             end.done = True
             if end.finish is None:
                 end.finish = "stop"  # not every server says why it ends
         elif end.finish is not None:
-            self._read_after_the_end(payload)
+            self._read_after_the_end(data)
         else:
-            self._read_before_the_end(payload)
+            self._read_before_the_end(data)
 
-    def _read_before_the_end(self, payload: bytes) -> None:
-        told = self._believed(payload)
+    def _read_before_the_end(self, data: bytes) -> None:
+        told = self._believed(data)
         choice = told.choices[0] if told.choices else None
         ids = b"" if choice is None else choice.ids
         self._client.learn(told, choice)
-        payload = self._translated(payload)
+        data = self._translated(data)
         if choice is not None and choice.finish_reason is not None:
-            self._read_end(payload, choice, ids, finish_of(choice.finish_reason))
+            self._read_end(data, choice, ids, finish_of(choice.finish_reason))
             return
-        passed = event(payload)
+        passed = event(data)
         self._client.send(passed)
         if choice is not None:
             self.tokens.add(ids, speaks=choice.speaks)
@@ -154,11 +154,11 @@ class Stream:
             opening = _OPENING.match(passed)
             self._opening = opening[0] if opening is not None else b""
 
-    def _read_end(self, payload: bytes, choice: EventChoice, ids: bytes, finish: Finish) -> None:
+    def _read_end(self, data: bytes, choice: EventChoice, ids: bytes, finish: Finish) -> None:
         goes_on = finish == "abort" or (finish == "length" and self._segment)
         if goes_on and (choice.speaks or ids):
             # It brings tokens that the instance had held back.
-            fields = answers.read_object(payload)
+            fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._client.send(event(msgspec.json.encode(fields)))
         self.tokens.add(ids, speaks=choice.speaks)
@@ -173,32 +173,32 @@ class Stream:
         self._opening = b""
         self.end.finish = finish
         if not goes_on:
-            self.end.event = payload
+            self.end.event = data
 
-    def _read_after_the_end(self, payload: bytes) -> None:
+    def _read_after_the_end(self, data: bytes) -> None:
         """Only the usage may follow; what is not understood is not passed on either."""
         try:
-            told = self._believed(payload)
+            told = self._believed(data)
         except InstanceError:
             return
         if told.choices:
             # The client has what came before, so nothing can be made good.
             raise RequestRejected("the stream said more after its end", 502)
         if told.usage is not None:
-            self.end.usage = self._translated(payload)
+            self.end.usage = self._translated(data)
 
-    def _believed(self, payload: bytes) -> Event:
-        told = answers.read_event(payload)
+    def _believed(self, data: bytes) -> Event:
+        told = answers.read_event(data)
         named = told.id or told.request_id or ""
         if names_another(named, self._order_id):
             raise InstanceError(f"an event for {self._order_id} is of {named[:80]!r}, another's")
         return told
 
-    def _translated(self, payload: bytes) -> bytes:
+    def _translated(self, data: bytes) -> bytes:
         """An event as the client is to hear it."""
         if self._resumes is None:
-            return payload
-        fields = answers.read_object(payload)
+            return data
+        fields = answers.read_object(data)
         try:
             dialects.translate_event(
                 self._client.endpoint, self._client.envelope or {}, self._resumes, fields

@@ -175,7 +175,7 @@ class StreamResponder:
     def answer(self, sample: Sample) -> None:
         try:
             events = self._ending(sample)
-            self._client.send(b"".join([event(payload) for payload in events]))
+            self._client.send(b"".join([event(data) for data in events]))
         except Exception as error:
             log.exception("a stream could not be ended")
             self.fail("failed", error)

@@ -48,7 +48,7 @@ class WholeEvents:
         return data
 
 
-def payload_of(event: bytes) -> bytes:
+def data_of(event: bytes) -> bytes:
     """The data of an event, on one line; b"" of one that has none, as a comment."""
     if b"\n" not in event:
         return event[5:].strip() if event.startswith(b"data:") else b""
@@ -56,19 +56,19 @@ def payload_of(event: bytes) -> bytes:
     return b" ".join(lines)  # between two lines of JSON there is nothing but white space
 
 
-def payloads(events: bytes) -> list[bytes]:
+def data_of_each(events: bytes) -> list[bytes]:
     """The data of whole events, of those that have any."""
-    told = [payload_of(event) for event in events.split(b"\n\n")]
-    return [payload for payload in told if payload]
+    told = [data_of(event) for event in events.split(b"\n\n")]
+    return [data for data in told if data]
 
 
-def event(payload: bytes) -> bytes:
+def event(data: bytes) -> bytes:
     """An event with this data, which is on one line."""
-    return b"data: %b\n\n" % payload
+    return b"data: %b\n\n" % data
 
 
 class EventStream:
-    """Takes bytes as they come, gives the payloads of whole events, up to `[DONE]`."""
+    """Takes bytes as they come, gives the data of whole events, up to `[DONE]`."""
 
     def __init__(self) -> None:
         self._events = WholeEvents()
@@ -76,7 +76,7 @@ class EventStream:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises InstanceError for an event that does not end."""
-        for payload in payloads(self._events.feed(data)):
-            self._done = self._done or payload == DONE
+        for event_data in data_of_each(self._events.feed(data)):
+            self._done = self._done or event_data == DONE
             if not self._done:
-                yield payload
+                yield event_data

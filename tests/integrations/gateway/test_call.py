@@ -12,11 +12,11 @@ from rollout_sched.core.model import Sample, Segment
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.call import (
     Call,
-    ClientRequest,
     added,
     error_body,
     with_added,
 )
+from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import split

@@ -67,7 +67,7 @@ class Stage:
         self.driver.publish(version, load)
 
     def settled(self) -> None:
-        assert (self.data_plane.open_requests, self.data_plane.open_bytes) == (0, 0)
+        assert (self.data_plane.calls.requests, self.data_plane.calls.body_bytes) == (0, 0)
         assert not self.scheduler.requests
 
 
@@ -322,10 +322,10 @@ class TestErrors:
                 many = stage.call({**BODY, "n": 3})
                 assert "1 responses are waited for here, of at most 3" in await refused(many)
                 long = stage.call({**BODY, "user": "x" * 220})
-                held = stage.data_plane.open_bytes
+                held = stage.data_plane.calls.body_bytes
                 assert f"bodies of {held} bytes are here, of at most 300" in await refused(long)
                 assert stage.data_plane.refused == 2
-                assert stage.data_plane.open_bytes == held
+                assert stage.data_plane.calls.body_bytes == held
 
         async def refused(call: Call) -> str:
             error = (await call.json())["error"]

@@ -88,11 +88,10 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
 def test_an_answer_that_nobody_takes_is_held_back() -> None:
     stage = Stage()
     stage.send()
-    assert not stage.proxy_call.held_back
     stage.proxy_call.pause()
-    assert stage.proxy_call.held_back
+    assert stage.exchange.calls == ["pause"]
     stage.proxy_call.resume()
-    assert not stage.proxy_call.held_back
+    assert stage.exchange.calls == ["pause", "resume"]
 
 
 @pytest.mark.parametrize(
