@@ -15,7 +15,9 @@ from rich.table import Table
 
 from rollout_sched import config
 from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
@@ -99,7 +101,12 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("serve", help="an OpenAI-compatible gateway to a fleet of vLLM")
+    parser = commands.add_parser(
+        "serve",
+        help="an OpenAI-compatible gateway to a fleet of vLLM",
+        argument_default=argparse.SUPPRESS,  # what is not given is for Options to say
+    )
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Options)}
     add = parser.add_argument
     add("--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file")
     add(
@@ -110,8 +117,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="URL",
         help="a vLLM server; repeat for each. One that is not up yet joins later",
     )
-    add("--host", default="127.0.0.1", help="default: %(default)s")
-    add("--port", type=_port, default=8000, help="default: %(default)s; 0 picks a free one")
+    add("--host", help=f"default: {defaults['host']}")
+    add("--port", type=_port, help=f"default: {defaults['port']}; 0 picks a free one")
     add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
     add("--admin-key-file", type=Path, metavar="FILE", help="keys for /admin and /rollout")
     add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
@@ -125,20 +132,17 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--allow-instance",
         action="append",
         dest="allow_instances",
-        default=[],
         metavar="PATTERN",
         help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
     )
-    add("--instance-slots", type=_positive, metavar="N", help="where vLLM does not tell them")
-    add("--instance-kv-tokens", type=_positive, metavar="N", help="where vLLM does not tell them")
-    add("--journal", type=Path, metavar="FILE", help="write every event to FILE, a new one")
-    add("--prompts-per-step", type=_positive, default=64, metavar="N", help="default: %(default)s")
-    add("--start-version", type=_natural, default=0, metavar="V", help="the trainer's version")
-    add("--max-requests", type=_positive, default=100_000, metavar="N", help="default: %(default)s")
-    add("--max-body", type=_positive, default=64, metavar="MB", help="default: %(default)s")
+    unknown = "where vLLM does not tell them"
+    add("--instance-slots", type=_positive, dest="slots", metavar="N", help=unknown)
+    add("--instance-kv-tokens", type=_positive, dest="kv_tokens", metavar="N", help=unknown)
+    add("--max-requests", type=_positive, metavar="N", help=f"default: {defaults['max_requests']}")
+    megabytes = defaults["max_body"] // 2**20
+    add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
     add("--max-samples", type=_positive, metavar="N", help="of the trainer's that may be here")
-    add("--stream-every", type=_natural, default=0, metavar="N", help="tokens; 0 does not stream")
-    add("--seed", type=_natural, default=0, metavar="N")
+    add_flags(parser, RunOptions)
     add_flags(
         parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
         Settings,
@@ -172,6 +176,10 @@ def _port(text: str) -> int:
     if port > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; the highest is 65535")
     return port
+
+
+def _megabytes(text: str) -> int:
+    return _positive(text) * 2**20
 
 
 def _positive(text: str) -> int:
@@ -239,34 +247,13 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from rollout_sched.integrations.gateway.control_plane.trainer_api import MAX_SAMPLES
-    from rollout_sched.integrations.gateway.serve import Options, serve
+    from rollout_sched.integrations.gateway.serve import serve
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    serve(
-        Options(
-            policy=options.policy,
-            instances=options.instances,
-            host=options.host,
-            port=options.port,
-            api_key_file=options.api_key_file,
-            admin_key_file=options.admin_key_file,
-            instance_api_key_file=options.instance_api_key_file,
-            admin_socket=options.admin_socket,
-            allow_instances=options.allow_instances,
-            slots=options.instance_slots,
-            kv_tokens=options.instance_kv_tokens,
-            journal=options.journal,
-            prompts_per_step=options.prompts_per_step,
-            start_version=options.start_version,
-            max_requests=options.max_requests,
-            max_body=options.max_body * 2**20,
-            max_samples=options.max_samples or MAX_SAMPLES,
-            stream_every=options.stream_every,
-            seed=options.seed,
-            live=given_flags(options, Settings),
-        )
-    )
+    names = (field.name for field in msgspec.structs.fields(Options))
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    live = given_flags(options, Settings)
+    serve(Options(**given, **given_flags(options, RunOptions), live=live))
 
 
 def _check_names(names: list[str]) -> None:

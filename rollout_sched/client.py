@@ -24,9 +24,9 @@ import msgspec
 
 from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.gateway_calls import (
-    GatewayCalls,
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
     GatewayError,
+    TrainerClient,
 )
 from rollout_sched.integrations.gateway.control_plane.weight_update import (
     Reload,
@@ -37,6 +37,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_update import (
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, WeightLoader
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trajectory import Tool, Trajectory
@@ -60,6 +61,8 @@ __all__ = [
 LONG_POLL_S = 30.0
 LOOK_S = 0.5
 
+_DEFAULTS = RunOptions()
+
 #: Prompt tokens sent in one call.
 PORTION_TOKENS = 2**20
 
@@ -81,11 +84,11 @@ class RolloutScheduler(ABC):
         policy: str | Path,
         instances: Sequence[str | InstanceClient] = (),
         *,
-        prompts_per_step: int = 64,
-        version: int = 0,
-        seed: int = 0,
-        stream_every: int = 0,
-        journal: Path | None = None,
+        prompts_per_step: int = _DEFAULTS.prompts_per_step,
+        version: int = _DEFAULTS.start_version,
+        seed: int = _DEFAULTS.seed,
+        stream_every: int = _DEFAULTS.stream_every,
+        journal: Path | None = _DEFAULTS.journal,
         instance_api_key: str | None = None,
         settings: Settings | None = None,
     ) -> RolloutScheduler:
@@ -104,17 +107,16 @@ class RolloutScheduler(ABC):
         Raises ConfigError.
         """
         loaded = load_policy(str(policy))
+        options = RunOptions(
+            prompts_per_step=prompts_per_step,
+            start_version=version,
+            seed=seed,
+            stream_every=stream_every,
+            journal=journal,
+        )
 
         def start() -> LiveScheduler:
-            return LiveScheduler(
-                loaded,
-                prompts_per_step,
-                version=version,
-                seed=seed,
-                stream_every=stream_every,
-                journal=journal,
-                settings=settings,
-            )
+            return LiveScheduler(loaded, options, settings=settings)
 
         return _InProcess(start, instances, instance_api_key)
 
@@ -181,7 +183,10 @@ class RolloutScheduler(ABC):
 
 
 class _InProcess(RolloutScheduler):
-    """A driver of our own. `start` makes it once there is an event loop."""
+    """A driver of our own. `start` makes it once there is an event loop.
+
+    A batch counts as received once the next one is asked for.
+    """
 
     def __init__(
         self,
@@ -192,10 +197,12 @@ class _InProcess(RolloutScheduler):
         self._start = start
         self._instances = instances
         self._api_key = api_key
+        self._received: int | None
         self._live: LiveScheduler
         self._weight_loaders: WeightLoaders
 
     async def __aenter__(self) -> Self:
+        self._received = None
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
         try:
@@ -215,7 +222,10 @@ class _InProcess(RolloutScheduler):
         self._live.trainer.close_submissions()
 
     async def next_batch(self) -> Batch | None:
-        return await self._live.trainer.next_batch()
+        batch = await self._live.trainer.next_batch(self._received)
+        if batch is not None:
+            self._received = batch.number
+        return batch
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
         loader = (
@@ -247,15 +257,15 @@ class _Remote(RolloutScheduler):
     """A gateway does it. A batch counts as received once the next one is asked for."""
 
     def __init__(self, url: str, admin_key: str | None) -> None:
-        self._calls = GatewayCalls(url, admin_key)
+        self._gateway = TrainerClient(url, admin_key)
         self._received: int | None = None
 
     async def __aenter__(self) -> Self:
-        await self._calls.open()
+        await self._gateway.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._calls.close()
+        await self._gateway.close()
 
     async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
         if tool is not None:
@@ -264,15 +274,15 @@ class _Remote(RolloutScheduler):
                 "schedules in this process"
             )
         for portion in _portions(prompts):
-            await self._calls.post("/rollout/v1/groups", portion)
+            await self._gateway.post("/rollout/v1/groups", portion)
 
     async def close_submissions(self) -> None:
-        await self._calls.post("/rollout/v1/groups/close")
+        await self._gateway.post("/rollout/v1/groups/close")
 
     async def next_batch(self) -> Batch | None:
         while True:
             asked = {"ack": self._received, "timeout_s": LONG_POLL_S}
-            status, body = await self._calls.post(
+            status, body = await self._gateway.post(
                 "/rollout/v1/batches/next", asked, repeatable=True
             )
             if status == 204:
@@ -288,21 +298,21 @@ class _Remote(RolloutScheduler):
                 "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
                 "load the weights yourself and give Applied()"
             )
-        await self._calls.post("/rollout/v1/weights", _update_of(version, apply))
+        await self._gateway.post("/rollout/v1/weights", _update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(LOOK_S)
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         if not isinstance(instance, str):
             raise CallerError("a gateway takes the URL of an instance, not a client")
-        await self._calls.post("/admin/instances", {"url": instance})
+        await self._gateway.post("/admin/instances", {"url": instance})
 
     async def remove_instance(self, url: str, *, drain: bool = False) -> None:
         path = f"/admin/instances/{quote(url, safe='')}"
-        await self._calls.send(*(("POST", f"{path}/drain") if drain else ("DELETE", path)))
+        await self._gateway.send(*(("POST", f"{path}/drain") if drain else ("DELETE", path)))
 
     async def state(self) -> dict[str, Any]:
-        _, body = await self._calls.send("GET", "/rollout/v1/state", repeatable=True)
+        _, body = await self._gateway.send("GET", "/rollout/v1/state", repeatable=True)
         state: dict[str, Any] = msgspec.msgpack.decode(body)
         return state
 

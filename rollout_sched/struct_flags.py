@@ -11,6 +11,7 @@ import math
 import re
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,14 +25,18 @@ def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> Non
     about = meanings(kind)
     for field in msgspec.structs.fields(kind):
         flag = "--" + field.name.replace("_", "-")
-        text = f"{about[field.name]} (default: {_shown(field.default)})".replace("%", "%%")
+        text = about[field.name]
+        if field.default is not None:
+            text += f" (default: {_shown(field.default)})"
         name: dict[str, Any] = {
             "dest": _dest(kind, field.name),
             "default": argparse.SUPPRESS,
-            "help": text,
+            "help": text.replace("%", "%%"),
         }
         if isinstance(field.default, bool):
             to.add_argument(flag, action=argparse.BooleanOptionalAction, **name)
+        elif hints[field.name] == Path | None:
+            to.add_argument(flag, type=Path, metavar="FILE", **name)
         else:
             metavar = "SECONDS" if field.name.endswith("_s") else "N"
             to.add_argument(flag, type=_reader(hints[field.name]), metavar=metavar, **name)

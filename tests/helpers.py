@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
@@ -22,6 +23,16 @@ from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, Turn, gather
+
+# -- nouns of the core ---------------------------------------------------------------------------
+
+
+def fields_of(noun: object) -> dict[str, Any]:
+    """All that it holds; where it is compiled, what it derives from that besides."""
+    members = vars(type(noun)).items()
+    kinds = MemberDescriptorType, GetSetDescriptorType
+    return {name: getattr(noun, name) for name, member in members if isinstance(member, kinds)}
+
 
 # -- views for policies ------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ import pytest
 from rollout_sched import config, journal
 from rollout_sched.cli import main
 from rollout_sched.config import shipped
+from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from tests.simulators.replay.test_report import FIGURES, at
 
@@ -308,6 +310,20 @@ class TestServe:
             told = self.options(monkeypatch, flag, *given).live
             assert told == {field.name: True if isinstance(field.default, bool) else 7}
         assert self.options(monkeypatch).live == {}
+
+    def test_what_is_not_given_is_for_the_options_to_say(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.options(monkeypatch) == Options(policy="dplb", instances=["http://a:1"])
+
+    def test_every_option_of_a_run_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for field in msgspec.structs.fields(RunOptions):
+            flag = "--" + field.name.replace("_", "-")
+            value = Path("7") if field.default is None else 7
+            assert getattr(self.options(monkeypatch, flag, "7"), field.name) == value
+
+    def test_megabytes_are_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.options(monkeypatch, "--max-body", "3").max_body == 3 * 2**20
 
     def test_flags_go_before_the_policy_file(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

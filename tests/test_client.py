@@ -13,7 +13,7 @@ import pytest
 
 from rollout_sched.client import Applied, GatewayError, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import gateway_calls
+from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
@@ -83,6 +83,29 @@ def test_batches_may_be_left_and_taken_up_again(way: str) -> None:
                 await answering
             assert seen == ["a", "b"]
             assert await rollouts.next_batch() is None
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_that_ask_at_once_get_the_same_batch(way: str) -> None:
+    """It counts as received once the next one is asked for."""
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance) as rollouts:
+            await rollouts.submit(prompts("a", "b"))
+            await rollouts.close_submissions()
+            asking = [asyncio.create_task(rollouts.next_batch()) for _ in range(2)]
+            await instance.answer(0, [5])
+            first, same = await asyncio.gather(*asking)
+            assert first == same
+            answering = asyncio.create_task(instance.answer(1, [6]))
+            second = await rollouts.next_batch()
+            await answering
+            assert first is not None
+            assert second is not None
+            assert [batch.samples[0].uid for batch in (first, second)] == ["a", "b"]
 
     run(scene())
 
@@ -184,7 +207,7 @@ def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gateway_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_calls, "RETRY_S", 0.01)
+    monkeypatch.setattr(trainer_client, "RETRY_S", 0.01)
 
     async def scene() -> None:
         instance = Upstream(NAME)

@@ -14,7 +14,7 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.groups import HERE
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
-from tests.helpers import make_policy, make_scenario, make_trace, watch
+from tests.helpers import fields_of, make_policy, make_scenario, make_trace, watch
 
 HEADER = Header(SCHEMA, "sync", 4, 2, 7)
 EVENTS: list[ev.Event] = [
@@ -170,8 +170,9 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
         },
         "requests": {
             request.id: {
-                **fields(request, "group", "siblings", "attempt"),
+                **fields(request, "group", "siblings", "attempt", "rank"),
                 "attempt": number_of(request.attempt),
+                "rank": request.rank and request.rank[:2],
             }
             for request in scheduler.requests
         },
@@ -195,7 +196,7 @@ def number_of(attempt: Any) -> int | None:
 
 
 def fields(of: Any, *but: str) -> dict[str, Any]:
-    values = {name: getattr(of, name) for name in of.__struct_fields__ if name not in but}
+    values = {name: value for name, value in fields_of(of).items() if name not in but}
     return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -19,6 +20,7 @@ class Patience(msgspec.Struct):
              explanation of 100 %
     tries    how often
     give_up  whether to give up
+    log      where to complain
 
     Not about a field:  this.
     """
@@ -26,6 +28,7 @@ class Patience(msgspec.Struct):
     look_s: Annotated[float, msgspec.Meta(gt=0)] = 1.5
     tries: Annotated[int, msgspec.Meta(ge=1)] = 3
     give_up: bool = False
+    log: Path | None = None
 
 
 def parsed(*arguments: str) -> dict[str, object]:
@@ -37,6 +40,7 @@ def parsed(*arguments: str) -> dict[str, object]:
 def test_only_what_is_given_counts() -> None:
     assert parsed() == {}
     assert parsed("--look-s", "2", "--tries", "5") == {"look_s": 2.0, "tries": 5}
+    assert parsed("--log", "a/b") == {"log": Path("a/b")}
     assert parsed("--give-up") == {"give_up": True}
     assert parsed("--no-give-up") == {"give_up": False}
 

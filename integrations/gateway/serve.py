@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -12,12 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rollout_sched import event_loop
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
@@ -30,16 +28,17 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
     notes_of,
 )
-from rollout_sched.integrations.gateway.control_plane.instances import (
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AddedInstance,
     AllowList,
     checked_url,
     read_instance_keys,
 )
-from rollout_sched.integrations.gateway.control_plane.trainer_api import MAX_SAMPLES
-from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane, Limits
-from rollout_sched.integrations.http import App, HttpServer
-from rollout_sched.integrations.http.handed import LINGER_S
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.http import App, HttpServer, ServerLimits
+from rollout_sched.integrations.http.lingering import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
@@ -56,55 +55,9 @@ LAST_WORDS_S = 1.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `serve` is told; every file is read, and every error raised, before the port is open.
-
-    prompts_per_step  groups in a batch of the trainer's API
-    max_requests      responses that may be here at once, waiting or running
-    max_body          bytes of one request's body
-    max_bodies        bytes of all bodies that are here
-    stream_every      see `TrainerSession`
-    max_samples       of the trainer's API that may be here at once
-    slots, kv_tokens  what an instance runs at once and the size of its KV cache, where it does not
-                      tell
-    allow_instances   patterns of URLs that may be added while it runs; any if there are none
-    grace_s           seconds that running answers get to finish when the gateway stops
-    live              settings of the driver, before those of the policy file
-    """
-
-    policy: str
-    instances: list[str]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key_file: Path | None = None
-    admin_key_file: Path | None = None
-    admin_socket: Path | None = None
-    allow_instances: list[str] = []
-    instance_api_key_file: Path | None = None
-    journal: Path | None = None
-    prompts_per_step: int = 64
-    max_requests: int = Limits().requests
-    max_body: int = 64 * 2**20
-    max_bodies: int = Limits().body_bytes
-    max_samples: int = MAX_SAMPLES
-    stream_every: int = 0
-    seed: int = 0
-    start_version: int = 0
-    slots: int | None = None
-    kv_tokens: int | None = None
-    grace_s: float = 10.0
-    live: dict[str, Any] = {}
-
-
 def serve(options: Options) -> None:
     """Run until SIGTERM or SIGINT. Raises CallerError, or OSError if the port is taken."""
-    make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):  # it is not built for Windows
-        import uvloop
-
-        make_loop = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_serve(options, partial(print, flush=True)))
+    event_loop.run(_serve(options, partial(print, flush=True)))
 
 
 async def _serve(options: Options, say: Say) -> None:
@@ -177,13 +130,7 @@ class Service:
         named = [client.name for client in self._clients]
         _check_once(named)
         self.live = LiveScheduler(
-            policy,
-            options.prompts_per_step,
-            version=options.start_version,
-            seed=options.seed,
-            stream_every=options.stream_every,
-            journal=options.journal,
-            settings=settings or settings_of(policy, options.live),
+            policy, options, settings=settings or settings_of(policy, options.live)
         )
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
@@ -216,12 +163,8 @@ class Service:
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
         app: App = self.data_plane
-        self._server = HttpServer(
-            app,
-            self._runner.server,
-            max_body=self.options.max_body,
-            max_bodies=self.options.max_bodies,
-        )
+        limits = ServerLimits(max_body=self.options.max_body, max_bodies=self.options.max_bodies)
+        self._server = HttpServer(app, self._runner.server, limits)
         listener = await self._server.listen(self.options.host, self.options.port)
         if self.options.admin_socket is not None:
             await self._listen_for_admins(self._server, self.options.admin_socket)
@@ -241,7 +184,7 @@ class Service:
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
             self._close_to_admins()
-            await self.gateway.delivery.close()
+            self.gateway.trainer.close()
             if self._server is not None:
                 await self._server.close(self.options.grace_s + LAST_WORDS_S)
             await self._runner.cleanup()
@@ -278,7 +221,7 @@ class Service:
 
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
-            why = self.live.driver.supervisors[client.name].away
+            why = self.live.driver.supervisors[client.name].reason
             self._say(f"instance {client.name}: away, joins when it can ({why})")
 
     def _greet(self, policy: PolicyFile, keys: list[str], auth: AdminAuth) -> None:

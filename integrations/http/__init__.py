@@ -4,6 +4,7 @@ from rollout_sched.integrations.http.client import Pool, Response
 from rollout_sched.integrations.http.errors import AnswerBroken, ExchangeError, NotConnected
 from rollout_sched.integrations.http.exchange import Exchange, Receiver
 from rollout_sched.integrations.http.heads import Headers
+from rollout_sched.integrations.http.limits import ServerLimits
 from rollout_sched.integrations.http.request import Request
 from rollout_sched.integrations.http.server import App, HttpServer
 
@@ -19,4 +20,5 @@ __all__ = [
     "Receiver",
     "Request",
     "Response",
+    "ServerLimits",
 ]

@@ -97,13 +97,13 @@ class Chunked:
             data = self._held + data
             self._held = b""
         pos = 0
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         while not self._trailing:
             if self._left < 0:
                 line = _CHUNK.match(data, pos)
                 if line is None:
                     self._hold_line(data, pos)
-                    return _join(pieces), None
+                    return _join(parts), None
                 if line.end() - pos > MAX_CHUNK_LINE:
                     raise Malformed("not the size of a chunk")
                 pos = line.end()
@@ -116,16 +116,16 @@ class Chunked:
                     break
             end = pos + self._left
             if pos < len(data) and self._left:
-                pieces.append(data[pos:end])
+                parts.append(data[pos:end])
             if len(data) < end + 2:
                 self._left = max(0, end - len(data))
                 self._held = data[end:]
-                return _join(pieces), None
+                return _join(parts), None
             if data[end : end + 2] != _CRLF:
                 raise Malformed("a chunk is longer than it said")
             pos = end + 2
             self._left = -1
-        return _join(pieces), self._trailers(data, pos)
+        return _join(parts), self._trailers(data, pos)
 
     def _weigh(self, size: int) -> None:
         """Refuse a chunk that is too much, or one too many."""
@@ -186,5 +186,5 @@ def _only_chunk(data: bytes) -> bytes:
     return data[begin:end] if data[end:] == _CRLF else b""
 
 
-def _join(pieces: list[bytes]) -> bytes:
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _join(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"".join(parts)

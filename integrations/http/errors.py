@@ -1,4 +1,4 @@
-"""What goes wrong between two ends of an HTTP/1.1 connection."""
+"""What goes wrong on an HTTP/1.1 connection; its own module because no exception is compiled."""
 
 from __future__ import annotations
 

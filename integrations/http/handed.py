@@ -11,30 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from rollout_sched.integrations.http.backlog import Backlog
 from rollout_sched.integrations.http.bodies import Body, Chunked, Length
 from rollout_sched.integrations.http.errors import RAISED, Malformed, report
 from rollout_sched.integrations.http.heads import CHUNKED
+from rollout_sched.integrations.http.lingering import LINGER_S
 
-#: Seconds for which a refused client may go on sending before its connection is cut. Closed at
-#: once, the kernel would answer what it sends with a reset, which can overtake our refusal.
-LINGER_S = 2.0
-
-
-class Bounds(Protocol):
-    """What a handed connection asks of the server."""
-
-    bodies: int
-    handed: set[Handed]
-    max_bodies: int
-    max_body: int
-    now: float
-    stall_s: float
-
-    def full(self) -> Malformed: ...
-
-    def put_off(self, deadline: float, size: int) -> float: ...
+if TYPE_CHECKING:
+    from rollout_sched.integrations.http.server import HttpServer
 
 
 class Handed(asyncio.Protocol):
@@ -45,9 +31,10 @@ class Handed(asyncio.Protocol):
 
     def __init__(
         self,
-        server: Bounds,
+        server: HttpServer,
         fallback: asyncio.Protocol,
         transport: asyncio.Transport,
+        backlog: Backlog,
         length: int,
     ) -> None:
         self._server = server
@@ -55,19 +42,18 @@ class Handed(asyncio.Protocol):
         self._transport = transport
         self._body: Body | None  # None when no more of the request is passed on
         if length == CHUNKED:
-            self._body = Chunked(server.max_body, fair=True)
+            self._body = Chunked(server.limits.max_body, fair=True)
         else:
             self._body = Length(length)  # whether it is too long is for the fallback to say
         self._held = 0
-        self._throttled = False  # the client does not read for now
-        self._unsent = 0  # bytes it had to read when we last looked
-        self.deadline = server.now + server.stall_s
+        self._backlog = backlog
+        self.deadline = server.connections.now + server.limits.stall_s
 
-    def begin(self, head: bytes, rest: bytes, throttled: bool) -> None:
+    def begin(self, head: bytes, rest: bytes) -> None:
         """Pass on what has arrived: a head, and what came after it."""
         try:
             self._fallback.connection_made(self._transport)
-            if throttled:
+            if self._backlog.throttled:
                 self.pause_writing()
         except RAISED as error:
             self._cut(error)
@@ -84,65 +70,66 @@ class Handed(asyncio.Protocol):
             self._pass(data)
             self._stop()
             return
-        server = self._server
-        if server.bodies + len(payload) > server.max_bodies:
-            server.full()
+        server, bodies = self._server, self._server.bodies
+        if bodies.used + len(payload) > bodies.most:
+            bodies.full()
             self.drop()
             return
         self._held += len(payload)
-        server.bodies += len(payload)
+        bodies.used += len(payload)
         self._pass(data[: len(data) - len(rest or b"")])
-        if self._held > server.max_body:
+        if self._held > server.limits.max_body:
             self._stop()
         elif rest is not None:
             self._body = None
             self._wait()
-        elif not self._throttled:
-            self.deadline = server.put_off(self.deadline, len(payload))
+        elif not self._backlog.throttled:
+            self.deadline = server.connections.put_off(self.deadline, len(payload))
 
     def eof_received(self) -> bool | None:
         return self._fallback.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.handed.discard(self)
-        self._server.bodies -= self._held
+        self._server.connections.leave(self)
+        self._server.bodies.used -= self._held
         self._held = 0
         self._fallback.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self._throttled = True
-        self._unsent = self._transport.get_write_buffer_size()
+        self._backlog.begin()
         self._wait()
         self._fallback.pause_writing()
 
     def resume_writing(self) -> None:
-        self._throttled = False
+        self._backlog.end()
         self._wait()
         self._fallback.resume_writing()
 
     def expire(self) -> None:
         """The deadline has passed."""
-        unsent = self._transport.get_write_buffer_size()
-        slow = self._throttled and unsent < self._unsent
         unasked = self._body is not None and not self._transport.is_reading()
-        if slow or (unasked and not self._throttled):  # not stuck, or not the client's fault
-            self._unsent = unsent
+        not_its_fault = unasked and not self._backlog.throttled
+        if self._backlog.shrinks() or not_its_fault:
             self._wait()
         else:
             self.drop()
+
+    def retire(self) -> None:
+        """It is the fallback's to close."""
 
     def drop(self) -> None:
         self._transport.abort()
 
     def _wait(self) -> None:
         """Set the deadline of the state we are in."""
-        waiting = self._throttled or self._body is not None
-        self.deadline = self._server.now + self._server.stall_s if waiting else math.inf
+        waiting = self._backlog.throttled or self._body is not None
+        deadline = self._server.connections.now + self._server.limits.stall_s
+        self.deadline = deadline if waiting else math.inf
 
     def _stop(self) -> None:
         """Too much, or no body at all: the fallback may answer what it has seen, and soon."""
         self._body = None
-        self.deadline = self._server.now + LINGER_S
+        self.deadline = self._server.connections.now + LINGER_S
 
     def _pass(self, data: bytes) -> None:
         if data:

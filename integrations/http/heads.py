@@ -1,8 +1,8 @@
 """The head of an HTTP/1.1 message: start line and fields, read strictly and written.
 
-A head is read line by line, and lines are remembered: nearly all of them came in the message
-before, so that a head costs a split and a few lookups; heads of requests are remembered whole, for
-clients send the same one again and again. The grammar is RFC 9112, less its
+A head is read line by line, and lines are cached: nearly all of them came in the message before, so
+that a head costs a split and a few lookups; heads of requests are cached whole, for clients send
+the same one again and again. The grammar is RFC 9112, less its
 leniencies: bare line feeds, folded lines, space before a colon and repeated framing fields are
 all refused, for each is a way to make two servers disagree about where a message ends.
 """
@@ -12,28 +12,32 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Final
 
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.parse_cache import ParseCache
 
 Headers = list[tuple[bytes, bytes]]
 
-#: Body lengths that are not a number of bytes.
-CHUNKED = -1
-UNTIL_CLOSE = -2
-_UNSAID = -3
-_UNREAD = -4
+#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+JOIN_BELOW: Final = 32 * 1024
 
-END = b"\r\n\r\n"
-_CRLF = b"\r\n"
+#: Body lengths that are not a number of bytes.
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+_UNSAID: Final = -3
+_UNREAD: Final = -4
+
+END: Final = b"\r\n\r\n"
+_CRLF: Final = b"\r\n"
 
 #: Most header lines of a message, and most lines of trailers. What a head costs is its lines: with
 #: 8,000 short ones it would cost a thousand times what an ordinary one does.
-MAX_LINES = 100
+MAX_LINES: Final = 100
 
-#: Longest line and longest head that are remembered, in bytes.
-MAX_REMEMBERED_LINE = 256
-MAX_REMEMBERED_HEAD = 1024
+#: Longest line and longest head that are cached, in bytes.
+MAX_CACHED_LINE = 256
+MAX_CACHED_HEAD = 1024
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _TEXT = rb"[^\x00-\x08\n-\x1f\x7f]*"
@@ -150,10 +154,10 @@ def _read_field_line(line: bytes) -> tuple[bytes, bytes]:
     return found[1].lower(), found[2].strip(b" \t")
 
 
-_request_lines = ParseCache(_read_request_line, MAX_REMEMBERED_LINE)
-_status_lines = ParseCache(_read_status_line, MAX_REMEMBERED_LINE)
-_field_lines = ParseCache(_read_field_line, MAX_REMEMBERED_LINE)
-_request_heads = ParseCache(_read_request_head, MAX_REMEMBERED_HEAD)
+_request_lines = ParseCache(_read_request_line, MAX_CACHED_LINE)
+_status_lines = ParseCache(_read_status_line, MAX_CACHED_LINE)
+_field_lines = ParseCache(_read_field_line, MAX_CACHED_LINE)
+_request_heads = ParseCache(_read_request_head, MAX_CACHED_HEAD)
 
 
 def is_request_line(line: bytes) -> bool:

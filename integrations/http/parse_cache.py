@@ -1,4 +1,4 @@
-"""What texts that come again and again mean, read once."""
+"""A cache of what header texts mean; its own module because no subclass of dict is compiled."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-#: Texts remembered by each reader; all are forgotten at once when there are too many.
+#: Most texts in a cache; one more empties it.
 MAX_ENTRIES = 4096
 
-#: Fields that are read anew each time.
+#: Fields that are never cached.
 _SECRET = re.compile(rb"(?im)^(?:(?:proxy-)?authorization|(?:set-)?cookie|x-api-key)[ \t]*:")
 
-_Read = TypeVar("_Read")
+Meaning = TypeVar("Meaning")
 
 
-class ParseCache(dict[bytes, _Read]):
-    """The meaning of header texts; those that were never seen are read by `read`.
+class ParseCache(dict[bytes, Meaning]):
+    """What header texts mean; one that is not here is parsed by `parse`.
 
-    What is longer than `longest` bytes, or holds a secret, is not kept.
+    What is longer than `longest` bytes, or holds a secret, is parsed each time.
     """
 
-    def __init__(self, read: Callable[[bytes], _Read], longest: int) -> None:
-        self._read = read
+    def __init__(self, parse: Callable[[bytes], Meaning], longest: int) -> None:
+        self._parse = parse
         self._longest = longest
 
-    def __missing__(self, text: bytes) -> _Read:
-        meaning = self._read(text)
+    def __missing__(self, text: bytes) -> Meaning:
+        meaning = self._parse(text)
         if len(text) <= self._longest and _SECRET.search(text) is None:
             if len(self) >= MAX_ENTRIES:
                 self.clear()

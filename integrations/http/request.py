@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from rollout_sched.integrations.http.errors import RAISED, report
 from rollout_sched.integrations.http.heads import (
+    JOIN_BELOW,
     Head,
     Headers,
     has_body,
@@ -13,11 +16,8 @@ from rollout_sched.integrations.http.heads import (
     write_fields,
 )
 
-#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
-JOIN_BELOW = 32 * 1024
-
-_CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
-_LAST_CHUNK = b"0\r\n\r\n"
+_CODING: Final = b"transfer-encoding: chunked\r\n\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 #: What opens a chunk, by its size: looked up where it need not be written.
 _SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]
@@ -28,10 +28,16 @@ class Outlet(Protocol):
 
     keep_alive: bool
 
-    def send(self, data: bytes, more: bytes = b"") -> None: ...
+    def send(self, data: bytes) -> None: ...
+
+    def send_both(self, head: bytes, body: bytes) -> None:
+        """The same, for what costs more to copy than to write apart."""
 
     def complete(self) -> None:
         """The answer has been given."""
+
+    def drop(self) -> None:
+        """Close at once."""
 
 
 class Request:
@@ -46,11 +52,10 @@ class Request:
     """
 
     __slots__ = (
-        "_chunked",
+        "_framing",
         "_head",
         "_outlet",
         "_state",
-        "_with_body",
         "body",
         "gone",
         "method",
@@ -73,7 +78,7 @@ class Request:
         self._head = head
         self._outlet: Outlet | None = outlet
         self._state = _UNANSWERED
-        self._chunked = self._with_body = False
+        self._framing = _NO_BODY
 
     @property
     def begun(self) -> bool:
@@ -99,11 +104,14 @@ class Request:
         Transfer-Encoding; as bytes they are lines, each with its CRLF.
         """
         head = status_line(status) + write_fields(headers)
-        self._become(_UNANSWERED, _ANSWERED)
+        if self._state is not _UNANSWERED:
+            raise self._misused()
+        self._state = _ANSWERED
         outlet = self._outlet
         if outlet is None:
             return
-        head += self._connection_field(outlet)
+        if not (outlet.keep_alive and self._head.minor):
+            head += self._connection_field(outlet)
         if has_body(status):
             head += b"content-length: %d\r\n\r\n" % len(body)
         else:
@@ -114,60 +122,95 @@ class Request:
         elif len(body) < JOIN_BELOW:
             outlet.send(head + body)
         else:
-            outlet.send(head, body)
+            outlet.send_both(head, body)
         self._let_go()
         outlet.complete()
 
     def begin(self, status: int, headers: bytes | Sequence[tuple[bytes, bytes]]) -> None:
         """Begin an answer that is streamed. `headers` as for `answer`."""
         head = status_line(status) + write_fields(headers)
-        self._become(_UNANSWERED, _STREAMING)
+        if self._state is not _UNANSWERED:
+            raise self._misused()
+        self._state = _STREAMING
         outlet = self._outlet
         if outlet is None:
             return
-        self._with_body = has_body(status) and self.method != b"HEAD"
-        self._chunked = self._head.minor == 1
-        if not self._chunked:
+        chunked = self._head.minor == 1
+        if not chunked:
             outlet.keep_alive = False
+        if has_body(status) and self.method != b"HEAD":
+            self._framing = _CHUNKED if chunked else _UNTIL_CLOSE
         head += self._connection_field(outlet)
-        outlet.send(head + (_CHUNKED if self._chunked and has_body(status) else b"\r\n"))
+        outlet.send(head + (_CODING if chunked and has_body(status) else b"\r\n"))
 
     def write(self, data: bytes) -> None:
-        """Send a piece of a streamed answer."""
+        """Send more of a streamed answer."""
         if self._state is not _STREAMING:
-            raise RuntimeError(f"the answer is {self._state}")
-        if self._outlet is None or not self._with_body or not data:
+            raise self._misused()
+        outlet = self._outlet
+        if outlet is None or not data:
             return
-        if self._chunked:
+        if self._framing is _CHUNKED:
             size = len(data)
             line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
-            self._outlet.send(line + data + b"\r\n")
-        else:
-            self._outlet.send(data)
+            outlet.send(line + data + b"\r\n")
+        elif self._framing is _UNTIL_CLOSE:
+            outlet.send(data)
 
     def end(self) -> None:
         """Complete a streamed answer."""
-        self._become(_STREAMING, _ANSWERED)
+        if self._state is not _STREAMING:
+            raise self._misused()
+        self._state = _ANSWERED
         outlet = self._outlet
         if outlet is None:
             return
-        if self._chunked and self._with_body:
+        if self._framing is _CHUNKED:
             outlet.send(_LAST_CHUNK)
         self._let_go()
         outlet.complete()
 
+    # Called by the connection.
+
+    def pause(self) -> None:
+        """The client does not read for now."""
+        if self.on_pause is not None:
+            self._tell(self.on_pause)
+
+    def resume(self) -> None:
+        """It reads on."""
+        if self.on_resume is not None:
+            self._tell(self.on_resume)
+
+    def fail(self) -> None:
+        """The app has given up: say so if nothing has been said yet."""
+        if self._outlet is None:
+            return
+        if self._state is _UNANSWERED:
+            self.answer(500, (), b"")
+        else:
+            self._outlet.drop()
+
     def lose(self) -> None:
-        """The client is gone: called by the connection."""
+        """The client is gone."""
         on_disconnect = self.on_disconnect
         self.gone = True
         self._let_go()
         if on_disconnect is not None:
             on_disconnect()
 
-    def _become(self, old: str, new: str) -> None:
-        if self._state is not old:
-            raise RuntimeError(f"the answer is {self._state}")
-        self._state = new
+    def _tell(self, what: Callable[[], None]) -> None:
+        """Call what the app has left to be called."""
+        try:
+            what()
+        except RAISED as error:
+            report(f"slowing down {self.method!r} {self.target!r}", error)
+            # Aborted in `resume_writing`, asyncio's transport would say twice that it is lost.
+            asyncio.get_running_loop().call_soon(self.fail)
+
+    def _misused(self) -> RuntimeError:
+        """What a call is refused with that the state of the answer does not allow."""
+        return RuntimeError(f"the answer is {self._state}")
 
     def _connection_field(self, outlet: Outlet) -> bytes:
         if not outlet.keep_alive:
@@ -179,6 +222,11 @@ class Request:
         self._outlet = self.on_disconnect = self.on_pause = self.on_resume = None
 
 
-_UNANSWERED = "not begun"
-_STREAMING = "being streamed"
-_ANSWERED = "complete"
+#: How the body of a streamed answer ends.
+_NO_BODY: Final = "none"
+_CHUNKED: Final = "chunked"
+_UNTIL_CLOSE: Final = "until close"
+
+_UNANSWERED: Final = "not begun"
+_STREAMING: Final = "being streamed"
+_ANSWERED: Final = "complete"

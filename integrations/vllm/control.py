@@ -10,28 +10,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from rollout_sched.integrations.http.heads import Headers
+from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError, printable
+from rollout_sched.live.ports import InstanceError
 
 KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
 CONNECT_S = 10.0
 LARGEST_ANSWER = 32 * 2**20  # bytes; /metrics has 28 KB for each data-parallel rank
-
-#: What to do about a refusal, by its status.
-REMEDIES = {
-    401: "give the API key that vLLM was started with (--api-key)",
-    403: "start vLLM with --enable-scale-out",
-    404: "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, or use a newer one",
-    405: "it is no vLLM server, or an older one",
-}
-
-
-class AnswerRefused(InstanceError):
-    """An answer that is of no use; `unquoted` says so without a word of it."""
-
-    def __init__(self, text: str, unquoted: str) -> None:
-        super().__init__(text)
-        self.unquoted = unquoted
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -52,13 +38,13 @@ class Control:
     def __init__(
         self,
         url: str,
-        headers: Mapping[str, str],
+        headers: Headers,
         tls: ssl.SSLContext | None,
         rate: int,
         limit_s: float,
     ) -> None:
         self.url = url
-        self._headers = dict(headers)
+        self._headers = {name.decode(): value.decode() for name, value in headers}
         self._tls = tls
         self.throttle = Throttle(rate, "control_rate")
         self._limit_s = limit_s
@@ -86,7 +72,7 @@ class Control:
             await self.throttle.acquire()
         answer = await self._exchange("POST", path, body, query, repeatable, limit_s)
         if answer.status != 200:
-            raise refusal(path, answer)
+            raise refusal(answer.status, answer.body, path)
         return answer.body
 
     async def send(self, method: str, path: str, body: Any = None) -> Answer:
@@ -165,19 +151,6 @@ def as_instance_errors(path: str) -> Iterator[None]:
         raise AnswerRefused(f"{path} failed: {error}", unquoted) from error
     except (aiohttp.ClientError, OSError) as error:
         raise InstanceError(f"{path} failed: {error or type(error).__name__}") from error
-
-
-def refusal(path: str, answer: Answer) -> InstanceError:
-    """What a status other than 200 means, and what to do about it."""
-    remedy = REMEDIES.get(answer.status)
-    then = f"; {remedy}" if remedy else ""
-    answered = f"{path} answered {answer.status}"
-    return AnswerRefused(f"{answered}: {excerpt(answer.body)}{then}", f"{answered}{then}")
-
-
-def excerpt(body: bytes) -> str:
-    """The beginning of an answer, as it can stand in a log."""
-    return printable(body[:300].decode(errors="replace"), 200)
 
 
 def decoded(path: str, body: bytes, type_: type[Any]) -> Any:

@@ -8,34 +8,34 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.answers import version_of
-from rollout_sched.integrations.vllm.control import Answer, Control, decoded, refusal
+from rollout_sched.integrations.vllm.control import Answer, Control, decoded
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
+from rollout_sched.integrations.vllm.protocol import endpoints
+from rollout_sched.integrations.vllm.protocol.answers import version_of
+from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.live.ports import Description, InstanceError, printable
 
-Endpoint = Literal["auto", "generate", "completions"]
-
-DEV_ABORT = "/abort_requests"
-OPEN_ABORT = "/inference/v1/abort_requests"
+#: How it is to generate; "auto" takes the better one that is offered.
+Way = Literal["auto", "generate", "completions"]
 
 _DEV_MODE = "set VLLM_SERVER_DEV_MODE=1 in vLLM's environment"
 #: capability -> (endpoint, what is missed without it and what to do)
 _DEV_ENDPOINTS = {
     "pause": (
-        "/pause",
+        endpoints.PAUSE,
         f"cannot be paused for a weight update; {_DEV_MODE}",
     ),
     "collective_rpc": (
-        "/collective_rpc",
+        endpoints.COLLECTIVE_RPC,
         f"cannot reload weights from disk; {_DEV_MODE}",
     ),
     "weight_transfer": (
-        "/start_weight_update",
+        f"/{endpoints.START_UPDATE}",
         "cannot receive weights by weight transfer; use vLLM 0.22 or newer, set "
         "VLLM_SERVER_DEV_MODE=1 in its environment and give --weight-transfer-config",
     ),
     "set_version": (
-        "/update_weight_version",
+        endpoints.SET_LABEL,
         f"cannot label tokens with our versions; use vLLM 0.28 or newer and {_DEV_MODE}",
     ),
 }
@@ -72,7 +72,7 @@ class _Models(msgspec.Struct):
 
 async def detect(
     control: Control,
-    endpoint: Endpoint = "auto",
+    endpoint: Way = "auto",
     slots: int | None = None,
     kv_tokens: int | None = None,
 ) -> Findings:
@@ -90,8 +90,11 @@ async def detect(
         # Without its required fields the request is refused before anything is generated, and
         # the list of ids to abort is missing.
         control.send("POST", Generate.target, {}),
-        control.send("POST", OPEN_ABORT, {}),
-        *(control.get(path) for path in (DEV_ABORT, *(p for p, _ in _DEV_ENDPOINTS.values()))),
+        control.send("POST", endpoints.OPEN_ABORT, {}),
+        *(
+            control.get(path)
+            for path in (endpoints.DEV_ABORT, *(p for p, _ in _DEV_ENDPOINTS.values()))
+        ),
     )
     notes: list[str] = []
     dialect = _dialect(endpoint, generates, notes)
@@ -124,10 +127,10 @@ async def detect(
     return Findings(description, dialect, abort_path, tuple(notes))
 
 
-def _dialect(endpoint: Endpoint, probe: Answer, notes: list[str]) -> Dialect:
+def _dialect(endpoint: Way, probe: Answer, notes: list[str]) -> Dialect:
     offered = probe.status in (400, 422)
     if endpoint == "generate" and not offered:
-        raise refusal(Generate.target, probe)
+        raise refusal(probe.status, probe.body, Generate.target)
     if offered and endpoint != "completions":
         return Generate()
     if endpoint == "auto":
@@ -144,9 +147,9 @@ def _dialect(endpoint: Endpoint, probe: Answer, notes: list[str]) -> Dialect:
 
 def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | None:
     if dev_probe.status == 405:
-        return DEV_ABORT
+        return endpoints.DEV_ABORT
     if probe.status in (400, 422):
-        return OPEN_ABORT
+        return endpoints.OPEN_ABORT
     notes.append(
         "cannot abort a request and keep its tokens: what was not streamed of an interrupted one "
         f"is lost; start vLLM with --enable-scale-out, or {_DEV_MODE}"
@@ -155,10 +158,10 @@ def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | Non
 
 
 async def _models(control: Control) -> list[_Model]:
-    answer = await control.get("/v1/models")
+    answer = await control.get(endpoints.MODELS)
     if answer.status != 200:
-        raise refusal("/v1/models", answer)
-    models: _Models = decoded("/v1/models", answer.body, _Models)
+        raise refusal(answer.status, answer.body, endpoints.MODELS)
+    models: _Models = decoded(endpoints.MODELS, answer.body, _Models)
     if not models.data:
         raise InstanceError("/v1/models names no model")
     for model in models.data:
@@ -168,7 +171,7 @@ async def _models(control: Control) -> list[_Model]:
 
 
 async def _metrics(control: Control) -> bytes:
-    answer = await control.get("/metrics")
+    answer = await control.get(endpoints.METRICS)
     if answer.status != 200:
         raise InstanceError(
             f"/metrics answered {answer.status}; start vLLM without "
@@ -179,7 +182,7 @@ async def _metrics(control: Control) -> bytes:
 
 async def _slots(control: Control) -> int:
     """max_num_seqs, which only the development mode tells."""
-    path = "/server_info?config_format=json"
+    path = endpoints.SERVER_INFO
     answer = await control.get(path)
     if answer.status == 200:
         config: Any = decoded(path, answer.body, dict[str, Any]).get("vllm_config")
@@ -195,27 +198,27 @@ async def _slots(control: Control) -> int:
 
 async def _is_paused(control: Control) -> bool | None:
     """None where it is not told."""
-    answer = await control.get("/is_paused")
+    answer = await control.get(endpoints.IS_PAUSED)
     if answer.status != 200:
         return None
-    told = decoded("/is_paused", answer.body, dict[str, Any]).get("is_paused")
+    told = decoded(endpoints.IS_PAUSED, answer.body, dict[str, Any]).get("is_paused")
     return told if isinstance(told, bool) else None
 
 
 async def _version(control: Control) -> int | None:
-    answer = await control.get("/weight_info")
+    answer = await control.get(endpoints.WEIGHT_INFO)
     if answer.status != 200:
         return None
-    told = decoded("/weight_info", answer.body, dict[str, Any])
+    told = decoded(endpoints.WEIGHT_INFO, answer.body, dict[str, Any])
     return version_of(told.get("weight_version"))
 
 
 async def _vllm_version(control: Control) -> tuple[int, ...]:
     """(major, minor); () where it is not told, which is smaller than any."""
-    answer = await control.get("/version")
+    answer = await control.get(endpoints.VERSION)
     if answer.status != 200:
         return ()
-    told = str(decoded("/version", answer.body, dict[str, Any]).get("version"))
+    told = str(decoded(endpoints.VERSION, answer.body, dict[str, Any]).get("version"))
     parts = told.split(".")[:2]
     known = all(part.isdecimal() and len(part) < 9 for part in parts)
     return tuple(int(part) for part in parts) if known else ()

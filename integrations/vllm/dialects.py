@@ -6,13 +6,19 @@ on every vLLM, but does not say which weights made a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from rollout_sched.integrations.vllm.answers import Piece, VersionSpan
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, Order, RequestRejected
+from rollout_sched.integrations.vllm.answers import Piece
+from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, decoded
+from rollout_sched.integrations.vllm.protocol.endpoints import COMPLETIONS, GENERATE
+from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
+from rollout_sched.integrations.vllm.protocol.requests import (
+    NEUTRAL_SAMPLING,
+    UNKNOWN_TO_COMPLETIONS,
+)
+from rollout_sched.live.ports import AnswerUntrue, Order, RequestRejected
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
@@ -64,14 +70,14 @@ class _GenerateAnswer(msgspec.Struct):
 class Generate:
     """`POST /inference/v1/generate`."""
 
-    target = "/inference/v1/generate"
+    target = GENERATE
     capability = "generate"
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_GenerateAnswer).decode
 
     def engine_id(self, order_id: str) -> str:
-        return f"generate-tokens-{order_id}"
+        return engine_id("generate", order_id)
 
     def body(self, order: Order, model: str) -> bytes:
         sampling = _sampling(order)
@@ -91,7 +97,7 @@ class Generate:
         return _encoded(request)
 
     def read(self, data: bytes) -> Piece:
-        choice = _only(_decoded(self._decode, data).choices)
+        choice = _only(decoded(self._decode, data).choices)
         if choice is None:
             return Piece([])
         logprobs = None
@@ -112,48 +118,24 @@ class _CompletionChoice(msgspec.Struct):
     token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
     logprobs: _CompletionLogprobs | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class _CompletionAnswer(msgspec.Struct):
     choices: list[_CompletionChoice]
 
 
-#: What `/v1/completions` would take from the model's generation_config.json where a request does
-#: not say it; `/inference/v1/generate` takes these values, so both endpoints sample alike.
-NEUTRAL_SAMPLING: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-#: SamplingParams of vLLM 0.32 that `/v1/completions` has no field for and would ignore.
-UNKNOWN_TO_COMPLETIONS = frozenset(
-    {
-        "extra_args",
-        "flat_logprobs",
-        "prompt_logprob_start",
-        "prompt_logprob_token_ids",
-        "skip_reading_prefix_cache",
-        "trace_decode_token_ids",
-    }
-)
-
-
 class Completions:
     """`POST /v1/completions` with token ids."""
 
-    target = "/v1/completions"
+    target = COMPLETIONS
     capability = "completions"
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_CompletionAnswer).decode
 
     def engine_id(self, order_id: str) -> str:
-        return f"cmpl-{order_id}-0"  # of the first and only prompt
+        return engine_id("completions", order_id)
 
     def body(self, order: Order, model: str) -> bytes:
         sampling = _sampling(order)
@@ -179,13 +161,13 @@ class Completions:
         return _encoded(request)
 
     def read(self, data: bytes) -> Piece:
-        choice = _only(_decoded(self._decode, data).choices)
+        choice = _only(decoded(self._decode, data).choices)
         if choice is None:
             return Piece([])
         if choice.token_ids is None:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        return Piece(choice.token_ids, logprobs, choice.finish_reason)
+        return Piece(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
 
 
 def _encoded(request: dict[str, Any]) -> bytes:
@@ -199,15 +181,6 @@ def _sampling(order: Order) -> dict[str, Any]:
     if order.sampling.get("n", 1) != 1:
         raise RequestRejected("an order is for one response: leave n out, send one order for each")
     return {**order.sampling, "max_tokens": order.max_new_tokens}
-
-
-def _decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
-    try:
-        return decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if data.startswith(b'{"error"'):  # how a stream ends whose engine has died
-            raise InstanceError(f"it broke off: {data[:200]!r}") from error
-        raise AnswerUntrue(f"its answer is not understood ({error}): {data[:200]!r}") from error
 
 
 def _only(choices: list[_T]) -> _T | None:

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.answers import Assembly, Piece, VersionSpan, version_of
+from rollout_sched.integrations.vllm.answers import Assembly, Piece
 from rollout_sched.integrations.vllm.engine_gauges import EngineGauges
+from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, version_of
 from rollout_sched.live.ports import (
     Description,
     Gauges,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from rollout_sched.integrations.vllm.protocol import gauges as names
 from rollout_sched.live.ports import Gauges, InstanceError
 
 MOST = 2**53  # a float is exact up to there; no honest figure comes near
@@ -53,21 +54,24 @@ def gauges(text: bytes) -> Gauges:
 
     vLLM does not count what is prefilled anew after a preemption, so `reprefilled_tokens` is 0.
     """
-    usage = [value for _, value in samples(text, "vllm:kv_cache_usage_perc")]
-    running = total(text, "vllm:num_requests_running")
+    usage = [value for _, value in samples(text, names.KV_USAGE)]
+    running = total(text, names.RUNNING)
     if not usage:
-        raise InstanceError("/metrics has no vllm:kv_cache_usage_perc: is it vLLM?")
-    prompt = "vllm:prompt_tokens_by_source_total"
+        raise InstanceError(f"/metrics has no {names.KV_USAGE}: is it vLLM?")
     return Gauges(
         running=int(running),
-        waiting=int(total(text, "vllm:num_requests_waiting")),
+        waiting=int(total(text, names.WAITING)),
         kv_usage=min(1.0, sum(usage) / len(usage)),
-        preemptions=int(total(text, "vllm:num_preemptions_total")),
-        prefill_tokens=int(total(text, prompt, b'"local_compute"')),
-        cached_tokens=int(total(text, prompt, b'"local_cache_hit"')),
-        generated_tokens=int(total(text, "vllm:generation_tokens_total")),
+        preemptions=int(total(text, names.PREEMPTIONS)),
+        prefill_tokens=int(_prompt_tokens(text, names.COMPUTED)),
+        cached_tokens=int(_prompt_tokens(text, names.CACHED)),
+        generated_tokens=int(total(text, names.GENERATED_TOKENS)),
         started_at=started_at(text),
     )
+
+
+def _prompt_tokens(text: bytes, source: str) -> float:
+    return total(text, names.PROMPT_TOKENS, b'"%b"' % source.encode())
 
 
 def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
@@ -75,7 +79,7 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
 
     `kv_tokens`: of all engines, for a server that does not tell. Raises InstanceError without it.
     """
-    engines = [labels for labels, _ in samples(text, "vllm:cache_config_info")]
+    engines = [labels for labels, _ in samples(text, names.CACHE_CONFIG)]
     if kv_tokens is not None:
         return CacheConfig(max(1, len(engines)), kv_tokens)
     try:
@@ -90,7 +94,7 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
         )
     except (IndexError, KeyError, ValueError) as error:
         raise InstanceError(
-            "it is up, but does not tell the size of its KV cache (vllm:cache_config_info in "
+            f"it is up, but does not tell the size of its KV cache ({names.CACHE_CONFIG} in "
             f"/metrics: {error!r}): give kv_tokens, with what vLLM logs at its start as "
             '"GPU KV cache size"'
         ) from error
@@ -105,7 +109,7 @@ def _size(value: bytes) -> int:
 
 def started_at(text: bytes) -> float:
     """Unix seconds; 0 where it is not told."""
-    return total(text, "process_start_time_seconds")
+    return total(text, names.STARTED_AT)
 
 
 def _number(name: str, value: bytes) -> float:

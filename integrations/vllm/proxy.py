@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.http.errors import ExchangeError, NotConnected
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import Headers
@@ -105,11 +107,6 @@ class ProxyCall:
         self.cancel()
         self._receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
 
-    @property
-    def held_back(self) -> bool:
-        """Whether its answer is not read for now, because nobody takes it."""
-        return self._paused
-
     def pause(self) -> None:
         """As of an exchange."""
         self._paused = True
@@ -128,6 +125,36 @@ class ProxyCall:
     def on_error(self, error: Exception) -> None:
         self._register.pop(self._order_id, None)
         self._receiver.on_error(as_instance_error(error))
+
+
+class ProxyCalls:
+    """The calls that somebody else makes of orders on an instance's pool; `open` has them by order.
+
+    `key_line`: what every call must carry, for the client's own.
+    """
+
+    def __init__(self, pool: Pool, key_line: bytes, throttle: Throttle) -> None:
+        self.open: dict[str, ProxyCall] = {}
+        self._pool = pool
+        self._key_line = key_line
+        self._throttle = throttle
+
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> ProxyCall:
+        """Make an order's call. An abort of the order names `engine_id`. The receiver hears nothing
+        before this has returned. Raises as `ProxyCall.send`."""
+        proxy_call = ProxyCall(order_id, engine_id, receiver, self.open)
+        lines = self._key_line + header_lines
+        send = partial(self._pool.send, "POST", path, lines, body, proxy_call)
+        proxy_call.send(self._throttle, send)
+        return proxy_call
 
 
 def as_instance_error(error: Exception, what: str = "") -> Exception:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
 from rollout_sched.integrations.vllm.off_loop import off_loop
+from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.live.ports import InstanceClient
 
 LOAD_LIMIT_S = 900.0
@@ -130,13 +131,15 @@ class WeightTransfer:
         workers = _workers(client)
         if self._initialized.get(client) != workers.started_at:
             body = {"init_info": await _made(self._init_info, client, version)}
-            await workers.weight_transfer("init_weight_transfer_engine", body, self._limit_s)
+            await workers.weight_transfer(endpoints.INIT_TRANSFER, body, self._limit_s)
             self._initialized[client] = workers.started_at
         infos = await _made(self._update_info, client, version)
-        await workers.weight_transfer("start_weight_update", {}, self._limit_s)
+        await workers.weight_transfer(endpoints.START_UPDATE, {}, self._limit_s)
         for info in infos if isinstance(infos, list) else [infos]:
-            await workers.weight_transfer("update_weights", {"update_info": info}, self._limit_s)
-        await workers.weight_transfer("finish_weight_update", {}, self._limit_s)
+            await workers.weight_transfer(
+                endpoints.UPDATE_WEIGHTS, {"update_info": info}, self._limit_s
+            )
+        await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, self._limit_s)
 
 
 async def _made(info: Any, client: InstanceClient, version: int) -> Any:

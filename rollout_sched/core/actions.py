@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.core.model import Sample
+from rollout_sched.core.samples import Sample
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):

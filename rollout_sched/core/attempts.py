@@ -15,8 +15,9 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.lifecycle import RUNNING
-from rollout_sched.core.model import Attempt, Request, Segment
+from rollout_sched.core.model import Attempt, Request
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.samples import Segment
 
 OfAttempt = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed | TokensArrived
 

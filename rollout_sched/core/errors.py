@@ -1,4 +1,4 @@
-"""Errors, split by whose fault they are."""
+"""Errors, by whose fault they are; a module of its own because no exception is compiled."""
 
 
 class RolloutError(Exception):

@@ -275,7 +275,7 @@ class AttemptEvents:
             return
         attempt.tokens = event.tokens
         self._requests.learn(attempt.request.siblings)
-        self._requests.expect(attempt.request)
+        self._requests.expect_running(attempt.request)
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)

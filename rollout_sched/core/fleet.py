@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
+from typing import Any, Final
 
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
 
 # Looking a member up in its enum costs as much as the rest of the test in `touch`.
-SERVING = InstanceStatus.SERVING
+SERVING: Final = InstanceStatus.SERVING
 
 Heap = list[tuple[Any, int, int, Instance]]
 

@@ -8,13 +8,21 @@ way it may be *set back* to a later round, as may a complete one that has grown 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Final
 
 from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.model import Group, GroupState
 
-FRESH, ACTIVE, DEFERRED, COMPLETE, DELIVERED, FAILED = GroupState
+# Final, so that compiled code need not look them up.
+FRESH: Final = GroupState.FRESH
+ACTIVE: Final = GroupState.ACTIVE
+DEFERRED: Final = GroupState.DEFERRED
+COMPLETE: Final = GroupState.COMPLETE
+DELIVERED: Final = GroupState.DELIVERED
+FAILED: Final = GroupState.FAILED
 
 
 class GroupMove(StrEnum):
@@ -27,9 +35,13 @@ class GroupMove(StrEnum):
     FAIL = "fail"  # one of its requests cannot be made
 
 
-LAUNCH, SET_BACK, FILL, DELIVER, FAIL = GroupMove
+LAUNCH: Final = GroupMove.LAUNCH
+SET_BACK: Final = GroupMove.SET_BACK
+FILL: Final = GroupMove.FILL
+DELIVER: Final = GroupMove.DELIVER
+FAIL: Final = GroupMove.FAIL
 
-MOVES: dict[GroupState, dict[GroupMove, GroupState]] = {
+MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
     FRESH: {LAUNCH: ACTIVE},
     ACTIVE: {SET_BACK: DEFERRED, FILL: COMPLETE, FAIL: FAILED},
     # Its last request may finish after the round did.
@@ -48,7 +60,10 @@ class Groups:
 
     def __init__(self) -> None:
         self._all: dict[str, Group] = {}
-        self._by_state: dict[GroupState, dict[str, Group]] = {state: {} for state in HERE}
+        # A plain dict that loses its first entry again and again looks past all the holes.
+        self._by_state: dict[GroupState, OrderedDict[str, Group]] = {
+            state: OrderedDict() for state in HERE
+        }
 
     def __len__(self) -> int:
         return len(self._all)

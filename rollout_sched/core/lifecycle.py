@@ -9,11 +9,19 @@ turns. It *ends* exactly once.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.model import Request, RequestState
 
-WAITING, RUNNING, INTERRUPTING, ACTING, PARKED, FINISHED, ENDED = RequestState
+# Final, so that compiled code need not look them up.
+WAITING: Final = RequestState.WAITING
+RUNNING: Final = RequestState.RUNNING
+INTERRUPTING: Final = RequestState.INTERRUPTING
+ACTING: Final = RequestState.ACTING
+PARKED: Final = RequestState.PARKED
+FINISHED: Final = RequestState.FINISHED
+ENDED: Final = RequestState.ENDED
 
 
 class Move(StrEnum):
@@ -28,9 +36,15 @@ class Move(StrEnum):
     END = "end"  # delivered or discarded
 
 
-DISPATCH, INTERRUPT, RETURN, PARK, ACT, FINISH, END = Move
+DISPATCH: Final = Move.DISPATCH
+INTERRUPT: Final = Move.INTERRUPT
+RETURN: Final = Move.RETURN
+PARK: Final = Move.PARK
+ACT: Final = Move.ACT
+FINISH: Final = Move.FINISH
+END: Final = Move.END
 
-MOVES: dict[RequestState, dict[Move, RequestState]] = {
+MOVES: Final[dict[RequestState, dict[Move, RequestState]]] = {
     PARKED: {RETURN: WAITING, END: ENDED},
     WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
     RUNNING: {

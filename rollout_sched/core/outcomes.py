@@ -18,11 +18,12 @@ from rollout_sched.core.groups import (
     Groups,
 )
 from rollout_sched.core.lifecycle import FINISH, FINISHED, RUNNING, WAITING, move
-from rollout_sched.core.model import Group, Request, Sample
+from rollout_sched.core.model import Group, Request
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.samples import Sample
 from rollout_sched.core.siblings import DirectSiblings
 
 

@@ -122,24 +122,28 @@ class Requests:
         if estimate == siblings.estimate:
             return
         siblings.estimate = estimate
-        if not self.waiting and not self._weigh_tokens:
-            return  # nobody looks at what is expected of those that run
-        for request in siblings.requests:
-            if request.state is WAITING or request.attempt is not None:
-                self.expect(request)
+        if self.waiting.size:
+            for request in siblings.requests:
+                if request.state is WAITING:
+                    self._expect_waiting(request)
+        if self._weigh_tokens:
+            for request in siblings.requests:
+                self.expect_running(request)
 
-    def expect(self, request: Request) -> None:
-        """What is expected of a running request matters only where tokens are weighed."""
+    def expect_running(self, request: Request) -> None:
+        """What is expected of a request in flight matters only where tokens are weighed."""
         attempt = request.attempt
-        if attempt is not None and not self._weigh_tokens:
+        if attempt is None or not self._weigh_tokens:
             return
         expected = self._prediction.expect(request)
-        if expected == request.expected_tokens:
-            return
-        request.expected_tokens = expected
-        if attempt is not None:
+        if expected != request.expected_tokens:
+            request.expected_tokens = expected
             self._fleet.expect(attempt, expected - request.response_tokens)
-        else:
+
+    def _expect_waiting(self, request: Request) -> None:
+        expected = self._prediction.expect(request)
+        if expected != request.expected_tokens:
+            request.expected_tokens = expected
             self.waiting.rerank(request, self._ordering.key(request))
 
     # -- whether they can go on ------------------------------------------------------------

@@ -122,13 +122,13 @@ class Scheduler:
         Raises CallerError, with nothing changed, if the caller asked for the impossible.
         """
         kind = type(event)
-        check = CHECKS.get(kind)
-        if check is not None:
-            check(self, event)
+        if kind in CHECKS:
+            CHECKS[kind](self, event)
         self._apply[kind](event, now)
         self._decide()
-        actions = self._out[:]
-        self._out.clear()
+        out = self._out
+        actions = out[:]
+        out.clear()
         return actions
 
     def check_invariants(self) -> None:
@@ -137,7 +137,8 @@ class Scheduler:
 
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
-        progress, requests = self.progress, self.requests
+        progress, fleet, requests = self.progress, self.fleet, self.requests
+        waiting = requests.waiting
         if progress.dirty:
             progress.dirty = False
             if progress.trainer_waiting:
@@ -145,9 +146,9 @@ class Scheduler:
             if self.updater.outdated:
                 self._update_weights()
             self._launch()
-        if not self.fleet.attempts and requests.replay_buffer and not requests.waiting:
+        if not fleet.attempts and not waiting.size and len(requests.replay_buffer):
             self._renew_budgets()
-        if requests.waiting and self.fleet.open:
+        if fleet.open and waiting.size:
             self._dispatch()
 
     # -- delivering ------------------------------------------------------------------------
@@ -236,8 +237,7 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         waiting, fleet, routing = self.requests.waiting, self.fleet, self.roles.routing
-        if waiting.aside:
-            waiting.recall()
+        waiting.recall()
         while fleet.open:
             request = waiting.first()
             if request is None:
@@ -250,9 +250,9 @@ class Scheduler:
             if (request.failed_on or fleet.unlike) and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
-                    waiting.set_aside_first()
+                    waiting.set_aside(request)
                     continue
-            waiting.pop_first()
+            waiting.remove(request)
             self._send(request, instance)
 
     def _suits(self, request: Request, instance: Instance) -> bool:

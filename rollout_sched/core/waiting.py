@@ -1,10 +1,8 @@
 """The waiting queue: requests that may be dispatched, in the order the ordering role gives.
 
-A key that grows (the request should go later) is only noted, and looked at when the request comes
-to the front; until then its old place is never behind its true one, so the order is exact. That
-matters when a group's first answer moves all its other members back at once. Newcomers are only
-gathered until somebody looks at the front: a launch brings thousands, and sorting them together is
-cheaper than looking up a place for each.
+A launch brings thousands: those are sorted together and taken from the end of a list. Who comes
+alone, or has another key now, goes to a heap beside it. Nobody is looked for in either: an entry
+counts as long as it is its request's `rank`, and is dropped at the front if it is not.
 
 A request that fits into none of the open instances is set aside, so that it holds up nobody.
 """
@@ -12,114 +10,105 @@ A request that fits into none of the open instances is set aside, so that it hol
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
+from heapq import heappop, heappush
 from typing import Any
-
-from sortedcontainers import SortedKeyList
 
 from rollout_sched.core.model import Request
 
+#: (key, serial, request). As a tuple to the compiler it would be copied and lose its identity.
+Entry = Any
+
 
 class WaitingQueue:
-    """Requests sorted by (ordering key, serial): O(log n) to add, move and remove."""
+    """Requests by (ordering key, serial): O(log n) to add and to move, O(1) to remove.
+
+    size  how many wait, those set aside included
+    """
 
     def __init__(self) -> None:
-        self._requests: Any = SortedKeyList(key=attrgetter("rank"))
-        self._new: list[Request] = []
-        self._later: dict[str, Any] = {}
+        self.size = 0
+        self._sorted: list[Entry] = []  # the least last
+        self._heap: list[Entry] = []
+        self._new: list[Entry] = []  # since somebody looked
         self._aside: dict[str, Request] = {}
-        self._size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Request]:
-        requests = self._sorted()
-        for request in [r for r in requests if r.id in self._later]:
-            requests.remove(request)
-            request.rank = (self._later.pop(request.id), request.serial)
-            requests.add(request)
-        return iter([*requests, *self._aside.values()])
+        self._sort_all()
+        return iter([entry[2] for entry in reversed(self._sorted)] + self.aside)
 
     def __contains__(self, request: Request) -> bool:
-        if request.rank is None:
-            return False
-        return request.id in self._aside or request in self._sorted()
+        return request.rank is not None
 
     def first(self) -> Request | None:
         """Who goes next; None if nobody waits but those set aside."""
-        if self._size == len(self._aside):
-            return None
-        if len(self._new) == 1 == self._size:  # alone, so there is nothing to sort
-            return self._new[0]
-        requests, later = self._sorted(), self._later
-        request: Request = requests[0]
-        while later and request.id in later:
-            requests.pop(0)
-            request.rank = (later.pop(request.id), request.serial)
-            requests.add(request)
-            request = requests[0]
-        return request
-
-    def pop_first(self) -> None:
-        """Take out what `first` has just returned."""
         if self._new:
-            request: Request = self._new.pop()
-            self._later.pop(request.id, None)
-        else:
-            request = self._requests.pop(0)
-        request.rank = None
-        self._size -= 1
+            self._sort_in()
+        entries, heap = self._sorted, self._heap
+        while entries and entries[-1][2].rank is not entries[-1]:
+            entries.pop()
+        while heap and heap[0][2].rank is not heap[0]:
+            heappop(heap)
+        if heap and not (entries and entries[-1] < heap[0]):
+            first: Request = heap[0][2]
+            return first
+        return entries[-1][2] if entries else None
 
     @property
     def aside(self) -> list[Request]:
         return list(self._aside.values())
 
-    def set_aside_first(self) -> None:
-        """Pass over what `first` has just returned, until `recall`."""
-        request = self.first()
-        assert request is not None, "somebody waits"
-        rank = request.rank
-        self.pop_first()
-        request.rank = rank
+    def set_aside(self, request: Request) -> None:
+        """Pass over one that waits, until `recall`."""
+        assert request.rank is not None, "only who waits can be set aside"
+        request.rank = (request.rank[0], request.serial, request)
         self._aside[request.id] = request
-        self._size += 1
 
     def recall(self) -> None:
         """Those set aside wait in their places again."""
-        for request in self._aside.values():
-            self._new.append(request)
-        self._aside.clear()
+        if self._aside:
+            self._new.extend([request.rank for request in self._aside.values()])
+            self._aside.clear()
 
     def add(self, request: Request, key: Any) -> None:
-        request.rank = (key, request.serial)
-        self._new.append(request)
-        self._size += 1
+        entry: Entry = (key, request.serial, request)
+        request.rank = entry
+        self._new.append(entry)
+        self.size += 1
 
     def remove(self, request: Request) -> None:
-        if self._aside.pop(request.id, None) is None:
-            self._sorted().remove(request)
-        self._later.pop(request.id, None)
-        self._size -= 1
         request.rank = None
+        self.size -= 1
+        if self._aside:
+            self._aside.pop(request.id, None)
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
         assert request.rank is not None, "only who waits can move"
-        before: Any = request.rank[0]
-        if request.id in self._aside:
-            request.rank = (key, request.serial)
+        if key == request.rank[0]:
             return
-        if key > before:
-            self._later[request.id] = key
-            return
-        self._later.pop(request.id, None)
-        if key != before:
-            self.remove(request)
-            self.add(request, key)
+        entry: Entry = (key, request.serial, request)
+        request.rank = entry
+        if request.id not in self._aside:
+            self._new.append(entry)
 
-    def _sorted(self) -> Any:
-        if self._new:
-            self._requests.update(self._new)
-            self._new.clear()
-        return self._requests
+    # -- inside ----------------------------------------------------------------------------
+
+    def _sort_in(self) -> None:
+        """Many newcomers, or too many entries that count no longer, are worth sorting all."""
+        new, entries = self._new, len(self._sorted) + len(self._heap)
+        if 4 * len(new) > entries or entries > 64 + 4 * self.size:
+            self._sort_all()
+            return
+        for entry in new:
+            heappush(self._heap, entry)
+        new.clear()
+
+    def _sort_all(self) -> None:
+        entries = [*self._sorted, *self._heap, *self._new]
+        self._sorted = [entry for entry in entries if entry[2].rank is entry]
+        self._sorted.sort(reverse=True)
+        self._heap.clear()
+        self._new.clear()

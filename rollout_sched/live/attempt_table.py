@@ -82,13 +82,13 @@ class AttemptTable:
         order_id = f"{self._run_id}-{action.attempt}"
         running = Running(action, payload, supervisor.client, order_id, self._loop.time())
         self._running[action.attempt] = running
-        if supervisor.sound.is_set():
+        if supervisor.health.verified.is_set():
             self._begin(running)
         else:
-            self._spawn(self._begin_once_sound(running, supervisor))
+            self._spawn(self._begin_once_verified(running, supervisor))
 
-    async def _begin_once_sound(self, running: Running, supervisor: InstanceSupervisor) -> None:
-        await supervisor.sound.wait()
+    async def _begin_once_verified(self, running: Running, supervisor: InstanceSupervisor) -> None:
+        await supervisor.health.verified.wait()
         if running.dispatch.attempt in self._running:
             self._begin(running)
 
@@ -169,7 +169,7 @@ class AttemptTable:
         log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
         supervisor = self._supervisors.get(dispatch.instance)
         if supervisor is not None and _may_be_restarted(error):
-            supervisor.look_now()  # first: its slot is given away as soon as this is told
+            supervisor.health.check_now()  # first: its slot is given away as soon as this is told
         self._pump.tell(
             RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         )

@@ -168,13 +168,13 @@ class Driver:
             raise
 
     def _pause(self, action: Pause) -> None:
-        self._supervisor(action.instance).pause(action.mode, action.clear_cache)
+        self._supervisor(action.instance).orders.pause(action.mode, action.clear_cache)
 
     def _resume(self, action: Resume) -> None:
-        self._supervisor(action.instance).resume()
+        self._supervisor(action.instance).orders.resume()
 
     def _update_weights(self, action: UpdateWeights) -> None:
-        self._supervisor(action.instance).update(action.version, self._loader)
+        self._supervisor(action.instance).orders.update(action.version, self._loader)
 
     # -- instances -------------------------------------------------------------------------
 
@@ -200,15 +200,13 @@ class Driver:
         """Let an instance go; what it holds moves on, or with `drain` is finished first."""
         supervisor = self._supervisor(name)
         if drain and supervisor.joined:
-            supervisor.released.clear()  # it may have been lost and have joined again
             self.tell(InstanceLeaving(name))
-            await supervisor.released.wait()
+            await supervisor.membership.drained.wait()
         if self.supervisors.get(name) is not supervisor:
             return  # removed while it drained
         del self.supervisors[name]
         self.lose(name, "removed")
-        supervisor.released.set()
-        await supervisor.close()
+        await supervisor.remove()
 
     def join(self, name: str, description: Description) -> None:
         """Its supervisor has found it fit."""
@@ -230,7 +228,7 @@ class Driver:
         return min((d.max_model_len for d in known if d is not None), default=0)
 
     def _release(self, action: Release) -> None:
-        self._supervisor(action.instance).released.set()
+        self._supervisor(action.instance).membership.drained.set()
 
     def _supervisor(self, name: str) -> InstanceSupervisor:
         supervisor = self.supervisors.get(name)

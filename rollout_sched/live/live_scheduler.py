@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, Header
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer_session import TrainerSession
 
@@ -29,35 +29,29 @@ def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> S
 class LiveScheduler:
     """What stands between a trainer and its fleet. Make it inside a running event loop.
 
-    prompts_per_step  groups in a batch
-    version           the trainer's version at the start
-    stream_every      see `TrainerSession`
-    journal           a new file to record every event in
-    settings          of the driver; None for those of the policy
+    `settings`: of the driver; None for those of the policy.
     """
 
     def __init__(
         self,
         policy: PolicyFile,
-        prompts_per_step: int,
+        options: RunOptions | None = None,
         *,
-        version: int = 0,
-        seed: int = 0,
-        stream_every: int = 0,
-        journal: Path | None = None,
         settings: Settings | None = None,
     ) -> None:
         if settings is None:
             settings = settings_of(policy)
-        scheduler = policy.scheduler(prompts_per_step, version=version, seed=seed)
+        run = options or RunOptions()
+        groups, version = run.prompts_per_step, run.start_version
+        scheduler = policy.scheduler(groups, version=version, seed=run.seed)
         self.journal: JournalKeeper | None = None
-        if journal is not None:
-            header = Header(SCHEMA, policy.name, prompts_per_step, version, seed)
-            self.journal = JournalKeeper(journal, header)
+        if run.journal is not None:
+            header = Header(SCHEMA, policy.name, groups, version, run.seed)
+            self.journal = JournalKeeper(run.journal, header)
         self.driver = Driver(scheduler, settings=settings)
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
-        self.trainer = TrainerSession(self.driver, stream_every=stream_every)
+        self.trainer = TrainerSession(self.driver, stream_every=run.stream_every)
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.

@@ -37,23 +37,25 @@ class Liveness:
         self._streams_seen = 0.0
         self._standing: dict[int, float] = {}  # attempts whose streams have begun: since when
 
-    def judge(self, now: float, gauges: Gauges, held: Sequence[Running]) -> Verdict:
-        """`held`: attempts that were there before the poll was made and still are."""
+    def judge(self, now: float, gauges: Gauges, attempts: Sequence[Running]) -> Verdict:
+        """`attempts`: those that were there before the poll was made and still are."""
         moved = self._movement.note(now, gauges)
         if now - self._streams_seen >= self._streams_every_s:
             self._streams_seen = now
             self._standing = self._streams.note(
-                now, [(e.dispatch.attempt, e.streamed) for e in held]
+                now, [(e.dispatch.attempt, e.streamed) for e in attempts]
             )
         still_s = now - self._movement.since
         if still_s >= self._stall_s:
-            if still_s >= max(map(self._with_its_prompt, held), default=0.0) + self._stall_s:
+            if still_s >= max(map(self._with_its_prompt, attempts), default=0.0) + self._stall_s:
                 text = f"no progress for {still_s:.0f} s although {gauges.running} requests run"
                 return Verdict(text, [])
             return Verdict("", [])
         if not moved and (gauges.running or gauges.waiting):
             return Verdict("", [])  # the gauges may be old: they are renewed by a step
-        return Verdict("", [*self._forgotten(now, gauges, held), *self._standing_still(now, held)])
+        return Verdict(
+            "", [*self._forgotten(now, gauges, attempts), *self._standing_still(now, attempts)]
+        )
 
     def _with_its_prompt(self, running: Running) -> float:
         """Seconds that the prompt of an attempt may take that has brought nothing yet."""
@@ -62,7 +64,7 @@ class Liveness:
         return running.dispatch.context_tokens / self._prefill_rate
 
     def _forgotten(
-        self, now: float, gauges: Gauges, held: Sequence[Running]
+        self, now: float, gauges: Gauges, attempts: Sequence[Running]
     ) -> list[tuple[Running, str]]:
         """It has fewer requests than we wait for there: some will never be answered.
 
@@ -71,9 +73,9 @@ class Liveness:
         answer, and is made again elsewhere.
         """
         here = gauges.running + gauges.waiting
-        missing = self._shortfall.note(now, len(held) - here)
+        missing = self._shortfall.note(now, len(attempts) - here)
         if missing:
-            missing -= sum(running.stopped for running in held)
+            missing -= sum(running.stopped for running in attempts)
         if missing <= 0:
             return []
         forgotten_s = self._forgotten_s
@@ -82,20 +84,22 @@ class Liveness:
             forgotten_s = max(forgotten_s, self._stall_s)
         suspects = [
             running
-            for running in held
+            for running in attempts
             if not running.stopped
             and now - running.begun >= forgotten_s + self._with_its_prompt(running)
             and now - self._standing.get(running.dispatch.attempt, 0.0) >= forgotten_s
         ]
         suspects.sort(key=lambda running: running.begun)
-        reason = f"never answered: the instance has {here} of the {len(held)} we wait for"
+        reason = f"never answered: the instance has {here} of the {len(attempts)} we wait for"
         return [(running, reason) for running in suspects[:missing]]
 
-    def _standing_still(self, now: float, held: Sequence[Running]) -> list[tuple[Running, str]]:
+    def _standing_still(self, now: float, attempts: Sequence[Running]) -> list[tuple[Running, str]]:
         """Streams that have begun and bring nothing more, though the instance makes progress."""
         if self._streams_seen != now:
             return []
-        since = ((e, self._standing.get(e.dispatch.attempt, now)) for e in held if not e.stopped)
+        since = (
+            (e, self._standing.get(e.dispatch.attempt, now)) for e in attempts if not e.stopped
+        )
         return [
             (running, f"its stream has brought nothing for {now - at:.0f} s")
             for running, at in since

@@ -18,6 +18,7 @@ from rollout_sched.core.events import (
     WeightsUpdated,
 )
 from rollout_sched.core.model import InstanceStatus
+from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
@@ -47,10 +48,8 @@ class TrainerSession:
         self.stream_every = stream_every
         self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
-        self._delivered: asyncio.Queue[Batch] = asyncio.Queue()
-        self._failed: list[FailedGroup] = []
-        self._requested = False
-        self._ended = asyncio.Event()
+        self._failed: list[FailedGroup] = []  # that the trainer has not been told of
+        self._batches = BatchDelivery(self._request)
         self._fleet_changed = asyncio.Event()
         driver.payloads.on_deliver = self._deliver
         driver.payloads.on_group_failed = self._fail
@@ -107,36 +106,20 @@ class TrainerSession:
             self.driver.tell(SubmissionsClosed())
             self._check_end()
 
-    async def next_batch(self) -> Batch | None:
-        """The next batch, waited for; None when submissions are closed and nothing is left.
+    async def next_batch(
+        self, acknowledged: int | None = None, timeout_s: float | None = None
+    ) -> Batch | None:
+        """The batch after `acknowledged`, its number; None when submissions are closed and nothing
+        is left.
 
-        Cancelling it loses nothing: the batch goes to whoever asks next.
+        Until it is acknowledged the same one comes again, so one that got lost on its way, or a
+        wait that is cancelled, is no loss. Raises NotYet after `timeout_s` seconds.
         """
-        if self.driver.broken is not None:
-            raise self.driver.broken
-        self._check_end()
-        if self._delivered.empty() and not self._requested and not self._ended.is_set():
-            self._requested = True
-            self.driver.tell(BatchRequested())
-        getting = asyncio.ensure_future(self._delivered.get())
-        ending = asyncio.ensure_future(self._ended.wait())
-        try:
-            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                return getting.result()
-        except asyncio.CancelledError:
-            if getting.done() and not getting.cancelled():
-                self._delivered.put_nowait(getting.result())
-            raise
-        finally:
-            getting.cancel()
-            ending.cancel()
-        if self.driver.broken is not None:
-            raise self.driver.broken
-        if self._failed:
-            failed, self._failed = self._failed, []
-            return Batch(self.driver.view.run.batches, self.version, [], failed)
-        return None
+        return await self._batches.next(acknowledged, timeout_s)
+
+    def close(self) -> None:
+        """Nobody waits for a batch any more: whoever does, or asks for one, is told NotYet."""
+        self._batches.close()
 
     async def publish_weights(
         self, version: int, apply: WeightLoader, *, wait: bool = False
@@ -170,6 +153,11 @@ class TrainerSession:
 
     # -- what the driver says --------------------------------------------------------------
 
+    def _request(self) -> None:
+        self._check_end()
+        if self._batches.awaited:
+            self.driver.tell(BatchRequested())
+
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = [
             sample_of(counted, payload, self._prompts[counted.group])
@@ -177,10 +165,7 @@ class TrainerSession:
         ]
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self._prompts.pop(uid).samples
-        failed, self._failed = self._failed, []
-        self._requested = False
-        self._delivered.put_nowait(Batch(action.batch, action.version, samples, failed))
-        self._check_end()
+        self._batches.deliver(Batch(action.batch, action.version, samples, self._take_failed()))
 
     def _fail(self, group: str, error: Exception | None) -> None:
         if group in self._prompts:
@@ -188,10 +173,20 @@ class TrainerSession:
         self._failed.append(FailedGroup(group, str(error) if error else "it cannot be made"))
         self._check_end()
 
+    def _take_failed(self) -> list[FailedGroup]:
+        failed, self._failed = self._failed, []
+        return failed
+
     def _fleet_event(self, event: Event) -> None:
         self._fleet_changed.set()
 
     def _check_end(self) -> None:
-        broken = self.driver.broken is not None
-        if broken or (self.driver.view.run.closed and not self._prompts):
-            self._ended.set()
+        """Whoever waits for a batch is told that none will come."""
+        if not self._batches.awaited:
+            return
+        if self.driver.broken is not None:
+            self._batches.fail(self.driver.broken)
+        elif self.driver.view.run.closed and not self._prompts:
+            failed = self._take_failed()
+            last = Batch(self.driver.view.run.batches, self.version, [], failed)
+            self._batches.deliver(last if failed else None)

@@ -1,10 +1,10 @@
 """Folds over the journal. What they are shown is all there is, live and simulated alike."""
 
-from rollout_sched.metrics.attempt_index import AttemptIndex, OpenAttempt
+from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.bubbles import CAUSES
 from rollout_sched.metrics.length_bias import LengthBias
 from rollout_sched.metrics.metrics import Metrics
-from rollout_sched.metrics.steps import Step
+from rollout_sched.metrics.step import Step
 from rollout_sched.metrics.summary import Summary
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "AttemptIndex",
     "LengthBias",
     "Metrics",
-    "OpenAttempt",
     "Step",
     "Summary",
 ]

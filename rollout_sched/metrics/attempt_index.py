@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import (
     InstanceJoined,
@@ -19,15 +17,8 @@ from rollout_sched.core.events import (
 from rollout_sched.metrics.fold import Handler
 
 
-class OpenAttempt(msgspec.Struct, frozen=True, gc=False):
-    """An attempt that was dispatched, at `at` seconds, and has not ended."""
-
-    dispatch: Dispatch
-    at: float
-
-
 class AttemptIndex:
-    """The attempts in flight, by number.
+    """What was dispatched and has not ended, by the number of the attempt.
 
     closed  what the event that is being looked at has ended: the attempt that it answers, or None
             if that was not in flight (any more)
@@ -39,8 +30,8 @@ class AttemptIndex:
     __slots__ = ("closed", "open")
 
     def __init__(self) -> None:
-        self.open: dict[int, OpenAttempt] = {}
-        self.closed: OpenAttempt | None = None
+        self.open: dict[int, Dispatch] = {}
+        self.closed: Dispatch | None = None
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -54,7 +45,7 @@ class AttemptIndex:
         }
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
-        self.open[action.attempt] = OpenAttempt(action, now)
+        self.open[action.attempt] = action
 
     def _answered(
         self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed | TurnFinished
@@ -62,6 +53,6 @@ class AttemptIndex:
         self.closed = self.open.pop(event.attempt, None)
 
     def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
-        lost = [n for n, one in self.open.items() if one.dispatch.instance == event.instance]
+        lost = [n for n, one in self.open.items() if one.instance == event.instance]
         for number in lost:
             del self.open[number]

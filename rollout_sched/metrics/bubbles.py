@@ -15,7 +15,7 @@ its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rollout_sched.core.actions import Deliver, Discard, Dispatch, Pause, UpdateWeights
 from rollout_sched.core.events import (
@@ -46,7 +46,8 @@ SHARES = (
     ("vacant", "kv_stall"),
     ("vacant", "other"),
 )
-_IDLE_OTHER, _VACANT_OTHER = 2, 6
+_IDLE_OTHER: Final = 2
+_VACANT_OTHER: Final = 6
 
 
 class FleetTime:
@@ -275,13 +276,13 @@ class Bubbles:
     ) -> None:
         closed = self._attempts.closed
         if closed is not None:
-            self._load(self._gauges[closed.dispatch.instance], -1)
+            self._load(self._gauges[closed.instance], -1)
 
     def _turn_finished(self, now: float, event: TurnFinished) -> None:
         closed = self._attempts.closed
         if closed is None:
             return
-        gauge = self._gauges[closed.dispatch.instance]
+        gauge = self._gauges[closed.instance]
         self._load(gauge, -1)
         gauge.acting += 1
         self._acting += 1

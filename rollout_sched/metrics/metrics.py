@@ -11,7 +11,8 @@ from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.bubbles import Bubbles
 from rollout_sched.metrics.fold import Fold, Handler
 from rollout_sched.metrics.length_bias import LengthFold
-from rollout_sched.metrics.steps import Step, Steps
+from rollout_sched.metrics.step import Step
+from rollout_sched.metrics.steps import Steps
 from rollout_sched.metrics.summary import Summary, summarize
 from rollout_sched.metrics.waste import Waste
 

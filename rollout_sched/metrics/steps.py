@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.events import (
     BatchRequested,
@@ -19,42 +17,7 @@ from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.averages import quantile, share
 from rollout_sched.metrics.bubbles import Bubbles
 from rollout_sched.metrics.fold import Handler
-
-
-class Step(msgspec.Struct):
-    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds).
-
-    `rollout_s` is how long anything was in flight; the t's count from the step's first moment in
-    flight to that share of the batch being finished; `span_s` is from the first dispatch of any of
-    the batch's groups, which may lie in an earlier step, to its delivery.
-    """
-
-    version: int
-    start_s: float
-    end_s: float = 0.0
-    rollout_s: float = 0.0
-    span_s: float = 0.0
-    t50_s: float = 0.0
-    t90_s: float = 0.0
-    t99_s: float = 0.0
-    trainer_wait_s: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    fresh_tokens: int = 0
-    generated_tokens: int = 0
-    discarded_tokens: int = 0
-    max_staleness: int = 0
-    capacity_s: float = 0.0
-    idle_s: dict[str, float] = msgspec.field(default_factory=dict)
-    vacant_s: dict[str, float] = msgspec.field(default_factory=dict)
-
-    @property
-    def idle_bubble(self) -> float:
-        return share(sum(self.idle_s.values()), self.capacity_s)
-
-    @property
-    def occupancy_bubble(self) -> float:
-        return share(sum(self.vacant_s.values()), self.capacity_s)
+from rollout_sched.metrics.step import Step
 
 
 class Launches:

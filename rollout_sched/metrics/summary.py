@@ -7,7 +7,8 @@ import msgspec
 from rollout_sched.metrics.averages import mean, share
 from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetTime
 from rollout_sched.metrics.length_bias import LengthBias
-from rollout_sched.metrics.steps import Step, Steps
+from rollout_sched.metrics.step import Step
+from rollout_sched.metrics.steps import Steps
 from rollout_sched.metrics.waste import Waste
 
 

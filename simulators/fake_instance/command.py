@@ -20,6 +20,8 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 
 DEFAULT_SCENARIO = "qwen7b-8xh100"
 
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineSettings)}
+
 
 def add(commands: Any) -> None:
     """The command and its options, for an argparse parser of commands."""
@@ -27,7 +29,7 @@ def add(commands: Any) -> None:
     option = parser.add_argument
     option("--host", default="127.0.0.1", help="default: %(default)s")
     option("--port", type=int, default=8000, help="0: any free one; default: %(default)s")
-    option("--model", default="simulated", help="the served model's name; default: %(default)s")
+    _setting(parser, "--model", str, "the served model's name; default: %(default)s")
     option("--api-key", default="", metavar="KEY", help="ask for it as vLLM does")
     option(
         "--scenario",
@@ -36,15 +38,35 @@ def add(commands: Any) -> None:
         help="whose instance it is, and how long weights take to load; default: %(default)s",
     )
     option("--max-num-seqs", type=int, default=0, metavar="N", help="other than the scenario's")
-    option("--speed", type=float, default=1.0, metavar="X", help="times faster than real time")
-    option("--seed", type=int, default=0, help="of response lengths and faults")
-    option("--median-tokens", type=int, default=256, metavar="N", help="of drawn response lengths")
-    option("--sigma", type=float, default=0.8, help="spread of their logarithm")
-    option("--stream-interval", type=int, default=1, metavar="N", help="tokens per streamed chunk")
-    option("--max-num-queued-reqs", type=int, default=0, metavar="N", help="0: no limit")
+    _setting(parser, "--speed", float, "times faster than real time")
+    _setting(parser, "--seed", int, "of response lengths and faults")
+    _setting(parser, "--median-tokens", int, "of drawn response lengths")
+    _setting(parser, "--sigma", float, "spread of their logarithm")
+    _setting(parser, "--stream-interval", int, "tokens per streamed chunk")
+    _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
     option("--versioned-text", action="store_true", help="other weights make another text")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
     parser.set_defaults(run=run)
+
+
+def _setting(
+    parser: argparse.ArgumentParser,
+    name: str,
+    kind: Callable[[str], object],
+    meaning: str,
+    setting: str = "",
+) -> None:
+    """An option that is a field of EngineSettings, and whose default is that field's."""
+    setting = setting or name.removeprefix("--").replace("-", "_")
+    metavar = "X" if kind is float else "N" if kind is int else None
+    parser.add_argument(
+        name,
+        dest=setting,
+        type=kind,
+        default=_DEFAULTS[setting],
+        metavar=metavar,
+        help=meaning,
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -76,7 +98,8 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         update_s=scenario.weights.seconds,
         median_tokens=options.median_tokens,
         sigma=options.sigma,
-        max_queued=options.max_num_queued_reqs,
+        stream_interval=options.stream_interval,
+        max_queued=options.max_queued,
         versioned_text=options.versioned_text,
     )
 
@@ -96,12 +119,7 @@ async def _serve(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    server = FakeServer(
-        settings,
-        api_key=options.api_key,
-        stream_interval=options.stream_interval,
-        faults=switches,
-    )
+    server = FakeServer(settings, api_key=options.api_key, faults=switches)
     port = await server.start(options.host, options.port)
     print(f"{settings.model} ready on http://{options.host}:{port}", flush=True)
     await stop.wait()

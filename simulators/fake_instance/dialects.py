@@ -11,8 +11,8 @@ from rollout_sched.simulators.fake_instance.request_parsing import Limits, Parse
 Json = dict[str, Any]
 
 
-class Piece(NamedTuple):
-    """Tokens of one choice: all of them, or what a stream brings next.
+class Chunk(NamedTuple):
+    """Tokens of one choice that are sent together: all of them, or what a stream brings next.
 
     finish    None while there is more to come
     versions  where it is known, with the finish
@@ -35,11 +35,13 @@ class Dialect(Protocol):
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         """Raises Refusal."""
 
-    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json: ...
+    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
+        """The answer that is not streamed; `chunks` has one for each choice."""
 
-    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]: ...
+    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+        """What a stream says of a chunk."""
 
-    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json: ...
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
 
 
 def usage(asked: ParsedRequest, made: int) -> Json:

@@ -1,24 +1,21 @@
-"""What stands behind the server: the simulated instance, the label of its weights, and its end."""
+"""What stands behind the server: the simulated instance, its weights, and its end."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
-from hashlib import blake2b
-from pathlib import Path
 
 import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.open_answers import Response
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.fake_instance.realtime_instance import MODEL, RealtimeInstance
+from rollout_sched.simulators.fake_instance.weights import FIRST, Weights
 from rollout_sched.simulators.instance.sim_request import PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-_UNLABELLED = -1
 _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -31,17 +28,19 @@ class EngineSettings(msgspec.Struct, frozen=True):
     update_s           for loading weights, in simulated seconds
     median_tokens      of those lengths, which are log-normal ...
     sigma              ... with this standard deviation of the logarithm
+    stream_interval    tokens in a streamed chunk, where a request does not say
     max_queued         unanswered requests from which on more get a 503; 0: no limit
     versioned_text     other weights make another text, told apart by their label
     """
 
     spec: InstanceSpec
-    model: str = "simulated"
+    model: str = MODEL
     speed: float = 1.0
     seed: int = 0
     update_s: float = 0.0
     median_tokens: int = 256
     sigma: float = 0.8
+    stream_interval: int = 1
     max_queued: int = 0
     versioned_text: bool = False
 
@@ -49,14 +48,14 @@ class EngineSettings(msgspec.Struct, frozen=True):
 class Engine:
     """One server's engine from start to restart to restart. Make it in a running event loop.
 
-    As in vLLM, a weight call that fails leaves the model half torn down: the next step is the end,
-    and then only a restart helps.
+    As in vLLM, the next step with weights that are half loaded is the end, and then only a restart
+    helps. `unanswered` counts the requests under way, `finished` those that ended, by reason.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._starts = 0
-        self._unanswered = 0
+        self.unanswered = 0
         self._start()
 
     def _start(self) -> None:
@@ -66,14 +65,11 @@ class Engine:
             settings.spec,
             self._length,
             speed=settings.speed,
-            version=_UNLABELLED,
+            version=FIRST,
             versioned_text=settings.versioned_text,
         )
-        self._labels = {_UNLABELLED: "default"}
-        self._torn = False
-        self._session = False
-        self._transfer = False
-        self.label = "default"
+        load_s = settings.update_s / settings.speed
+        self.weights = Weights(self.instance, load_s, self._check_alive)
         self.dead = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         # Two starts within one clock tick are still two starts.
@@ -85,27 +81,20 @@ class Engine:
         await self.instance.close()
         self._start()
 
-    @property
-    def unanswered(self) -> int:
-        return self._unanswered
-
-    def label_of(self, version: int) -> str:
-        return self._labels[version]
-
     # -- requests --------------------------------------------------------------------------
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
         """Raises Refusal."""
         self._check_alive()
-        if self._half_loaded and not self.instance.paused:
+        if self.weights.half_loaded and not self.instance.paused:
             await self._die()
             self._check_alive()
         limit = self.settings.max_queued
-        if limit and self._unanswered >= limit:
+        if limit and self.unanswered >= limit:
             raise Refusal(
                 503, "The engine is currently busy and cannot accept new requests. Try again later."
             )
-        self._unanswered += 1
+        self.unanswered += 1
         finished = self.finished
         try:
             output = await self.instance.generate(order, on_tokens)
@@ -114,7 +103,7 @@ class Engine:
         except InstanceError:
             raise Refusal(500, _DEAD) from None
         finally:
-            self._unanswered -= 1
+            self.unanswered -= 1
         if output.finish != "abort":  # vLLM does not count those
             finished[output.finish] += 1
         return output
@@ -129,10 +118,6 @@ class Engine:
         dice = random.Random(self.settings.seed << 32 ^ response.name)
         drawn = dice.lognormvariate(math.log(self.settings.median_tokens), self.settings.sigma)
         return max(1, round(drawn))
-
-    @property
-    def _half_loaded(self) -> bool:
-        return self._torn or self._session
 
     def _check_alive(self) -> None:
         if self.dead:
@@ -155,62 +140,5 @@ class Engine:
     async def resume(self) -> None:
         self._check_alive()
         await self.instance.resume()
-        if self._half_loaded and self._unanswered:
+        if self.weights.half_loaded and self.unanswered:
             await self._die()
-
-    async def set_label(self, label: str) -> None:
-        """Tokens to come carry this label."""
-        self._check_alive()
-        number = int(label) if label.isdecimal() else _spread(label)
-        self._labels[number] = self.label = label
-        await self.instance.set_version(number)
-
-    # -- weights ---------------------------------------------------------------------------
-
-    async def reload_weights(self, path: object) -> None:
-        """From disk. Raises Refusal if there is nothing, and then the model is torn."""
-        self._check_alive()
-        if path is not None and not (isinstance(path, str) and Path(path).exists()):
-            raise self.tear(f"no weights at {path!r}")
-        await self._load()
-
-    def tear(self, reason: str) -> Refusal:
-        """A weight call failed half way."""
-        self._torn = True
-        return Refusal(500, reason)
-
-    def begin_transfer(self) -> None:
-        self._check_alive()
-        self._transfer = True
-
-    def begin_session(self) -> None:
-        """Raises Refusal, which does no harm, if transfers are not set up or one is under way."""
-        self._check_alive()
-        if not self._transfer:
-            raise Refusal(500, "Weight transfer not configured")
-        if self._session:
-            raise Refusal(500, "Weight update already started")
-        self._session = True
-
-    async def receive_weights(self) -> None:
-        self._check_alive()
-        if not self._session:
-            raise Refusal(500, "Weight update not started")
-        await self._load()
-
-    async def end_session(self, label: str | None) -> None:
-        self._check_alive()
-        if not self._session:
-            raise Refusal(500, "Weight update not started")
-        self._session = False
-        if label is not None:
-            await self.set_label(label)
-
-    async def _load(self) -> None:
-        await asyncio.sleep(self.settings.update_s / self.settings.speed)
-        self._check_alive()
-
-
-def _spread(label: str) -> int:
-    """A number for a label that is none, out of the way of those that are."""
-    return (1 << 60) + int.from_bytes(blake2b(label.encode(), digest_size=7).digest(), "little")

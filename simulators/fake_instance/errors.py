@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
 _TYPES = {
     400: "BadRequestError",
@@ -21,11 +21,11 @@ class Refusal(Exception):
         self.param = param
 
 
-def body(refusal: Refusal) -> bytes:
+def content(refusal: Refusal) -> dict[str, Any]:
     error = {
         "message": str(refusal),
         "type": _TYPES[refusal.status],
         "param": refusal.param,
         "code": refusal.status,
     }
-    return msgspec.json.encode({"error": error})
+    return {"error": error}

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollout_sched.simulators.fake_instance.dialects import Json, Piece
+from rollout_sched.simulators.fake_instance.codec import decode
+from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
 from rollout_sched.simulators.fake_instance.request_parsing import (
     GenerateBody,
     Limits,
     ParsedRequest,
-    check,
-    decode,
-    orders,
-    output_limit,
+    parsed,
     request_id,
 )
 
@@ -40,81 +38,49 @@ class Generate:
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         body = decode(raw, GenerateBody)
-        sampling = body.sampling_params
-        n = check(limits, body.model, sampling, sampling.get("n", 1))
         answer_id = f"generate-tokens-{request_id(headers, body.request_id)}"
-        stream = bool(body.stream)
-        every = sampling.get("stream_interval") or limits.stream_interval
-        output_limits = [
-            output_limit(limits, body.token_ids, sampling.get("max_tokens"), clamp=True)
-        ]
-        return ParsedRequest(
-            answer_id,
-            limits.model,
-            [body.token_ids],
-            n,
-            orders(
-                [answer_id],
-                [body.token_ids],
-                output_limits,
-                n,
-                {**sampling, "priority": body.priority},
-                body.cache_salt or "",
-                every if stream else 0,
-            ),
-            stream,
-            body.stream_options is not None and body.stream_options.include_usage,
-            bool(body.return_token_ids),
-            sampling.get("logprobs") is not None,
-        )
+        prompts = {answer_id: body.token_ids}
+        return parsed(body, limits, answer_id, prompts, body.sampling_params, clamp=True)
 
-    def whole(self, asked: ParsedRequest, pieces: Sequence[Piece], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
         return {
-            "request_id": asked.id,
-            "model": asked.model,
-            "created": int(time.time()),
-            "usage": usage,
+            **self._answer(asked, chunks, usage),
             "prompt_logprobs": None,
             "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
             "kv_transfer_params": None,
             "output_mode": "tokens",
-            "choices": [self._choice(piece) for piece in pieces],
         }
 
-    def chunks(self, asked: ParsedRequest, piece: Piece) -> list[Json]:
-        chunk = {
+    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+        event = self._answer(asked, [chunk], None)
+        if chunk.first and asked.return_token_ids:
+            event["prompt_token_ids"] = asked.prompts[0]
+        return [event]
+
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
+        return self._answer(asked, [], usage)
+
+    def _answer(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json | None) -> Json:
+        return {
             "request_id": asked.id,
             "model": asked.model,
             "created": int(time.time()),
-            "choices": [self._choice(piece)],
-            "usage": None,
-        }
-        if piece.first and asked.return_token_ids:
-            chunk["prompt_token_ids"] = asked.prompts[0]
-        return [chunk]
-
-    def usage_chunk(self, asked: ParsedRequest, usage: Json) -> Json:
-        created = int(time.time())
-        return {
-            "request_id": asked.id,
-            "model": asked.model,
-            "created": created,
-            "choices": [],
+            "choices": [self._choice(chunk) for chunk in chunks],
             "usage": usage,
         }
 
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, chunk: Chunk) -> Json:
         logprobs = None
-        if piece.logprobs is not None:
-            pairs = zip(piece.token_ids, piece.logprobs, strict=True)
+        if chunk.logprobs is not None:
+            pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
             content = [_Sampled(t, value, 1, (_Candidate(t, value),)) for t, value in pairs]
             logprobs = {"content": content}
         return {
-            "index": piece.choice,
-            "finish_reason": piece.finish,
+            "index": chunk.choice,
+            "finish_reason": chunk.finish,
             "stop_reason": None,
-            "token_ids": piece.token_ids,
-            "weight_versions": piece.versions,
+            "token_ids": chunk.token_ids,
+            "weight_versions": chunk.versions,
             "routed_experts": None,
             "sampling_mask": None,
             "logprobs": logprobs,

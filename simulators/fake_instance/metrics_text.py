@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rollout_sched.integrations.vllm.protocol import gauges as names
 from rollout_sched.live.ports import Gauges
 from rollout_sched.simulators.fake_instance.engine import Engine
 
@@ -28,29 +29,28 @@ def _values(engine: Engine, gauges: Gauges) -> Values:
     spec = engine.settings.spec
     own = {"engine": "0", "model_name": engine.settings.model}
     computed, cached = gauges.prefill_tokens, gauges.cached_tokens
-    yield "process_start_time_seconds", "gauge", {}, engine.started_at
+    yield names.STARTED_AT, "gauge", {}, engine.started_at
     for name, value in {
-        "num_requests_running": gauges.running,
-        "num_requests_waiting": gauges.waiting,
-        "kv_cache_usage_perc": gauges.kv_usage,
+        names.RUNNING: gauges.running,
+        names.WAITING: gauges.waiting,
+        names.KV_USAGE: gauges.kv_usage,
     }.items():
-        yield f"vllm:{name}", "gauge", own, float(value)
+        yield name, "gauge", own, float(value)
     for reason, value in {"capacity": gauges.waiting, "deferred": 0}.items():
         name = "vllm:num_requests_waiting_by_reason"
         yield name, "gauge", {**own, "reason": reason}, float(value)
     for name, value in {
-        "num_preemptions": gauges.preemptions,
-        "prefix_cache_queries": computed + cached,
-        "prefix_cache_hits": cached,
-        "prompt_tokens": computed + cached,
-        "prompt_tokens_cached": cached,
-        "generation_tokens": gauges.generated_tokens,
+        names.PREEMPTIONS: gauges.preemptions,
+        "vllm:prefix_cache_queries_total": computed + cached,
+        "vllm:prefix_cache_hits_total": cached,
+        "vllm:prompt_tokens_total": computed + cached,
+        "vllm:prompt_tokens_cached_total": cached,
+        names.GENERATED_TOKENS: gauges.generated_tokens,
     }.items():
-        yield f"vllm:{name}_total", "counter", own, float(value)
-    sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+        yield name, "counter", own, float(value)
+    sources = {names.COMPUTED: computed, names.CACHED: cached, "external_kv_transfer": 0}
     for source, value in sources.items():
-        name = "vllm:prompt_tokens_by_source_total"
-        yield name, "counter", {**own, "source": source}, float(value)
+        yield names.PROMPT_TOKENS, "counter", {**own, "source": source}, float(value)
     for finish, value in engine.finished.items():
         name = "vllm:request_success_total"
         yield name, "counter", {**own, "finished_reason": finish}, float(value)
@@ -61,4 +61,4 @@ def _values(engine: Engine, gauges: Gauges) -> Values:
         "kv_cache_size_tokens": spec.kv_blocks * spec.block_size,
         "num_gpu_blocks": spec.kv_blocks + 1,  # with vLLM's null block
     }
-    yield "vllm:cache_config_info", "gauge", config, 1.0
+    yield names.CACHE_CONFIG, "gauge", config, 1.0

@@ -11,7 +11,7 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 
 Stream = tuple[int, ...]
-Chunk = tuple[list[int], list[float] | None]
+IdsAndLogprobs = tuple[list[int], list[float] | None]
 
 
 class Response(NamedTuple):
@@ -108,7 +108,7 @@ class OpenAnswers:
                 del self._numbers[answer.id]
         return answer
 
-    def chunk(self, answer: OpenAnswer, tokens: int, spans: text.Spans) -> Chunk:
+    def chunk(self, answer: OpenAnswer, tokens: int, spans: text.Spans) -> IdsAndLogprobs:
         """What a stream has not brought yet of an answer that has so many tokens now."""
         new = self._text(answer, answer.streamed, _without(spans, answer.streamed))
         answer.streamed = tokens
@@ -118,7 +118,7 @@ class OpenAnswers:
         ids, logprobs = self._text(answer, 0, ended.spans)
         return Output(ids, logprobs, ended.reason, ended.spans)
 
-    def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> Chunk:
+    def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
         start = answer.start + skip
         if not self._versioned:
             spans = [(0, sum(count for _, count in spans))]

@@ -7,10 +7,7 @@ timers, and what is late does not add up: the simulated times stay those of the 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -24,29 +21,15 @@ from rollout_sched.live.ports import (
     RequestRejected,
 )
 from rollout_sched.simulators.fake_instance.open_answers import Lengths, OpenAnswer, OpenAnswers
+from rollout_sched.simulators.fake_instance.pauses import Pauses
+from rollout_sched.simulators.fake_instance.realtime_clock import Alarm, RealtimeClock
 from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.sim_request import Ended, PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-
-class RealtimeClock:
-    """Simulated seconds on the running event loop, `speed` of them in one of its seconds."""
-
-    def __init__(self, speed: float) -> None:
-        self.now = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self._speed = speed
-
-    def tick(self) -> float:
-        """Simulated seconds since the start. A timer may come a little early; time never goes
-        back."""
-        self.now = max(self.now, (self._loop.time() - self._start) * self._speed)
-        return self.now
-
-    def call_at(self, at: float, callback: Callable[[float], None]) -> asyncio.TimerHandle:
-        return self._loop.call_at(self._start + at / self._speed, callback, at)
+#: The model it says it has, if nobody says another.
+MODEL = "simulated"
 
 
 class RealtimeInstance:
@@ -69,8 +52,6 @@ class RealtimeInstance:
         *,
         speed: float = 1.0,
         version: int = 0,
-        model: str = "simulated",
-        started_at: float = 0.0,
         versioned_text: bool = False,
     ) -> None:
         self._name = name
@@ -81,30 +62,18 @@ class RealtimeInstance:
             spec.kv_blocks * spec.block_size,
             spec.max_model_len,
             version,
-            started_at,
-            model,
-            frozenset({"generate", "abort", "pause", "weight_versions"}),
+            model=MODEL,
+            capabilities=frozenset({"generate", "abort", "pause", "weight_versions"}),
         )
         self._clock = RealtimeClock(speed)
-        self._timer: asyncio.TimerHandle | None = None
-        self._planning = False
+        self._alarm = Alarm(self._clock, self._next_at, self._listen)
         self._closed = False
         self._answers = OpenAnswers(lengths, versioned_text)
-        self._pausing: deque[tuple[PauseMode, asyncio.Future[None]]] = deque()
-        self._frozen = False
-        self._gauges = self._look()
+        self._pauses = Pauses(self._engine)
 
     @property
     def name(self) -> str:
         return self._name
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    @property
-    def spec(self) -> InstanceSpec:
-        return self._engine.spec
 
     @property
     def paused(self) -> bool:
@@ -143,23 +112,21 @@ class RealtimeInstance:
         self._check_open()
         if mode != "wait":
             await self.gauges()
-            self._frozen = True
-        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pausing.append((mode, paused))
+        paused = self._pauses.ask(mode)
         self._engine.pause(self._clock.tick(), mode, clear_cache)
-        self._change()
+        self._alarm.change()
         await paused
 
     async def resume(self) -> None:
         self._check_open()
-        self._frozen = False
+        self._pauses.end()
         self._engine.resume(self._clock.tick())
-        self._change()
+        self._alarm.change()
 
     async def set_version(self, version: int) -> None:
         self._check_open()
         self._engine.set_version(version, self._clock.tick())
-        self._change()
+        self._alarm.change()
 
     async def gauges(self) -> Gauges:
         """As of now; while it is paused, those of before, as in vLLM."""
@@ -168,22 +135,18 @@ class RealtimeInstance:
             self._listen(self._clock.now)
             await asyncio.sleep(0)  # whoever was answered goes first
         self._engine.advance(self._clock.tick())  # nothing is due any more
-        if not self._frozen:
-            self._gauges = self._look()
-        return self._gauges
+        return self._pauses.gauges()
 
     async def close(self) -> None:
         """Whoever waits for an answer gets an InstanceError, as of every later call."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         error = InstanceError(f"{self._name} was closed")
         for answer in self._answers.by_number.values():
-            _fail(answer.answer, error)
-        for _, paused in self._pausing:
-            _fail(paused, error)
+            if not answer.answer.done():
+                answer.answer.set_exception(error)
         self._answers.by_number.clear()
-        self._pausing.clear()
+        self._pauses.fail(error)
 
     # -- beyond the port -------------------------------------------------------------------
 
@@ -198,7 +161,7 @@ class RealtimeInstance:
         self._engine.advance(self._clock.tick())
         in_use = self._engine.gauges().running > 0
         self._engine.clear_cache(self._clock.now, preempt)
-        self._change()
+        self._alarm.change()
         return preempt or not in_use
 
     # -- inside ----------------------------------------------------------------------------
@@ -218,50 +181,27 @@ class RealtimeInstance:
         self._answers.open(number, answer)
         if order.stream_every and on_tokens is not None:
             self._streams.add(number, order.stream_every, self._streaming(number, answer))
-        self._change()
+        self._alarm.change()
         return number
 
     def _abort(self, number: int, answer: OpenAnswer) -> None:
         self._engine.abort(number, self._clock.tick())
         self._answers.stop_writing(answer)
-        self._change()
+        self._alarm.change()
 
-    def _change(self) -> None:
-        """Something was put in. Planning waits for all that is put in at once: what two instances
-        say at the same time then comes in the order in which they were first told something."""
-        if not self._planning:
-            self._planning = True
-            asyncio.get_running_loop().call_soon(self._plan)
-
-    def _plan(self) -> None:
-        self._planning = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        at = min(self._engine.next_at(), self._streams.next_at())
-        if at < math.inf and not self._closed:
-            self._timer = self._clock.call_at(at, self._listen)
+    def _next_at(self) -> float:
+        return min(self._engine.next_at(), self._streams.next_at())
 
     def _listen(self, at: float) -> None:
         """Pass on what has happened by now."""
         clock = self._clock
-        clock.now = max(clock.now, at)
-        for outcome in self._engine.advance(clock.tick()):
+        for outcome in self._engine.advance(clock.reach(at)):
             if isinstance(outcome, Ended):
                 self._answer(outcome)
             else:
-                self._confirm(outcome.mode)
+                self._pauses.confirm(outcome.mode)
         self._streams.advance(clock.now)
-        self._change()
-
-    def _confirm(self, mode: PauseMode) -> None:
-        waiting = next(pause for pause in self._pausing if pause[0] == mode)
-        self._pausing.remove(waiting)
-        if mode == "wait":
-            self._gauges = self._look()
-            self._frozen = self._engine.paused  # it may have been resumed meanwhile
-        if not waiting[1].done():
-            waiting[1].set_result(None)
+        self._alarm.change()
 
     def _answer(self, ended: Ended) -> None:
         answer = self._answers.close(ended.attempt)
@@ -278,21 +218,3 @@ class RealtimeInstance:
             answer.on_tokens(*self._answers.chunk(answer, tokens, spans))
 
         return progress
-
-    def _look(self) -> Gauges:
-        gauges = self._engine.gauges()
-        return Gauges(
-            gauges.running,
-            gauges.waiting,
-            gauges.kv_usage,
-            gauges.preemptions,
-            gauges.prefill_tokens,
-            gauges.cached_tokens,
-            gauges.reprefilled_tokens,
-            gauges.generated_tokens,
-        )
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

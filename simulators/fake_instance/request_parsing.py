@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,7 +12,6 @@ from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 
-T = TypeVar("T")
 Tokens = list[int]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
@@ -21,42 +20,42 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class GenerateBody(msgspec.Struct):
+class Body(msgspec.Struct):
+    """What every endpoint that generates takes."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+    return_token_ids: bool | None = None
+
+
+class GenerateBody(Body, kw_only=True):
     """Of /inference/v1/generate."""
 
     token_ids: Annotated[Tokens, msgspec.Meta(min_length=1)]
     sampling_params: dict[str, Any]
-    request_id: str | None = None
-    model: str | None = None
-    return_token_ids: bool | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    cache_salt: Salt | None = None
-    priority: int = 0
 
 
-class _OpenAIBody(msgspec.Struct):
-    model: str | None = None
-    request_id: str | None = None
+class OpenAIBody(Body, kw_only=True):
+    """What OpenAI's endpoints take besides."""
+
     n: int | None = 1
     temperature: float | None = None
     seed: int | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
     ignore_eos: bool = False
-    cache_salt: Salt | None = None
-    priority: int = 0
-    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 
-class CompletionBody(_OpenAIBody, kw_only=True):
+class CompletionBody(OpenAIBody, kw_only=True):
     """Of /v1/completions."""
 
     prompt: str | list[int | str | Tokens]
     max_tokens: int | None = 16
     logprobs: int | None = None
-    return_tokens_as_token_ids: bool | None = None
 
 
 class Message(msgspec.Struct):
@@ -64,14 +63,13 @@ class Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ChatBody(_OpenAIBody, kw_only=True):
+class ChatBody(OpenAIBody, kw_only=True):
     """Of /v1/chat/completions."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
-    return_tokens_as_token_ids: bool | None = None
 
 
 class ParsedRequest(msgspec.Struct):
@@ -105,12 +103,43 @@ class Limits(msgspec.Struct, frozen=True):
     stream_interval: int
 
 
-def decode(raw: bytes, body: type[T]) -> T:
-    """Raises Refusal, as vLLM does, where a field is missing or of another kind."""
-    try:
-        return msgspec.json.decode(raw, type=body)
-    except msgspec.DecodeError as error:
-        raise Refusal(400, str(error)) from None
+def parsed(
+    body: Body,
+    limits: Limits,
+    answer_id: str,
+    prompts: Mapping[str, Tokens],
+    sampling: Mapping[str, Any],
+    *,
+    clamp: bool = False,
+    ids_for_words: bool = False,
+) -> ParsedRequest:
+    """A request whose `prompts` are aborted by their keys, with vLLM's SamplingParams.
+
+    `clamp`: more tokens than the context has room for are not refused, but not made. Raises
+    Refusal.
+    """
+    n = check(limits, body.model, sampling)
+    stream = bool(body.stream)
+    every = (sampling.get("stream_interval") or limits.stream_interval) if stream else 0
+    salt = body.cache_salt or ""
+    told = {name: value for name, value in sampling.items() if name not in ("n", "max_tokens")}
+    own = {**told, "priority": body.priority}
+    orders: list[Order] = []
+    for order_id, prompt in prompts.items():
+        limit = output_limit(limits, prompt, sampling.get("max_tokens"), clamp=clamp)
+        orders += siblings(Order(order_id, prompt, limit, salt, own, every), n)
+    return ParsedRequest(
+        answer_id,
+        limits.model,
+        list(prompts.values()),
+        n,
+        orders,
+        stream,
+        body.stream_options is not None and body.stream_options.include_usage,
+        bool(body.return_token_ids),
+        sampling.get("logprobs") is not None,
+        ids_for_words,
+    )
 
 
 def request_id(headers: Mapping[str, str], told: str | None) -> str:
@@ -148,9 +177,11 @@ def prompts_of(prompt: str | list[int | str | Tokens]) -> list[Tokens]:
     return prompts
 
 
-def sampling_of(body: _OpenAIBody, logprobs: bool) -> dict[str, Any]:
+def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dict[str, Any]:
     """The SamplingParams that such a request stands for, as far as they matter here."""
     told = {
+        "n": body.n,
+        "max_tokens": max_tokens,
         "temperature": body.temperature,
         "seed": body.seed,
         "ignore_eos": body.ignore_eos,
@@ -160,10 +191,11 @@ def sampling_of(body: _OpenAIBody, logprobs: bool) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def check(limits: Limits, model: str | None, sampling: Mapping[str, Any], n: object) -> int:
+def check(limits: Limits, model: str | None, sampling: Mapping[str, Any]) -> int:
     """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
     if model is not None and model != limits.model:
         raise Refusal(404, f"The model `{model}` does not exist.", "model")
+    n = sampling.get("n", 1)
     if not isinstance(n, int) or n < 1:
         raise Refusal(400, f"n must be at least 1, got {n}.", "n")
     temperature = sampling.get("temperature")
@@ -193,21 +225,12 @@ def output_limit(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: b
     return available if max_tokens is None else min(max_tokens, available)
 
 
-def orders(
-    ids: Sequence[str],
-    prompts: Sequence[Tokens],
-    output_limits: Sequence[int],
-    n: int,
-    sampling: Mapping[str, Any],
-    salt: str,
-    every: int,
-) -> list[Order]:
-    """`n` for each prompt. Siblings share their id, as abort wants it, and their seeds count up."""
-    made: list[Order] = []
-    for order_id, prompt, max_tokens in zip(ids, prompts, output_limits, strict=True):
-        for index in range(n):
-            own = dict(sampling)
-            if isinstance(own.get("seed"), int):
-                own["seed"] += index
-            made.append(Order(order_id, prompt, max_tokens, salt, own, every))
-    return made
+def siblings(order: Order, n: int) -> list[Order]:
+    """An order `n` times. They share their id, as abort wants it, and their seeds count up."""
+    seed = order.sampling.get("seed")
+    if not isinstance(seed, int):
+        return [order] * n
+    return [
+        msgspec.structs.replace(order, sampling={**order.sampling, "seed": seed + index})
+        for index in range(n)
+    ]

@@ -13,6 +13,7 @@ from aiohttp import web
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.simulators.fake_instance import errors
 from rollout_sched.simulators.fake_instance.chat import Chat
+from rollout_sched.simulators.fake_instance.codec import decode, reply
 from rollout_sched.simulators.fake_instance.completions import Completions
 from rollout_sched.simulators.fake_instance.control import Control
 from rollout_sched.simulators.fake_instance.dialects import Dialect
@@ -20,8 +21,11 @@ from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
 from rollout_sched.simulators.fake_instance.generate import Generate
-from rollout_sched.simulators.fake_instance.request_parsing import Limits, decode
+from rollout_sched.simulators.fake_instance.request_parsing import Limits
 from rollout_sched.simulators.fake_instance.serving import hang_up, serve
+from rollout_sched.simulators.fake_instance.status import Status
+from rollout_sched.simulators.fake_instance.tokenizer import Tokenizer
+from rollout_sched.simulators.fake_instance.updates import Updates
 
 _GUARDED = ("/v1", "/inference")
 _NEVER_STRUCK = ("/health", "/v1/models", "/fake/")
@@ -45,7 +49,6 @@ class FakeServer:
         settings: EngineSettings,
         *,
         api_key: str = "",
-        stream_interval: int = 1,
         faults: Sequence[Fault] = (),
     ) -> None:
         self.engine = Engine(settings)
@@ -53,7 +56,7 @@ class FakeServer:
         for fault in faults:
             self.switchboard.set(fault)
         self._authorization = f"Bearer {api_key}".encode() if api_key else b""
-        self._limits = Limits(settings.model, settings.spec.max_model_len, stream_interval)
+        self._limits = Limits(settings.model, settings.spec.max_model_len, settings.stream_interval)
         self._open: set[asyncio.Transport | None] = set()  # of the requests under way
         self._down = False
         self._runner: web.AppRunner | None = None
@@ -63,7 +66,8 @@ class FakeServer:
         self.app = web.Application(
             client_max_size=_LARGEST_BODY, middlewares=[self._answer_errors, self._let_in]
         )
-        self.app.add_routes(Control(self.engine).routes())
+        for endpoints in (Status, Control, Updates, Tokenizer):
+            self.app.add_routes(endpoints(self.engine).routes())
         self.app.add_routes([web.post(path, self._generate) for path in self.dialects])
         self.app.add_routes(
             [
@@ -161,7 +165,7 @@ class FakeServer:
             case "error_500" | "error_503":
                 raise Refusal(int(fault.fault[-3:]), f"{fault.fault}, as ordered")
             case "update_500":
-                raise self.engine.tear("the weights could not be loaded, as ordered")
+                raise self.engine.weights.tear("the weights could not be loaded, as ordered")
             case "slow":
                 await asyncio.sleep(fault.seconds)
             case "twice" | "cut" | "another" | "unfinished" | "wrong_version":
@@ -176,8 +180,7 @@ class FakeServer:
     # -- switches --------------------------------------------------------------------------
 
     async def _list_faults(self, _: web.Request) -> web.Response:
-        body = msgspec.json.encode({"faults": list(self.switchboard.faults.values())})
-        return web.Response(body=body, content_type="application/json")
+        return reply({"faults": list(self.switchboard.faults.values())})
 
     async def _set_fault(self, request: web.Request) -> web.Response:
         self.switchboard.set(decode(await request.read(), Fault))
@@ -193,5 +196,4 @@ class FakeServer:
 
 
 def _refused(refusal: Refusal) -> web.Response:
-    body = errors.body(refusal)
-    return web.Response(body=body, status=refusal.status, content_type="application/json")
+    return reply(errors.content(refusal), refusal.status)

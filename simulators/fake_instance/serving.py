@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollout_sched.live.ports import Output
 from rollout_sched.simulators.fake_instance import errors
-from rollout_sched.simulators.fake_instance.dialects import Dialect, Json, Piece, usage, versions
+from rollout_sched.simulators.fake_instance.dialects import Chunk, Dialect, Json, usage, versions
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
@@ -58,9 +58,9 @@ class _Answering:
             outputs = [await self.engine.generate(orders[0])]
         else:
             outputs = await _all([self.engine.generate(order) for order in orders])
-        pieces = [self._piece(i, o, o.token_ids, o.logprobs, True) for i, o in enumerate(outputs)]
+        chunks = [self._chunk(i, o, o.token_ids, o.logprobs, True) for i, o in enumerate(outputs)]
         made = sum(len(output.token_ids) for output in outputs)
-        answer = self.dialect.whole(self.asked, pieces, usage(self.asked, made))
+        answer = self.dialect.whole(self.asked, chunks, usage(self.asked, made))
         body = msgspec.json.encode(answer)
         if self.fault == "cut":
             return await self._cut(body, len(body) // 2)
@@ -100,13 +100,12 @@ class _Answering:
                         open_choices.discard(index)
                     made += len(token_ids)
                     values = logprobs if self.asked.logprobs else None
-                    piece = self._piece(index, end, token_ids, values, first)
-                    chunks = self.dialect.chunks(self.asked, piece)
-                    await self._send(response, chunks)
+                    chunk = self._chunk(index, end, token_ids, values, first)
+                    await self._send(response, self.dialect.events(self.asked, chunk))
                 if self.fault == "cut":
                     return hang_up(self.request, response)
             if self.asked.include_usage:
-                told = self.dialect.usage_chunk(self.asked, usage(self.asked, made))
+                told = self.dialect.usage_event(self.asked, usage(self.asked, made))
                 await self._send(response, [told])
             if self.fault == "unfinished":
                 return hang_up(self.request, response)
@@ -127,10 +126,10 @@ class _Answering:
         else:
             news.end(index, output)
 
-    async def _send(self, response: web.StreamResponse, chunks: Sequence[Json]) -> None:
+    async def _send(self, response: web.StreamResponse, events: Sequence[Json]) -> None:
         if not response.prepared:
             await response.prepare(self.request)
-        data = b"".join(b"data: %b\n\n" % msgspec.json.encode(chunk) for chunk in chunks)
+        data = b"".join(_event(event) for event in events)
         await response.write(data)
         if self.fault == "twice":
             await response.write(data)
@@ -141,26 +140,26 @@ class _Answering:
         assert isinstance(error, Refusal)
         if not response.prepared:
             raise error
-        await response.write(b"data: %b\n\n" % errors.body(error) + _DONE)
+        await response.write(_event(errors.content(error)) + _DONE)
         return response
 
     # -- both ------------------------------------------------------------------------------
 
-    def _piece(
+    def _chunk(
         self,
         index: int,
         output: Output | None,
         token_ids: Sequence[int],
         logprobs: Sequence[float] | None,
         first: bool,
-    ) -> Piece:
+    ) -> Chunk:
         if output is None:
-            return Piece(index, token_ids, logprobs, None, None, first)
+            return Chunk(index, token_ids, logprobs, None, None, first)
         spans = versions(output, self._label)
-        return Piece(index, token_ids, logprobs, output.finish, spans, first)
+        return Chunk(index, token_ids, logprobs, output.finish, spans, first)
 
     def _label(self, version: int) -> str:
-        label = self.engine.label_of(version)
+        label = self.engine.weights.label_of(version)
         if self.fault != "wrong_version":
             return label
         return str(int(label) + 1) if label.isdecimal() else f"not {label}"
@@ -199,6 +198,10 @@ class _News:
     def seen(self, index: int) -> bool:
         """Whether something of that choice was taken before the last look."""
         return index in self._seen
+
+
+def _event(content: Json) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(content)
 
 
 def _next_id(answer_id: str) -> str:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import Final
 
 from rollout_sched.simulators.instance.kv_blocks import Chain, Table
 from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
 
-ARRIVING, WAITING, PREFILLING, DECODING, OVER = range(5)
+# Final, so that compiled code need not look them up.
+ARRIVING: Final = 0
+WAITING: Final = 1
+PREFILLING: Final = 2
+DECODING: Final = 3
+OVER: Final = 4
 
 
 class SimAttempt(Table):

@@ -4,56 +4,53 @@ one closed formula (see decode_batch). Nothing is done per token or per running 
 
 from __future__ import annotations
 
-import msgspec
+from typing import Final
 
 from rollout_sched.simulators.instance.inbox import Inbox
 from rollout_sched.simulators.instance.step_scheduler import StepScheduler
 
-INFINITY = float("inf")
-
-
-class Jump(msgspec.Struct, frozen=True, gc=False):
-    """So many decode steps from the boundary `step`, which is at `at`, until `end`."""
-
-    step: int
-    at: float
-    steps: int
-    end: float
+INFINITY: Final = float("inf")
+NO_STEP: Final = -1
 
 
 class EventJump:
     """How many decode steps can be made at once from a boundary, and when they end.
 
-    The newest answer is kept until something changes: an input, somebody leaving, a step to be
-    decided. Whoever changes something says so by `forget`.
+    steps, end  as they were last planned
+
+    The plan is kept until something changes: an input, somebody leaving, a step to be decided.
+    Whoever changes something says so by `forget`.
     """
 
-    __slots__ = ("_inbox", "_jump", "_scheduler")
+    __slots__ = ("_at", "_inbox", "_scheduler", "_step", "end", "steps")
 
     def __init__(self, scheduler: StepScheduler, inbox: Inbox) -> None:
+        self.steps = 0
+        self.end = 0.0
         self._scheduler = scheduler
         self._inbox = inbox
-        self._jump: Jump | None = None
+        self._step = NO_STEP  # the boundary of the plan ...
+        self._at = 0.0  # ... and when that is
 
     def forget(self) -> None:
-        self._jump = None
+        self._step = NO_STEP
 
-    def plan(self, step: int, at: float) -> Jump | None:
+    def plan(self, step: int, at: float) -> bool:
         """From the boundary `step` at `at`: the last one, or that which ends the step under way.
-        None if the next step has to be decided, or there is none."""
-        jump = self._jump
-        if jump is not None and jump.step == step and jump.at == at:
-            return jump
+        False if the next step has to be decided, or there is none."""
+        if step == self._step and at == self._at:
+            return True
         scheduler = self._scheduler
         if not scheduler.can_run() or scheduler.must_decide(step):
-            return None
+            return False
         batch = scheduler.batch
         steps = batch.steps_that_fit(step, batch.next_end() - step, scheduler.kv.free)
         if self._inbox.due < INFINITY:
             steps = min(steps, self._steps_to_input(step, at))
-        seconds = scheduler.spec.cost.jump(steps, batch.count, batch.context(step))
-        self._jump = jump = Jump(step, at, steps, at + seconds)
-        return jump
+        self.steps = steps
+        self.end = at + scheduler.spec.cost.jump(steps, batch.count, batch.context(step))
+        self._step, self._at = step, at
+        return True
 
     def _steps_to_input(self, step: int, at: float) -> int:
         """Steps up to the first boundary at or after the next input. The inverse of the formula
@@ -71,20 +68,18 @@ class EventJump:
         """Whole decode steps of the jump from this boundary that are over by now."""
         if now <= at:
             return 0
-        jump = self.plan(step, at)
-        if jump is None:
+        if not self.plan(step, at):
             return 0
-        if now >= jump.end:
-            return jump.steps
+        if now >= self.end:
+            return self.steps
         batch = self._scheduler.batch
         return self._scheduler.spec.cost.steps_within(now - at, batch.count, batch.context(step))
 
     def end_of(self, wanted: int, step: int, at: float) -> float:
         """When the step `wanted` ends, if it is part of the jump from this boundary; else inf."""
-        jump = self.plan(step, at)
-        if jump is None or wanted - step > jump.steps:
+        if not self.plan(step, at) or wanted - step > self.steps:
             return INFINITY
-        if wanted - step == jump.steps:
-            return jump.end
+        if wanted - step == self.steps:
+            return self.end
         batch = self._scheduler.batch
         return at + self._scheduler.spec.cost.jump(wanted - step, batch.count, batch.context(step))

@@ -143,11 +143,11 @@ class SimInstance:
                 inbox.take()
             elif now <= core.at:
                 break
-            elif (plan := jump.plan(scheduler.step, core.at)) is not None:
-                if plan.end > now:
+            elif jump.plan(scheduler.step, core.at):
+                if jump.end > now:
                     break
-                self._busy_s += plan.end - plan.at
-                core.jump(plan.steps, plan.end)
+                self._busy_s += jump.end - core.at
+                core.jump(jump.steps, jump.end)
             elif scheduler.can_run():
                 jump.forget()
                 self._step = scheduler.decide()
@@ -178,9 +178,8 @@ class SimInstance:
                 return at
         if inbox.due <= at:
             return at
-        plan = self._jump.plan(step, at)
-        if plan is not None:
-            return plan.end
+        if self._jump.plan(step, at):
+            return self._jump.end
         return math.nextafter(at, math.inf) if scheduler.can_run() else inbox.due
 
     def _steps_by(self, now: float) -> int:

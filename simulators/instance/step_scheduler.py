@@ -16,7 +16,7 @@ Nothing is done per token, nor per running attempt while there are blocks for al
 
 from __future__ import annotations
 
-import msgspec
+from typing import Final
 
 from rollout_sched.simulators.instance.attempt import (
     DECODING,
@@ -31,12 +31,14 @@ from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.sim_request import Counters
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-RUN_ALL, RUN_ADMITTED, RUN_NOTHING = range(3)
+RUN_ALL: Final = 0
+RUN_ADMITTED: Final = 1
+RUN_NOTHING: Final = 2
 
 Chunks = list[tuple[SimAttempt, int]]
 
 
-class Step(msgspec.Struct, gc=False):
+class Step:
     """One step that had to be decided.
 
     seconds     how long it takes
@@ -44,9 +46,12 @@ class Step(msgspec.Struct, gc=False):
     idled       running attempts that are left out of it
     """
 
-    seconds: float
-    new_tokens: int
-    idled: list[SimAttempt]
+    __slots__ = ("idled", "new_tokens", "seconds")
+
+    def __init__(self, seconds: float, new_tokens: int, idled: list[SimAttempt]) -> None:
+        self.seconds = seconds
+        self.new_tokens = new_tokens
+        self.idled = idled
 
 
 class StepScheduler:

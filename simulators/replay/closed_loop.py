@@ -4,7 +4,8 @@ for its batches, clients for their answers.
 This is a driver like the live one: it carries out actions and reports facts. The scheduler sees
 through it only what a fleet could tell: answers, polls, streams, confirmations. All its events can
 come to pass here: the clients' where the scenario has [traffic], those of instances that go, and of
-attempts that fail where it has [[faults]].
+attempts and tools that fail, where it has [[faults]]. TrajectoryEnded is only told of tools that
+fail: a recorded trajectory is known to be over when its last turn is.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from rollout_sched.simulators.replay.runs import Run, figures
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.whole_file import whole_file
 
 SCHEMA = "rollout-sched-replay/1"
 
@@ -60,14 +59,8 @@ def document(
 def write_json(report: dict[str, Any], path: Path) -> None:
     """Write the report whole or not at all. Raises OSError if the place cannot be written."""
     text = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text + b"\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(text + b"\n")
 
 
 def tables(report: dict[str, Any]) -> list[Table]:

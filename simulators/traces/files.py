@@ -1,13 +1,13 @@
 """Trace files as numbered lines of text, and back: gzip, encoding, nothing half-written."""
 
 import gzip
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
 from rollout_sched.simulators.traces.model import TraceError
+from rollout_sched.whole_file import whole_file
 
 Lines = Iterator[tuple[int, str]]
 
@@ -38,20 +38,12 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
     The same lines give the same bytes: gzip's time stamp and file name are left out.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        with draft.open("wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-                    packed.writelines(line + b"\n" for line in lines)
-            else:
-                file.writelines(line + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+                packed.writelines(line + b"\n" for line in lines)
+        else:
+            file.writelines(line + b"\n" for line in lines)
 
 
 def _opened(path: Path) -> IO[bytes]:

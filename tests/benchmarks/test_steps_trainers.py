@@ -11,7 +11,8 @@ from benchmarks.live.rollout_steps import fold
 from benchmarks.live.simulated_fleet import MODEL
 from benchmarks.live.steps_job import job_of
 from benchmarks.live.steps_trainers import load_weights, train_in_lock_step, train_on_batches
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario

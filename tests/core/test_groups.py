@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +98,22 @@ def test_what_has_ended_is_forgotten() -> None:
         groups.move(group, end)
         assert name not in groups
     assert len(groups) == 0
+
+
+def test_the_first_of_many_is_found_as_fast_as_that_of_a_few() -> None:
+    """They leave from the front, and a plain dict keeps the holes: a million prompts took 20 us
+    each, growing with their number."""
+
+    def seconds_each(count: int) -> float:
+        groups = Groups()
+        for number in range(count):
+            groups.add(make_group(str(number)))
+        start = time.process_time()
+        for _ in range(count):
+            group = groups.first(FRESH)
+            assert group is not None
+            groups.move(group, LAUNCH)
+        return (time.process_time() - start) / count
+
+    few = min(seconds_each(2_000) for _ in range(3))
+    assert seconds_each(40_000) < 6 * few

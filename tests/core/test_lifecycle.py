@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-import msgspec
 import pytest
 
 from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.lifecycle import MOVES, Move, move
 from rollout_sched.core.model import RequestState
 from tests.core.told import make_request
+from tests.helpers import fields_of
 
 #: The table as prose, written a second time: from, verb, to.
 LEGAL = """
@@ -52,10 +52,10 @@ def test_every_move_is_in_the_table_or_changes_nothing(before: RequestState, ver
         move(request, verb)
         assert request.state is after
         return
-    facts = msgspec.structs.asdict(request)
+    facts = fields_of(request)
     with pytest.raises(IllegalMove, match=rf"a/0 is {before}: it cannot {verb}"):
         move(request, verb)
-    assert msgspec.structs.asdict(request) == facts
+    assert fields_of(request) == facts
 
 
 def test_every_state_has_a_row() -> None:

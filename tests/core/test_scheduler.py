@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import Enum
-from types import GetSetDescriptorType
 from typing import Any
 
 import msgspec
@@ -49,6 +48,7 @@ from rollout_sched.core.model import InstanceStatus, RequestState, Sample, Segme
 from rollout_sched.core.roles import Launch, Progress
 from rollout_sched.core.scheduler import Scheduler
 from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent, thrown
+from tests.helpers import fields_of
 
 PARTIAL = {"use": "partial", "at_update": "in_place"}
 BUDGET = {"use": "partial", "segment_tokens": 30}
@@ -1119,8 +1119,7 @@ def facts(scheduler: Scheduler) -> Any:
     def attributes(thing: Any) -> list[tuple[str, Any]]:
         if hasattr(thing, "__dict__"):
             return list(vars(thing).items())
-        members = vars(type(thing)).items()  # a compiled class has no dictionary for each object
-        return [(k, getattr(thing, k)) for k, m in members if isinstance(m, GetSetDescriptorType)]
+        return list(fields_of(thing).items())  # without a dictionary for each object
 
     return plain(scheduler)
 

@@ -34,8 +34,7 @@ def test_equal_keys_go_by_serial_not_by_arrival() -> None:
 
 def test_what_is_popped_was_first() -> None:
     queue = fill(3, 1, 2)
-    assert queue.first() is not None
-    queue.pop_first()
+    queue.remove(queue.first())
     assert order(queue) == ["a/2", "a/0"]
 
 
@@ -69,43 +68,86 @@ def test_the_same_key_moves_nothing() -> None:
 def test_one_that_waits_twice_keeps_its_place_by_serial() -> None:
     queue = fill(0, 0)
     first = queue.first()
-    queue.pop_first()
+    queue.remove(first)
     queue.add(first, 0)
     assert order(queue) == ["a/0", "a/1"]
 
 
+def test_who_is_set_aside_holds_up_nobody_and_keeps_its_place() -> None:
+    queue = fill(1, 2, 3)
+    one, two, _ = queue
+    queue.set_aside(one)
+    assert queue.first() is two
+    assert queue.aside == [one]
+    assert len(queue) == 3
+    queue.recall()
+    assert queue.first() is one
+
+
+def test_nobody_goes_first_when_all_are_set_aside() -> None:
+    queue = fill(1)
+    queue.set_aside(queue.first())
+    assert queue.first() is None
+    assert len(queue) == 1
+
+
+def test_who_left_or_moved_takes_no_room_for_long() -> None:
+    queue = fill(*range(100))
+    request = list(queue)[50]
+    for key in range(1_000):
+        queue.rerank(request, key % 97)
+        queue.first()
+    assert len(queue._sorted) + len(queue._heap) <= 64 + 4 * 100
+
+
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["add", "pop", "remove", "rerank"]), st.integers(0, 3), st.integers(0, 9)
+        st.sampled_from(["add", "pop", "remove", "rerank", "aside", "recall"]),
+        st.integers(0, 3),
+        st.integers(0, 39),
     ),
-    max_size=40,
+    max_size=60,
 )
 
 
 @settings(deadline=None)
-@given(steps)
-def test_order_against_a_sorted_list(plan: list[tuple[str, int, int]]) -> None:
-    queue = WaitingQueue()
-    keys: dict[str, tuple[int, int]] = {}
-    serial = 0
+@given(st.integers(0, 30), steps)
+def test_order_against_a_sorted_list(launched: int, plan: list[tuple[str, int, int]]) -> None:
+    """Many that come together, and then a few that come, move and leave."""
+    queue = fill(*[serial % 4 for serial in range(launched)])
+    requests = {request.id: request for request in queue}
+    keys = {request.id: (request.serial % 4, request.serial) for request in queue}
+    aside: set[str] = set()
+    serial = launched
     for verb, key, which in plan:
-        expected = sorted(keys, key=lambda name: keys[name])
+        expected = sorted(keys.keys() - aside, key=lambda name: keys[name])
+        name = sorted(keys)[which % len(keys)] if keys else ""
         if verb == "add":
-            queue.add(make_request(f"a/{serial}", serial=serial), key)
+            requests[f"a/{serial}"] = make_request(f"a/{serial}", serial=serial)
+            queue.add(requests[f"a/{serial}"], key)
             keys[f"a/{serial}"] = (key, serial)
             serial += 1
-        elif not keys:
-            continue
-        elif verb == "pop":
-            queue.pop_first()
-            del keys[expected[0]]
-        else:
-            chosen = list(queue)[which % len(keys)]
-            if verb == "remove":
-                queue.remove(chosen)
-                del keys[chosen.id]
+        elif verb == "recall":
+            queue.recall()
+            aside.clear()
+        elif verb in ("pop", "aside") and expected:
+            first = queue.first()
+            assert first.id == expected[0]
+            if verb == "aside":
+                queue.set_aside(first)
+                aside.add(first.id)
             else:
-                queue.rerank(chosen, key)
-                keys[chosen.id] = (key, keys[chosen.id][1])
-        assert order(queue) == sorted(keys, key=lambda name: keys[name])
+                queue.remove(first)
+                del keys[first.id]
+        elif verb == "remove" and keys:
+            queue.remove(requests[name])
+            del keys[name]
+            aside.discard(name)
+        elif verb == "rerank" and keys:
+            queue.rerank(requests[name], key)
+            keys[name] = (key, keys[name][1])
+        expected = sorted(keys.keys() - aside, key=lambda name: keys[name])
+        assert (None if queue.first() is None else queue.first().id) == next(iter(expected), None)
         assert len(queue) == len(keys)
+    queue.recall()
+    assert order(queue) == sorted(keys, key=lambda name: keys[name])

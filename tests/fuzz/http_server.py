@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httptools
 
 from rollout_sched.integrations.http import HttpServer, Request
-from rollout_sched.integrations.http.server import Connection
+from rollout_sched.integrations.http.server_connection import ServerConnection
 from rollout_sched.simulators.replay import virtual_loop
 from tests.fuzz.http_words import FIELDS, TARGETS, WORDS, chunked, field_lines
 from tests.fuzz.laws import Messages, cuts, hold, packets
@@ -70,7 +70,7 @@ class Fallback:
 def converse(sent: list[bytes], *, late: bool) -> Said:
     app, fallback, wire = App(late=late), Fallback(), Wire()
     make: Any = lambda: fallback  # noqa: E731
-    connection: Any = Connection(HttpServer(app, make))
+    connection: Any = ServerConnection(HttpServer(app, make))
     connection.connection_made(wire)
     for packet in sent:
         if wire.is_closing():

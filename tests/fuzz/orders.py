@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_sched.integrations.vllm.answers import Assembly
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
-from rollout_sched.integrations.vllm.event_stream import EventStream
+from rollout_sched.integrations.vllm.protocol.event_stream import EventStream
 from rollout_sched.live.ports import InstanceError, Order, Output
 from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
 from tests.fuzz.stage import ENDPOINTS, chunk

@@ -569,12 +569,12 @@ def test_an_instance_that_is_not_up_yet_joins_when_it_is() -> None:
                 await stage.driver.add_instance(late)
             assert not stage.driver.supervisors
             assert await stage.driver.add_instance(late, patient=True) is None
-            assert "refused" in stage.driver.supervisors["i0"].away
+            assert "refused" in stage.driver.supervisors["i0"].reason
             client = stage.ask()
             late.dead = False
             await late.answer(0, [6])
             await until(lambda: client.sample)
-            assert stage.driver.supervisors["i0"].away == ""
+            assert stage.driver.supervisors["i0"].reason == ""
             assert "resume" not in late.calls
 
     run(scene())
@@ -620,7 +620,7 @@ def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
             await asyncio.sleep(0.1)
             assert supervisor.joined
             assert "resume" not in instance.calls
-            await supervisor.let_go()
+            await supervisor.release()
             assert instance.calls[-1] == "resume"
             await instance.answer(0, [6])
             await until(lambda: client.sample)

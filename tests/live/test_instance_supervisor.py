@@ -9,9 +9,12 @@ import msgspec
 import pytest
 
 from rollout_sched.core.events import InstanceLost
+from rollout_sched.live.membership import MembershipState
 from rollout_sched.live.ports import ConnectionBroken, Gauges, InstanceError
 from rollout_sched.live.settings import Settings
+from rollout_sched.simulators.replay import virtual_loop
 from tests.live.scripted import Scripted, until
+from tests.live.supervised import Fleet
 from tests.live.test_driver import PROMPT, Stage, run
 
 QUICK = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.1)
@@ -95,7 +98,7 @@ class TestForgotten:
                 await instance.answer(1, [6])
                 await until(lambda: client.sample)
                 assert client.sample is not None
-                assert not stage.driver.supervisors["i0"].away
+                assert not stage.driver.supervisors["i0"].reason
                 assert not [e for _, e, _ in stage.journal if type(e).__name__ == "RequestFailed"]
 
         run(scene())
@@ -298,7 +301,7 @@ class TestPauses:
                 await supervisor.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
-                await supervisor.let_go()
+                await supervisor.release()
                 instance.description = msgspec.structs.replace(instance.description, paused=True)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
@@ -319,8 +322,8 @@ class TestPauses:
                 supervisor = stage.driver.supervisors["i0"]
                 await asyncio.sleep(0.05)
                 assert not supervisor.joined
-                assert "i0/resume" in supervisor.away
-                assert "resume_paused" in supervisor.away
+                assert "i0/resume" in supervisor.reason
+                assert "resume_paused" in supervisor.reason
                 assert instance.calls == []
                 instance.description = msgspec.structs.replace(instance.description, paused=False)
                 await until(lambda: supervisor.joined)
@@ -374,6 +377,179 @@ class TestPauses:
 
         run(scene())
 
+    def test_one_that_was_restarted_between_two_polls_is_held_again(self) -> None:
+        """Nobody would notice otherwise: what is paused is not judged by its gauges."""
+
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("keep", False)
+                instance.calls.clear()
+                restart(instance)
+                instance.report = Gauges(0, 0, 0.0, started_at=2.0)
+                await until(lambda: stage.events(InstanceLost))
+                await until(lambda: supervisor.joined)
+                assert instance.calls == [("pause", "keep", False), ("version", 0)]
+                assert supervisor.held
+
+        run(scene())
+
+    def test_one_that_is_released_while_it_joins_goes_on(self) -> None:
+        """It was paused as held a moment before, and nobody would resume it any more."""
+
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("keep", False)
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                restart(instance)
+                labelling, may = asyncio.Event(), asyncio.Event()
+                usual = instance.set_version
+
+                async def slowly(version: int) -> None:
+                    labelling.set()
+                    await may.wait()
+                    await usual(version)
+
+                instance.set_version = slowly  # type: ignore[method-assign]
+                instance.dead = False
+                await labelling.wait()
+                releasing = asyncio.create_task(supervisor.release())
+                await asyncio.sleep(0)
+                may.set()
+                await releasing
+                assert supervisor.joined
+                assert not supervisor.held
+                assert instance.calls[-3:] == [("pause", "keep", False), ("version", 0), "resume"]
+
+        run(scene())
+
+    def test_one_that_was_held_after_a_restart_and_released_before_it_joined_goes_on(self) -> None:
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            async with Stage(instance, settings=QUICK) as stage:
+                supervisor = stage.driver.supervisors["i0"]
+                await supervisor.hold("keep", False)
+                instance.dead = True
+                await until(lambda: not supervisor.joined)
+                restart(instance)
+                usual = instance.set_version
+
+                async def fail(version: int) -> None:
+                    raise InstanceError("500")
+
+                instance.calls.clear()
+                instance.set_version = fail  # type: ignore[method-assign]
+                instance.dead = False
+                await until(lambda: supervisor.reason == "500")
+                assert instance.calls[0] == ("pause", "keep", False)
+                instance.description = msgspec.structs.replace(instance.description, paused=True)
+                await supervisor.release()
+                instance.set_version = usual  # type: ignore[method-assign]
+                await until(lambda: supervisor.joined)
+                assert "resume" in instance.calls
+
+        run(scene())
+
+    def test_an_update_that_follows_at_once_is_no_stall_either(self) -> None:
+        """Its pause was ordered before the resume of the first was done."""
+
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            fleet = Fleet(instance, Settings(stall_s=5.0))
+            supervisor = fleet.supervisor
+            await supervisor.start()
+            instance.calls.clear()
+            supervisor.orders.pause("keep", False)
+            supervisor.orders.resume()
+            supervisor.orders.pause("keep", False)
+            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+            await asyncio.sleep(60.0)
+            pause = ("pause", "keep", False)
+            assert instance.calls == [pause, "resume", pause]
+            assert fleet.losses == []
+            supervisor.orders.resume()
+            await asyncio.sleep(60.0)
+            assert "no progress" in fleet.losses[0]
+            await supervisor.close()
+
+        virtual_loop.run(scene())
+
+
+class TestMembership:
+    def test_what_is_ordered_while_it_is_lost_is_not_done(self) -> None:
+        """The scheduler may order something as it hears of what broke there."""
+
+        class Ordering(Fleet):
+            loaded = 0
+
+            def lose(self, name: str, reason: str) -> None:
+                super().lose(name, reason)
+                self.supervisor.orders.update(1, self.load)
+
+            async def load(self, client: Any, version: int) -> None:
+                self.loaded = version
+
+        async def scene() -> None:
+            instance = Scripted()
+            fleet = Ordering(instance, Settings())
+            await fleet.supervisor.start()
+            instance.dead = True
+            await asyncio.sleep(5.0)
+            assert fleet.losses == ["i0: connection refused"]
+            assert not fleet.loaded
+            await fleet.supervisor.close()
+
+        virtual_loop.run(scene())
+
+    def test_an_update_that_fails_when_it_is_called_off_leaves_it_unfit(self) -> None:
+        """Whoever loaded may have been halfway."""
+
+        async def load(client: Any, version: int) -> None:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                raise InstanceError("half of it is there") from None
+
+        async def scene() -> None:
+            instance = Scripted()
+            fleet = Fleet(instance, Settings())
+            supervisor = fleet.supervisor
+            await supervisor.start()
+            supervisor.orders.update(1, load)
+            await asyncio.sleep(1.0)
+            instance.dead = True
+            await asyncio.sleep(5.0)
+            instance.dead = False
+            await asyncio.sleep(5.0)
+            assert supervisor.membership.state is MembershipState.UNFIT
+            assert "half of it is there" in supervisor.reason
+            assert "restarted" in supervisor.reason
+            restart(instance)
+            await asyncio.sleep(5.0)
+            assert supervisor.joined
+            assert supervisor.reason == ""
+            await supervisor.close()
+
+        virtual_loop.run(scene())
+
+    def test_one_that_is_removed_is_drained(self) -> None:
+        async def scene() -> None:
+            instance = Scripted()
+            supervisor = Fleet(instance, Settings()).supervisor
+            await supervisor.start()
+            assert not supervisor.membership.drained.is_set()
+            await supervisor.remove()
+            assert supervisor.membership.drained.is_set()
+            assert supervisor.membership.state is MembershipState.REMOVED
+            assert instance.closed
+
+        virtual_loop.run(scene())
+
 
 class TestModels:
     def test_another_model_is_refused_and_both_are_named(self) -> None:
@@ -385,7 +561,7 @@ class TestModels:
                 with pytest.raises(InstanceError, match=r"qwen.*llama.*--served-model-name llama"):
                     await stage.driver.add_instance(second)
                 assert await stage.driver.add_instance(second, patient=True) is None
-                assert "llama" in stage.driver.supervisors["i1"].away
+                assert "llama" in stage.driver.supervisors["i1"].reason
                 assert second.calls == []
                 restart(second, model="llama")
                 await until(lambda: stage.driver.supervisors["i1"].joined)
@@ -538,7 +714,7 @@ class TestWatching:
                 assert isinstance(error, asyncio.CancelledError) or stage.events(InstanceLost)
                 instance.breaks = False
                 instance.dead = True
-                await until(lambda: not supervisor.joined and "refused" in supervisor.away)
+                await until(lambda: not supervisor.joined and "refused" in supervisor.reason)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
 
@@ -557,7 +733,7 @@ class TestWatching:
             instance = Odd()
             async with Stage(settings=QUICK) as stage:
                 assert await stage.driver.add_instance(instance, patient=True) is None
-                assert "slots" in stage.driver.supervisors["i0"].away
+                assert "slots" in stage.driver.supervisors["i0"].reason
                 instance.odd = False
                 await until(lambda: stage.driver.supervisors["i0"].joined)
 
@@ -576,7 +752,7 @@ class TestWatching:
 
                 setattr(instance, call, hang)
                 assert await stage.driver.add_instance(instance, patient=True) is None
-                assert stage.driver.supervisors["i0"].away == "no answer within 0.05 s"
+                assert stage.driver.supervisors["i0"].reason == "no answer within 0.05 s"
                 setattr(instance, call, usual)
                 await until(lambda: stage.driver.supervisors["i0"].joined)
 
@@ -647,7 +823,7 @@ class TestWatching:
 
                 instance.describe = describe  # type: ignore[method-assign]
                 await stage.driver.add_instance(instance, patient=True)
-                away = stage.driver.supervisors["i0"].away
+                away = stage.driver.supervisors["i0"].reason
                 assert away.isprintable()
                 assert away.startswith("gone")
                 assert len(away) < 600

@@ -11,6 +11,7 @@ from rollout_sched import journal, load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Prompt
 from tests.live.scripted import Scripted, until
 
@@ -21,7 +22,9 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     async def scene() -> LiveScheduler:
-        live = LiveScheduler(POLICY, 1, version=3, seed=5, journal=path)
+        live = LiveScheduler(
+            POLICY, RunOptions(prompts_per_step=1, start_version=3, seed=5, journal=path)
+        )
         instance = Scripted()
         await live.driver.add_instance(instance)
         live.trainer.submit([Prompt("a", [1], 2, 9)])
@@ -55,7 +58,7 @@ def test_what_happened_is_on_disk_before_the_end(
     path = tmp_path / "journal"
 
     async def scene() -> None:
-        live = LiveScheduler(POLICY, 1, journal=path)
+        live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
         await live.driver.add_instance(Scripted())
         await until(lambda: b"InstanceJoined" in path.read_bytes())
         await live.close()
@@ -69,7 +72,7 @@ def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
 
     async def scene() -> None:
         with pytest.raises(CallerError, match="exists; move it away"):
-            LiveScheduler(POLICY, 1, journal=path)
+            LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
 
     asyncio.run(scene())
     assert path.read_text() == "what is left of a crash"
@@ -79,7 +82,7 @@ def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     async def scene() -> None:
-        await LiveScheduler(POLICY, 1, journal=path).close()
+        await LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path)).close()
 
     asyncio.run(scene())
     assert not path.exists()
@@ -87,7 +90,7 @@ def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
 
 def test_state() -> None:
     async def scene() -> None:
-        live = LiveScheduler(POLICY, 1)
+        live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1))
         live.trainer.submit([Prompt("a", [1], 2, 9)])
         state = live.state()
         assert state["groups"]["fresh"] == 1

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import trainer_session
+from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
@@ -36,8 +37,8 @@ class Stage:
     async def __aexit__(self, *_: Any) -> None:
         await self.driver.close()
 
-    def ask(self) -> asyncio.Task[Batch | None]:
-        return asyncio.create_task(self.trainer.next_batch())
+    def ask(self, acknowledged: int | None = None) -> asyncio.Task[Batch | None]:
+        return asyncio.create_task(self.trainer.next_batch(acknowledged))
 
 
 def prompt(uid: str = "a", samples: int = 1, **other: Any) -> Prompt:
@@ -98,8 +99,8 @@ def test_nothing_is_left() -> None:
             asking = stage.ask()
             await stage.instance.answer(0, [7])
             assert await asking is not None
-            assert await stage.trainer.next_batch() is None
-            assert await stage.trainer.next_batch() is None
+            assert await stage.trainer.next_batch(0) is None
+            assert await stage.trainer.next_batch(0) is None
             with pytest.raises(CallerError):
                 stage.trainer.submit([prompt("b")])
 
@@ -133,6 +134,41 @@ def test_a_cancelled_wait_loses_nothing() -> None:
     run(scene())
 
 
+def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a"), prompt("b")])
+            asking = stage.ask(), stage.ask()
+            await stage.instance.answer(0, [7])
+            first, same = await asyncio.gather(*asking)
+            assert first is not None
+            assert first is same is await stage.trainer.next_batch()
+            assert stage.driver.view.run.batches == 1  # nobody has asked for more
+            with pytest.raises(NotYet):
+                await stage.trainer.next_batch(first.number, 0.01)
+            await stage.instance.answer(1, [8])
+            second = await stage.trainer.next_batch(first.number)
+            assert second is not None
+            assert [sample.uid for sample in second.samples] == ["b"]
+
+    run(scene())
+
+
+def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt()])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            batch = await asking
+            stage.driver.broken = RuntimeError("no more")
+            assert await stage.trainer.next_batch() is batch
+            with pytest.raises(RuntimeError, match="no more"):
+                await stage.trainer.next_batch(0)
+
+    run(scene())
+
+
 def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
     async def scene() -> None:
         async with Stage() as stage:
@@ -144,12 +180,12 @@ def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
             batch = await asking
             assert batch is not None
             assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
-            asking = stage.ask()
+            asking = stage.ask(batch.number)
             await stage.instance.fail(2, RequestRejected("too long"))
             last = await asking
             assert last is not None
             assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
-            assert await stage.trainer.next_batch() is None
+            assert await stage.trainer.next_batch(last.number) is None
 
     run(scene())
 

@@ -22,9 +22,9 @@ def dispatch(attempt: int, instance: str = "i") -> act.Dispatch:
 def test_an_attempt_is_open_from_its_dispatch_to_its_answer() -> None:
     index = index_of(dispatch(1), dispatch(2), ev.RequestFinished("g/1", 1, 5))
     assert list(index.open) == [2]
-    assert index.open[2].at == 1.0
+    assert index.open[2] == dispatch(2)
     assert index.closed is not None
-    assert index.closed.dispatch.attempt == 1
+    assert index.closed.attempt == 1
 
 
 def test_an_answer_to_no_open_attempt_closes_none() -> None:

@@ -23,7 +23,8 @@ def test_unknown_expects_only_what_is_there() -> None:
     request = make_request(made=30)
     assert expect(Unknown(), request) == 30
     instance = Instance("i", 0, 1, 1000, 0)
-    request.attempt = Attempt(1, request, instance, 0, 130, 1000, 0, tokens=12)
+    request.attempt = Attempt(1, request, instance, 0, 130, 1000, 0)
+    request.attempt.tokens = 12
     assert expect(Unknown(), request) == 42
 
 

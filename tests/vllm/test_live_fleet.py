@@ -24,7 +24,8 @@ import psutil
 import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Order, Output
 from rollout_sched.live.settings import Settings

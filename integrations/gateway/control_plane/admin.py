@@ -1,4 +1,4 @@
-"""/admin: instances, weights, pauses, and the state of the scheduler."""
+"""/admin: instances and pauses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from aiohttp import web
 from rollout_sched.integrations.gateway.control_plane.broadcast import to_each
 from rollout_sched.integrations.gateway.control_plane.codec import read, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NewInstance
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 
@@ -33,19 +32,14 @@ class Admin:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/admin/state", self.state),
             web.get("/admin/instances", self.instances),
             web.post("/admin/instances", self.add),
             web.get("/admin/instances/{id:(?s:.+)}", self.show),
             web.delete("/admin/instances/{id:(?s:.+)}", self.remove),
             web.post("/admin/instances/{id:(?s:.+)}/drain", self.drain),
-            web.post("/admin/weights", self.weights),
             web.post("/admin/pause", self.pause),
             web.post("/admin/resume", self.resume),
         ]
-
-    async def state(self, request: web.Request) -> web.Response:
-        return reply(request, self._gateway.state())
 
     async def instances(self, request: web.Request) -> web.Response:
         return reply(request, [self._gateway.view(each) for each in self._gateway.supervisors()])
@@ -74,11 +68,6 @@ class Admin:
             await asyncio.sleep(0)
         return reply(request, self._gateway.view(supervisor), 202)
 
-    async def weights(self, request: web.Request) -> web.Response:
-        update = await read(request, WeightUpdate)
-        await self._gateway.publish(update)
-        return reply(request, {"version": update.version}, 200 if update.wait else 202)
-
     async def pause(self, request: web.Request) -> web.Response:
         halt = await read(request, Halt)
 
@@ -89,11 +78,11 @@ class Admin:
         return await self._each(request, halt, hold)
 
     async def resume(self, request: web.Request) -> web.Response:
-        async def let_go(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.let_go()
+        async def release(supervisor: InstanceSupervisor) -> dict[str, Any]:
+            await supervisor.release()
             return {"held": False}
 
-        return await self._each(request, await read(request, Halt), let_go)
+        return await self._each(request, await read(request, Halt), release)
 
     async def _each(
         self,

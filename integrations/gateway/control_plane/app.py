@@ -20,13 +20,14 @@ from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth
 from rollout_sched.integrations.gateway.control_plane.codec import refusal
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
-from rollout_sched.integrations.gateway.control_plane.instances import NotAllowed
+from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
+from rollout_sched.integrations.gateway.control_plane.scheduler_routes import SchedulerRoutes
 from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
-from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,12 @@ def make_app(
     for route in (*public.keyed_routes(), *workers.keyed_routes()):
         guards.keyed.add(route.handler)
         app.add_routes([route])
-    for room in (workers, Admin(gateway), TrainerApi(gateway, max_samples)):
+    for room in (
+        workers,
+        Admin(gateway),
+        TrainerApi(gateway, max_samples),
+        SchedulerRoutes(gateway),
+    ):
         for route in room.routes():
             guards.closed.add(route.handler)
             app.add_routes([route])
@@ -111,7 +117,7 @@ class _Guards:
                 return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
         elif wanted in self.keyed or passed_on:
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not self._gateway.data_plane.admits(given):
+            if not self._gateway.data_plane.keys.admit(given):
                 return refusal(401, UNADMITTED)
         return await handler(request)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.http.bearer import BearerKeys, check_key
 
 #: Headers that a proxy or a browser adds, and how the names of more of them begin: what carries
 #: one did not come from a program here.
@@ -56,12 +56,6 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     return said
 
 
-def check_key(where: str, key: str) -> None:
-    """Raises CallerError for what cannot stand in a header."""
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise CallerError(f"{where}: the key is not printable ASCII without spaces")
-
-
 class AdminAuth:
     """Lets in who has a key or comes by the socket; with neither, programs of this machine.
 
@@ -71,17 +65,17 @@ class AdminAuth:
     """
 
     def __init__(self, keys: Sequence[str] = (), *, has_socket: bool = False) -> None:
-        self._keys = [key.encode() for key in keys]
+        self._keys = BearerKeys(keys)
         self._has_socket = has_socket
 
     @property
     def has_keys(self) -> bool:
-        return bool(self._keys)
+        return self._keys.known
 
     @property
     def is_open(self) -> bool:
         """Whether programs on this machine need nothing."""
-        return not self._keys and not self._has_socket
+        return not self._keys.known and not self._has_socket
 
     def refusal(
         self, peer: str | None, headers: Mapping[str, str], *, by_socket: bool = False
@@ -89,15 +83,9 @@ class AdminAuth:
         """Why a request may not enter, and what to do; "" if it may."""
         if by_socket:
             return ""
-        if self._keys:
-            given = (
-                headers.get("Authorization", "")
-                .removeprefix("Bearer ")
-                .encode(errors="surrogateescape")
-            )
-            if any(hmac.compare_digest(given, key) for key in self._keys):
-                return ""
-            return "this needs the admin key as a bearer token"
+        if self._keys.known:
+            given = headers.get("Authorization", "").encode(errors="surrogateescape")
+            return "" if self._keys.admit(given) else "this needs the admin key as a bearer token"
         if self._has_socket:
             return "this is open only by the gateway's --admin-socket"
         if not is_loopback(peer):

@@ -10,53 +10,14 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from rollout_sched.integrations.gateway.control_plane.gateway import id_of
-from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
+from rollout_sched.integrations.vllm.protocol.endpoints import HOLDING, RELEASING
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.ports import InstanceError
 
-#: Paths of vLLM's, and SGLang's, control that concern every instance.
-CONTROL_PATHS = frozenset(
-    (
-        "abort_request",
-        "abort_requests",
-        "collective_rpc",
-        "continue_generation",
-        "finish_weight_update",
-        "flush_cache",
-        "inference/v1/abort_requests",
-        "init_weight_transfer_engine",
-        "is_paused",
-        "is_sleeping",
-        "pause",
-        "pause_generation",
-        "release_kv_cache_memory",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-        "reset_prefix_cache",
-        "resume",
-        "resume_kv_cache_memory",
-        "sleep",
-        "start_profile",
-        "start_weight_update",
-        "stop_profile",
-        "update_weight_version",
-        "update_weights",
-        "update_weights_from_disk",
-        "v1/load_lora_adapter",
-        "v1/unload_lora_adapter",
-        "wake_up",
-        "weight_checker",
-        "weight_info",
-    )
-)
-
-#: After these an instance makes no tokens, until one of those that undo it.
-_HOLDING = frozenset(("pause", "pause_generation", "sleep"))
-_RELEASING = frozenset(("resume", "continue_generation", "wake_up"))
-
 
 class Call(NamedTuple):
-    """What every instance is asked; `path` without its leading slash, `query` without "?"."""
+    """What every instance is asked; `query` without "?"."""
 
     method: str
     path: str
@@ -121,12 +82,13 @@ async def _done(
 
 async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
     if supervisor.description is None:
-        why = supervisor.away or "it has not joined"
-        raise InstanceError(f"nothing is passed on to what has never answered as vLLM: {why}")
+        raise InstanceError(
+            f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
+        )
     client = cast(Upstream, supervisor.client)
-    target = f"/{call.path}?{call.query}" if call.query else f"/{call.path}"
+    target = f"{call.path}?{call.query}" if call.query else call.path
     headers = [*call.headers, *client.request_headers]
-    async with supervisor.turn:
+    async with supervisor.control_lock:
         response = await client.pool.request(
             call.method, target, headers, call.body, call.timeout_s
         )
@@ -139,10 +101,10 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
 
 def _note(supervisor: InstanceSupervisor, path: str) -> None:
     """Whoever watches the instance must know that it stands still."""
-    if path in _HOLDING:
-        supervisor.held = True
-    elif path in _RELEASING:
-        supervisor.released_by_hand()
+    if path in HOLDING:
+        supervisor.note_held()
+    elif path in RELEASING:
+        supervisor.note_released()
 
 
 def _readable(body: bytes) -> Any:

@@ -11,13 +11,12 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.counters import Counters
-from rollout_sched.integrations.gateway.control_plane.instances import AllowList, checked_url
+from rollout_sched.integrations.gateway.control_plane.instance_access import AllowList, checked_url
 from rollout_sched.integrations.gateway.control_plane.weight_update import (
     WeightLoaders,
     WeightUpdate,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
@@ -89,7 +88,6 @@ class Gateway:
         self.trainer = live.trainer
         self.journal = live.journal
         self.data_plane = data_plane
-        self.delivery = BatchDelivery(live.trainer)
         self.weight_loaders = WeightLoaders(live.driver)
         self.counters = Counters()
         self.created = int(time.time())
@@ -132,12 +130,12 @@ class Gateway:
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:
         instance = self.driver.view.instance(supervisor.name)
-        told, gauges = supervisor.description, supervisor.gauges
+        told, gauges = supervisor.description, supervisor.health.gauges
         return InstanceView(
             id=id_of(supervisor.name),
             url=supervisor.name,
             status="away" if instance is None else str(instance.status),
-            reason=supervisor.unfit or supervisor.away,
+            reason=supervisor.reason,
             held=supervisor.held,
             leaving=instance is not None and instance.leaving,
             version=None if instance is None else instance.version,
@@ -156,8 +154,8 @@ class Gateway:
     def state(self) -> dict[str, Any]:
         """The state of the scheduler, and what clients have here."""
         calls = {
-            "open": self.data_plane.open_requests,
-            "open_bytes": self.data_plane.open_bytes,
+            "open": self.data_plane.calls.requests,
+            "open_bytes": self.data_plane.calls.body_bytes,
             "refused": self.data_plane.refused,
         }
         return {**self._live.state(), "calls": calls}

@@ -50,7 +50,7 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
         broken = int(bool(journal.broken))
         yield _one("journal_broken", "1 if the journal ended before its time.", broken)
     yield _one(
-        "open_calls", "Calls of clients that are not answered yet.", data_plane.open_requests
+        "open_calls", "Calls of clients that are not answered yet.", data_plane.calls.requests
     )
 
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import body_of
-from rollout_sched.integrations.gateway.data_plane.data_plane import NOT_FORWARDED
-from rollout_sched.integrations.gateway.data_plane.wire import Upstream
+from rollout_sched.integrations.gateway.data_plane.client_request import NOT_FORWARDED
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.integrations.http.exchange import Exchange
 from rollout_sched.live.ports import InstanceError
 

@@ -11,12 +11,8 @@ from aiohttp import web
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.samples import Prompt
-
-#: A hundred thousand groups of sixteen, and as many again.
-MAX_SAMPLES = 3_200_000
 
 #: Groups that are submitted before others have their turn.
 AT_ONCE = 64
@@ -42,8 +38,6 @@ class TrainerApi:
             web.post("/rollout/v1/groups", self.submit),
             web.post("/rollout/v1/groups/close", self.close),
             web.post("/rollout/v1/batches/next", self.next_batch),
-            web.post("/rollout/v1/weights", self.weights),
-            web.get("/rollout/v1/state", self.state),
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
@@ -88,16 +82,7 @@ class TrainerApi:
         """A batch; 204 when nothing is left, 202 when none was complete in time."""
         asked = await read(request, NextBatch)
         try:
-            batch = await self._gateway.delivery.next(asked.ack, asked.timeout_s)
+            batch = await self._gateway.trainer.next_batch(asked.ack, asked.timeout_s)
         except NotYet:
             return reply(request, {"pending": True}, 202)
         return web.Response(status=204) if batch is None else reply(request, batch)
-
-    async def weights(self, request: web.Request) -> web.Response:
-        """200 when every instance has them, with `wait`; else 202."""
-        update = await read(request, WeightUpdate)
-        await self._gateway.publish(update)
-        return reply(request, {"version": update.version}, 200 if update.wait else 202)
-
-    async def state(self, request: web.Request) -> web.Response:
-        return reply(request, self._gateway.state())

@@ -14,11 +14,7 @@ from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import SessionEnded
-from rollout_sched.integrations.gateway.control_plane.broadcast import (
-    CONTROL_PATHS,
-    Call,
-    broadcast,
-)
+from rollout_sched.integrations.gateway.control_plane.broadcast import Call, broadcast
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
@@ -26,6 +22,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
 )
 from rollout_sched.integrations.gateway.control_plane.relay import forwardable, is_plain
+from rollout_sched.integrations.vllm.protocol.endpoints import CONTROL_PATHS
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 
@@ -48,7 +45,7 @@ class Workers:
             web.get("/v1/rl/workers/{id}", self.show_rl),
             web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", self.engine_of_one),
             web.route("*", "/v1/rl/engine/{path:.+}", self.engine),
-            *(web.route("*", f"/{path}", self.control) for path in sorted(CONTROL_PATHS)),
+            *(web.route("*", path, self.control) for path in sorted(CONTROL_PATHS)),
         ]
 
     def keyed_routes(self) -> list[web.RouteDef]:
@@ -125,7 +122,7 @@ class Workers:
 
     async def control(self, request: web.Request) -> web.Response:
         """vLLM's own control path, sent to us as if we were one server."""
-        return await self._broadcast(request, request.path[1:], self._gateway.supervisors())
+        return await self._broadcast(request, request.path, self._gateway.supervisors())
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -150,8 +147,8 @@ class Workers:
 
 def _path_of_engine(request: web.Request) -> str:
     """What follows /engine/, as it came. Raises HTTPNotFound unless it is plain."""
-    path = request.raw_path.partition("?")[0].partition("/engine/")[2]
-    if not is_plain(f"/{path}"):
+    path = "/" + request.raw_path.partition("?")[0].partition("/engine/")[2]
+    if not is_plain(path):
         raise web.HTTPNotFound(text=f"{path!r} is no path of an instance: write it plainly")
     return path
 

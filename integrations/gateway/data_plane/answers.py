@@ -7,18 +7,24 @@ skipped, which checks it but makes nothing of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from rollout_sched.core.events import Spans
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
-from rollout_sched.integrations.vllm.answers import VersionSpan, spans_of
-from rollout_sched.live.ports import AnswerUntrue, InstanceError
+from rollout_sched.integrations.vllm.protocol.answers import (
+    Finish,
+    VersionSpan,
+    decoded,
+    failure,
+    finish_of,
+    spans_of,
+)
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+from rollout_sched.live.ports import AnswerUntrue
 
 _NULL = msgspec.Raw(b"null")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_T = TypeVar("_T")
 
 
 class _Usage(msgspec.Struct):
@@ -42,10 +48,10 @@ class _Answer(msgspec.Struct):
 
 
 class Whole(msgspec.Struct):
-    """A whole answer. `finish` is its finish_reason, `id` what it says it answers."""
+    """A whole answer. `id` is what it says it answers."""
 
     tokens: int
-    finish: str
+    finish: Finish
     spans: Spans
     id: str
 
@@ -114,7 +120,7 @@ _DIGITS = b"0123456789" + _WHITE
 def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Whole:
     """Raises AnswerUntrue if it is no whole answer of the endpoint `spoken`; `labelled` as for
     `spans_of`."""
-    answer = _decoded(_answer, body)
+    answer = decoded(_answer.decode, body)
     choice = answer.choices[0]
     holder, first = _HOLDS[spoken]
     if memoryview(getattr(choice, holder))[:1] != first:
@@ -122,36 +128,25 @@ def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Who
     tokens = answer.usage.completion_tokens
     if choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
         raise AnswerUntrue(f"the answer's token_ids are not the {tokens} of its usage")
-    _check_finish(choice.finish_reason)
-    versions = choice.weight_versions
-    spans = spans_of(versions, tokens, labelled=labelled) if versions else ()
-    return Whole(tokens, choice.finish_reason, spans, answer.id or answer.request_id or "")
+    finish = finish_of(choice.finish_reason)
+    spans = spans_of(choice.weight_versions, tokens, labelled=labelled)
+    return Whole(tokens, finish, spans, answer.id or answer.request_id or "")
 
 
-def read_event(payload: bytes) -> Event:
+def read_event(data: bytes) -> Event:
     """Raises InstanceError if it is none, or says that something has failed."""
-    event = _decoded(_event, payload)
+    event = decoded(_event.decode, data)
     if event.error != _NULL:
-        raise InstanceError(payload[:200].decode(errors="replace"))
+        raise failure(data)
     for choice in event.choices or ():
         if choice.finish_reason is not None:
-            _check_finish(choice.finish_reason)
+            finish_of(choice.finish_reason)
     return event
 
 
-def read_object(payload: bytes) -> dict[str, Any]:
+def read_object(data: bytes) -> dict[str, Any]:
     """All of a JSON object. Raises AnswerUntrue if it is none."""
-    return _decoded(_object, payload)
-
-
-def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
-    try:
-        if not data.isascii():
-            data.decode()  # skipped texts are not looked at otherwise
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = data[:80].decode(errors="replace")
-        raise AnswerUntrue(f"the answer is not understood ({error}): {text!r}") from None
+    return decoded(_object.decode, data)
 
 
 def _are_ids(ids: bytes, count: int) -> bool:
@@ -168,22 +163,3 @@ def _ids(value: msgspec.Raw) -> bytes:
     if not _are_ids(ids, ids.count(b",") + (len(ids) > 2)):
         raise AnswerUntrue("an event's token_ids are no ids")
     return ids
-
-
-def _check_finish(reason: str) -> None:
-    if reason == "error":
-        raise InstanceError("the instance failed in the middle of the answer")
-
-
-def names_another(said: str, order_id: str) -> bool:
-    """Whether an answer's id is made of another order of ours (`<run>-<attempt>`) than this one.
-
-    vLLM makes it of X-Request-Id, whose end is the order's id; what a client named the request may
-    stand before. A server that makes up ids of its own is believed.
-    """
-    run = order_id[: order_id.rfind("-") + 1]
-    at = said.rfind(run) if run else -1
-    if at < 0:
-        return False
-    named = said[at:]
-    return not named.startswith(order_id) or named[len(order_id) :][:1].isdigit()

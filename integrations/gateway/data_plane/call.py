@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -10,16 +10,19 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
 from rollout_sched.integrations.gateway.data_plane.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.data_plane.envelope import INPUT, Endpoint, Envelope
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import Body, Values
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers
+from rollout_sched.integrations.gateway.data_plane.splice import Values
 from rollout_sched.integrations.gateway.data_plane.split import One
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall, Upstream, engine_id
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
+from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
+from rollout_sched.integrations.vllm.protocol.requests import INPUT
 from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
-Headers = Sequence[tuple[bytes, bytes]]
 Write = Callable[[bytes], None]
 
 #: The field that an answer carries beside what the instance said.
@@ -31,7 +34,7 @@ _IDS = msgspec.json.Decoder(list[int])
 class Reply(Protocol):
     """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
 
-    def upstream(self, passing: ProxyCall) -> None:
+    def upstream(self, upstream_call: ProxyCall) -> None:
         """Where the stream's bytes come from, to be slowed down for a slow client."""
 
     def paced(self, over: Over, outcome: Outcome) -> None:
@@ -46,31 +49,6 @@ class Reply(Protocol):
     def end(self) -> None: ...
 
 
-class Asked:
-    """What the responses of one call have in common.
-
-    `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
-    """
-
-    __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        path: bytes,
-        header_lines: bytes,
-        request_id: bytes,
-        body: Body,
-        envelope: Envelope,
-    ) -> None:
-        self.endpoint = endpoint
-        self.path = path
-        self.header_lines = header_lines
-        self.request_id = request_id
-        self.body = body
-        self.envelope = envelope
-
-
 class Call:
     """A request for one response, as it came.
 
@@ -79,15 +57,15 @@ class Call:
     wants, to be able to go on.
     """
 
-    __slots__ = ("asked", "body", "endpoint", "keep_ids", "one", "prompt", "resumable")
+    __slots__ = ("body", "endpoint", "keep_ids", "one", "prompt", "request", "resumable")
 
-    def __init__(self, asked: Asked, one: One, *, resumable: bool) -> None:
-        self.asked = asked
+    def __init__(self, request: ClientRequest, one: One, *, resumable: bool) -> None:
+        self.request = request
         self.one = one
-        self.body = asked.body.raw
+        self.body = request.body.raw
         self.prompt = one.prompt
-        self.endpoint = asked.endpoint
-        self.keep_ids = asked.envelope.keep_ids
+        self.endpoint = request.endpoint
+        self.keep_ids = request.envelope.keep_ids
         self.resumable = resumable
 
     def pass_on(
@@ -97,11 +75,12 @@ class Call:
 
         Else whoever chose the same name as another client could have its responses aborted.
         """
-        asked, name = self.asked, order_id.encode()
-        if asked.request_id:
-            name = b"%b-%b" % (asked.request_id, name)
-        lines = b"%bx-request-id: %b\r\n" % (asked.header_lines, name)
-        engine = engine_id(path, name)
+        request, name = self.request, order_id.encode()
+        if request.request_id:
+            name = b"%b-%b" % (request.request_id, name)
+        lines = b"%bx-request-id: %b\r\n" % (request.header_lines, name)
+        spoken = ENDPOINTS[path.partition(b"?")[0]]
+        engine = engine_id(spoken, name.decode("latin-1"))
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
@@ -110,16 +89,16 @@ class Call:
         if self.resumable and not self.keep_ids:
             fields["return_token_ids"] = True
         segment = dispatch.max_new_tokens < max_tokens
-        asked, one = self.asked, self.one
-        if not (segment or asked.envelope.says_ours or one.values or one.sampling):
-            return asked.path, envelopes.with_fields(self.body, fields)
+        request, one = self.request, self.one
+        if not (segment or request.envelope.says_ours or one.values or one.sampling):
+            return request.path, envelopes.with_fields(self.body, fields)
         values = dict(one.values)
         for name, value in fields.items():
             values[name] = msgspec.json.encode(value)
         sampling = dict(one.sampling)
         if segment:
-            sampling[asked.envelope.limit_field] = b"%d" % dispatch.max_new_tokens
-        return asked.path, self._changed(values, sampling)
+            sampling[request.envelope.limit_field] = b"%d" % dispatch.max_new_tokens
+        return request.path, self._changed(values, sampling)
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
@@ -145,13 +124,13 @@ class Call:
 
     def _changed(self, values: Values, sampling: Values) -> bytes:
         try:
-            return self.asked.body.changed(values, sampling)
+            return self.request.body.changed(values, sampling)
         except BadRequest as error:
             raise _cannot_be_sent(error) from error
 
     def _salt(self, dispatch: Dispatch) -> str:
         """Versions never share KV unless the policy says so; nor do the client's own salts."""
-        own = self.asked.envelope.salt
+        own = self.request.envelope.salt
         return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
 
 

@@ -11,38 +11,16 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
+from rollout_sched.integrations.vllm.protocol.endpoints import COMPLETIONS, GENERATE, Endpoint
+from rollout_sched.integrations.vllm.protocol.requests import CHAT_ONLY
 from rollout_sched.live.ports import AnswerUntrue
 
 #: Where a request goes on whose prompt may have been text: with token ids.
-RESUME_PATH = {
-    "completions": b"/v1/completions",
-    "chat": b"/v1/completions",
-    "generate": b"/inference/v1/generate",
+RESUME_PATH: dict[Endpoint, bytes] = {
+    "completions": COMPLETIONS.encode(),
+    "chat": COMPLETIONS.encode(),
+    "generate": GENERATE.encode(),
 }
-
-#: How the engine's own id is made of the X-Request-Id header (vLLM 0.32), for aborting.
-ENGINE_ID = {
-    b"/v1/completions": "cmpl-%s-0",
-    b"/v1/chat/completions": "chatcmpl-%s",
-    b"/inference/v1/generate": "generate-tokens-%s",
-}
-
-#: Chat fields that completions do not know; the prompt's tokens already hold what they said.
-_CHAT_ONLY = (
-    "messages",
-    "max_completion_tokens",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "chat_template",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "documents",
-)
 
 
 class Part(msgspec.Struct):
@@ -102,7 +80,7 @@ def resume(
 def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
     wanted = fields.get("logprobs")
     most = fields.get("top_logprobs") or 0
-    kept = {key: value for key, value in fields.items() if key not in _CHAT_ONLY}
+    kept = {key: value for key, value in fields.items() if key not in CHAT_ONLY}
     kept["logprobs"] = most if wanted else None
     # A chat template has put the special tokens in already.
     kept["add_special_tokens"] = False
@@ -179,6 +157,30 @@ def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[st
         empty = {"delta": {}} if endpoint == "chat" else {"token_ids": []}
     choice = {"index": 0, **empty, "logprobs": None, "finish_reason": finish}
     return {**said, "choices": [choice], "usage": None}
+
+
+def translate_event(
+    endpoint: Endpoint, said: dict[str, Any], resumes: int, fields: dict[str, Any]
+) -> None:
+    """Make an event of a later attempt what the client's own endpoint would have said.
+
+    `said`: see `envelope`; `resumes`: tokens of the response that the attempt went on from, which
+    its prompt held. Raises LookupError, TypeError, ValueError or AttributeError if it is no event.
+    """
+    fields.pop("prompt_token_ids", None)
+    from_chat = fields.get("object") == _OBJECT["chat", "event"]
+    fields |= said
+    for choice in fields.get("choices") or ():
+        choice.pop("prompt_token_ids", None)
+        if endpoint == "chat" and from_chat:
+            (choice.get("delta") or {}).pop("role", None)  # said already
+        elif endpoint == "chat":
+            choice["delta"] = {"content": choice.pop("text", "")}
+            choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
+    told = fields.get("usage")
+    if told:
+        made = told.get("completion_tokens", 0) + resumes
+        told |= usage(told.get("prompt_tokens", 0) - resumes, made)
 
 
 def _content_logprobs(shares: list[Any]) -> Any:

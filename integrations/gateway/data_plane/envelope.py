@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,19 +17,8 @@ from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fields, SamplingFields
 from rollout_sched.integrations.gateway.data_plane.splice import decoded
-
-Endpoint = Literal["completions", "chat", "generate"]
-
-#: Hot paths, and what is spoken there.
-ENDPOINTS: dict[bytes, Endpoint] = {
-    b"/v1/completions": "completions",
-    b"/v1/chat/completions": "chat",
-    b"/inference/v1/generate": "generate",
-}
-
-#: What OpenAI's completions, and vLLM's, take when the client names no limit. With a limit of null,
-#: and on the other endpoints, vLLM makes as many tokens as fit.
-COMPLETIONS_MAX_TOKENS = 16
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+from rollout_sched.integrations.vllm.protocol.requests import COMPLETIONS_MAX_TOKENS, INPUT
 
 #: More than any model makes.
 MOST_TOKENS = 2**31 - 1
@@ -39,9 +28,6 @@ LONGEST_NAME = 256
 
 #: English text as byte-pair tokens, roughly; it only weighs prompts that come as text.
 BYTES_PER_TOKEN = 4
-
-#: The field that holds the prompt.
-INPUT = {"completions": "prompt", "chat": "messages", "generate": "token_ids"}
 
 
 class Envelope:

@@ -12,14 +12,14 @@ from rollout_sched.integrations.gateway.data_plane.answers import read_object
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
-    Headers,
     Reply,
     Write,
     error_body,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall
-from rollout_sched.integrations.vllm.event_stream import DONE, payload_of
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.vllm.protocol.event_stream import DONE, data_of_each, event
 from rollout_sched.live.ports import InstanceError, Outcome, Over
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class WholeReply(Reply, Protocol):
 class Fanout:
     """Gathers the replies to the responses of one call; the first error ends it for all.
 
-    Towards the reply it is the one upstream (`wire.ProxyCall`) of all its streams.
+    Towards the reply it is the one upstream (`upstream.ProxyCall`) of all its streams.
     """
 
     def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
@@ -79,7 +79,7 @@ class Fanout:
         self._over = True
         try:
             if self._write is not None:
-                self._write(b"data: %b\n\n" % body)
+                self._write(event(body))
                 self._reply.end()
             else:
                 self._reply.answer(status, headers, body)
@@ -103,26 +103,26 @@ class Fanout:
 
     # -- streams ---------------------------------------------------------------------------
 
-    def upstream(self, passing: ProxyCall) -> None:
+    def upstream(self, upstream_call: ProxyCall) -> None:
         if not self._upstreams:
             self._reply.upstream(self)
-        self._upstreams.append(passing)
+        self._upstreams.append(upstream_call)
         if self._paused:
-            passing.pause()
+            upstream_call.pause()
 
     def pause(self) -> None:
         self._paused = True
-        for passing in self._upstreams:
-            passing.pause()
+        for upstream_call in self._upstreams:
+            upstream_call.pause()
 
     def resume(self) -> None:
         self._paused = False
-        for passing in self._upstreams:
-            passing.resume()
+        for upstream_call in self._upstreams:
+            upstream_call.resume()
 
     def cancel(self) -> None:
-        for passing in self._upstreams:
-            passing.cancel()
+        for upstream_call in self._upstreams:
+            upstream_call.cancel()
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._reply.paced(over, outcome)
@@ -137,13 +137,12 @@ class Fanout:
         if self._over or write is None:
             return
         told = []
-        for event in events.split(b"\n\n"):
-            payload = payload_of(event)
-            if not payload or payload == DONE:
+        for data in data_of_each(events):
+            if data == DONE:
                 continue
-            fields = read_object(payload)
+            fields = read_object(data)
             if "error" in fields:
-                self._fail(200, [], payload)
+                self._fail(200, [], data)
                 return
             choices = fields.get("choices")
             if not isinstance(choices, list):
@@ -155,7 +154,7 @@ class Fanout:
                 if not isinstance(choice, dict):
                     raise InstanceError("an event is not understood: a choice is no object")
                 choice["index"] = index
-            told.append(b"data: %b\n\n" % msgspec.json.encode(fields))
+            told.append(event(msgspec.json.encode(fields)))
         if told:
             write(b"".join(told))
 
@@ -165,12 +164,12 @@ class Fanout:
         write = self._write
         if self._open or self._over or write is None:
             return
-        last = b"data: %b\n\n" % DONE
+        last = event(DONE)
         usages = [usage for usage in self._usages if usage is not None]
         try:
             if usages:
                 joined = {**usages[0], "usage": self._usage(usages)}
-                last = b"data: %b\n\n%b" % (msgspec.json.encode(joined), last)
+                last = event(msgspec.json.encode(joined)) + last
         except Exception as error:
             self._break_down(error)
             return
@@ -188,8 +187,8 @@ class Child:
         self._fanout = fanout
         self._index = index
 
-    def upstream(self, passing: ProxyCall) -> None:
-        self._fanout.upstream(passing)
+    def upstream(self, upstream_call: ProxyCall) -> None:
+        self._fanout.upstream(upstream_call)
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         self._fanout.paced(over, outcome)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.envelope import (
-    Endpoint,
     Envelope,
     prompt_tokens,
     several_prompts,
 )
 from rollout_sched.integrations.gateway.data_plane.fields import NOTHING, BadRequest, Seed
 from rollout_sched.integrations.gateway.data_plane.splice import NONE, Body, Values
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 _SEED = msgspec.json.Decoder(Seed | None)
 

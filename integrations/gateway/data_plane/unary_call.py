@@ -21,10 +21,12 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
-from rollout_sched.integrations.gateway.data_plane.wire import ProxyCall, Upstream, refuse
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.http.client import Gathering
 from rollout_sched.integrations.http.heads import Headers, write_fields
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
+from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
 
 log = logging.getLogger(__name__)
@@ -117,7 +119,7 @@ class UnaryCall:
             segment=segment,
             labelled=client.labelled,
         )
-        receiver.passing = self.call.pass_on(client, order_id, path, body, receiver)
+        receiver.upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         return receiver
 
     def outcome(
@@ -133,9 +135,9 @@ class UnaryCall:
         """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
         end; `labelled` as of its instance. Raises InstanceError if it is not to be believed."""
         said = answers.read_answer(body, spoken, labelled=labelled)
-        if answers.names_another(said.id, order_id):
+        if names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
-        finish: Any = said.finish if said.finish in ("abort", "length") else "stop"
+        finish = said.finish
         if whole and finish != "abort" and not (segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, Raw(body))
         answer = answers.read_object(body)
@@ -227,7 +229,7 @@ class Receiver(Gathering):
         "_segment",
         "_spoken",
         "_whole",
-        "passing",
+        "upstream_call",
     )
 
     def __init__(
@@ -249,19 +251,19 @@ class Receiver(Gathering):
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
-        self.passing: ProxyCall | None = None
+        self.upstream_call: ProxyCall | None = None
 
     def cancel(self) -> None:
         self._over = None
-        if self.passing is not None:
-            self.passing.cancel()
+        if self.upstream_call is not None:
+            self.upstream_call.cancel()
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:
         if self._over is None:
             return
         try:
             if status != 200:
-                raise refuse(status, body)
+                raise refusal_of_request(status, body, names_model=True)
             outcome = self._owner.outcome(
                 body,
                 self._order_id,

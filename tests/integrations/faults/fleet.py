@@ -12,7 +12,8 @@ import aiohttp
 
 from rollout_sched import journal
 from rollout_sched.core.events import Event, InstanceLost, RequestFailed
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
@@ -98,8 +99,10 @@ async def house(
     async with AsyncExitStack() as stack:
         servers, clients = [], []
         for number in range(count):
-            engine = EngineSettings(spec, speed=speed, seed=number, versioned_text=True)
-            server = FakeServer(engine, stream_interval=4)
+            engine = EngineSettings(
+                spec, speed=speed, seed=number, stream_interval=4, versioned_text=True
+            )
+            server = FakeServer(engine)
             port = await server.start("127.0.0.1", 0)
             stack.push_async_callback(server.close)
             session = aiohttp.ClientSession(f"http://127.0.0.1:{port}")

@@ -14,7 +14,9 @@ import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.live.membership import MembershipState
 from tests.integrations.faults.fleet import (
     GREEDY,
     SETTINGS,
@@ -323,7 +325,7 @@ def test_a_second_gateway_leaves_alone_what_the_first_has_paused(tmp_path: Path)
                 supervisor = second.live.driver.supervisors[the.name(0)]
                 await asyncio.sleep(0.2)  # some polls
                 assert not supervisor.joined
-                assert "paused, and not by us" in supervisor.away
+                assert "paused, and not by us" in supervisor.reason
                 assert engine.instance.paused
                 await engine.resume()
                 while not supervisor.joined:
@@ -373,8 +375,9 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
             await loaded(the, tmp_path, 1)
             await asking
             assert len(the.driver.pump.scheduler.fleet.instances) == 1
-            unfit = the.driver.supervisors[the.name(0)].unfit
-            assert "the weights could not be loaded, as ordered" in unfit
+            supervisor = the.driver.supervisors[the.name(0)]
+            assert supervisor.membership.state is MembershipState.UNFIT
+            assert "the weights could not be loaded, as ordered" in supervisor.reason
             await asyncio.sleep(0.2)  # some polls
             assert len(the.driver.pump.scheduler.fleet.instances) == 1
             await the.servers[0].restart(0.0)
@@ -403,7 +406,7 @@ def test_one_that_was_restarted_gets_its_weights_before_it_serves(
                 await asyncio.sleep(0.01)
             await the.until(2)
             await way.ask(the) if asking is None else None
-            while the.servers[0].engine.label != "1":
+            while the.servers[0].engine.weights.label != "1":
                 await asyncio.sleep(0.01)
             assert the.anomalies == {}
 
@@ -493,7 +496,7 @@ def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None
             await the.clients[0].until_generated(20)
             if way.streams:
                 await the.until_streamed(0)
-            the.servers[0].engine.tear("as ordered")
+            the.servers[0].engine.weights.tear("as ordered")
             status, _ = await the.clients[0].post(
                 "/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}
             )

@@ -10,7 +10,8 @@ import aiohttp
 from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.http import Pool
 from rollout_sched.live.ports import InstanceClient, InstanceGone
 from tests.live.scripted import Scripted

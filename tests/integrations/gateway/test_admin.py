@@ -45,7 +45,7 @@ def test_one_may_be_added_before_it_is_up() -> None:
             status, view = await house.ask("POST", "/admin/instances", body)
             assert (status, view["status"]) == (202, "away")
             late.dead = False
-            house.driver.supervisors[A].look_now()
+            house.driver.supervisors[A].health.check_now()
             await until(lambda: house.service.gateway.healthy)
             assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 204
             assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 404

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.answers import (
-    names_another,
     read_answer,
     read_event,
     read_object,
@@ -137,26 +136,6 @@ def test_the_label_of_a_start_is_not_believed_where_we_label_the_tokens() -> Non
     with pytest.raises(WeightsUnknown):
         read_answer(body, "generate", labelled=True)
     assert read_answer(told(), "generate", labelled=True).spans == ()  # it says nothing
-
-
-@pytest.mark.parametrize(
-    ("said", "another"),
-    [
-        ("cmpl-ab12cd34-17", False),
-        ("cmpl-ab12cd34-17-0", False),
-        ("cmpl-ab12cd34-18", True),
-        ("cmpl-ab12cd34-170", True),
-        ("cmpl-ab12cd34-1", True),
-        ("generate-tokens-mine-ab12cd34-17", False),
-        ("generate-tokens-mine-ab12cd34-3", True),
-        ("cmpl-cmpl-ab12cd34-3-ab12cd34-17", False),  # named after an earlier answer of ours
-        ("cmpl-0123456789abcdef", False),
-        ("cmpl-ffffffff-18", False),
-        ("", False),
-    ],
-)
-def test_an_id_names_our_order_or_another(said: str, another: bool) -> None:
-    assert names_another(said, "ab12cd34-17") is another
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.events import WeightsPublished
-from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane, Limits
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
@@ -66,7 +67,7 @@ class Stage:
         self.driver.publish(version, load)
 
     def settled(self) -> None:
-        assert (self.data_plane.open_requests, self.data_plane.open_bytes) == (0, 0)
+        assert (self.data_plane.calls.requests, self.data_plane.calls.body_bytes) == (0, 0)
         assert not self.scheduler.requests
 
 
@@ -231,7 +232,7 @@ class TestErrors:
 
         run(scene())
 
-    @pytest.mark.parametrize("status", [404, 429, 500, 503])
+    @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
     def test_an_instances_failure_is_not(self, status: int) -> None:
         async def scene() -> None:
             first, second = Instance("i0"), Instance("i1")
@@ -321,10 +322,10 @@ class TestErrors:
                 many = stage.call({**BODY, "n": 3})
                 assert "1 responses are waited for here, of at most 3" in await refused(many)
                 long = stage.call({**BODY, "user": "x" * 220})
-                held = stage.data_plane.open_bytes
+                held = stage.data_plane.calls.body_bytes
                 assert f"bodies of {held} bytes are here, of at most 300" in await refused(long)
                 assert stage.data_plane.refused == 2
-                assert stage.data_plane.open_bytes == held
+                assert stage.data_plane.calls.body_bytes == held
 
         async def refused(call: Call) -> str:
             error = (await call.json())["error"]

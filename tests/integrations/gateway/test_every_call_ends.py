@@ -9,12 +9,15 @@ import pytest
 
 from rollout_sched.integrations.gateway.data_plane import (
     answers,
+    client_stream,
     dialects,
     fanout,
+    stream,
+    stream_tokens,
     streaming_call,
     unary_call,
 )
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
 from tests.integrations.gateway.scripted import Call, Instance, compact, completion
 from tests.integrations.gateway.test_data_plane import PARTIAL, Stage, run
@@ -40,24 +43,25 @@ WHOLE = [
 ]
 STREAMS = [
     (streaming_call.StreamingCall, "_question"),
-    (streaming_call.StreamingCall, "receive"),
-    (streaming_call.StreamingCall, "_pass_unread"),
-    (streaming_call.ClientStream, "send"),
-    (streaming_call.StreamingCall, "_one"),
-    (streaming_call.StreamingCall, "_end"),
-    (streaming_call.StreamingCall, "_one_after_the_end"),
-    (streaming_call.StreamingCall, "_believed"),
-    (streaming_call.ClientStream, "learn"),
-    (streaming_call.StreamingCall, "_count_choice"),
-    (streaming_call.Stream, "_count"),
-    (streaming_call.StreamingCall, "_translate"),
-    (streaming_call.StreamingCall, "outcome"),
+    (stream.Stream, "receive"),
+    (stream.Stream, "outcome"),
+    (stream.Stream, "_read"),
+    (stream.Stream, "_read_end"),
+    (stream.Stream, "_read_after_the_end"),
+    (stream.Stream, "_believed"),
+    (stream.Stream, "_translated"),
+    (stream_tokens.StreamTokens, "add"),
+    (stream_tokens.StreamTokens, "add_unread"),
+    (stream_tokens.StreamTokens, "_count"),
+    (client_stream.ClientStream, "send"),
+    (client_stream.ClientStream, "learn"),
     (streaming_call.StreamTranscript, "streamed"),
     (streaming_call.StreamTranscript, "keep"),
     (streaming_call.StreamTranscript, "drop"),
     (streaming_call.StreamResponder, "_ending"),
     (answers, "read_event"),
     (answers, "read_object"),
+    (dialects, "translate_event"),
     (fanout.Fanout, "write"),
     (fanout.Fanout, "_usage"),
 ]
@@ -107,12 +111,12 @@ def said(endpoint: Endpoint, target: str, body: dict[str, Any]) -> list[bytes]:
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("endpoint", TARGETS)
 @pytest.mark.parametrize(
-    ("stream", "place", "name"),
+    ("streams", "place", "name"),
     [(False, *at) for at in WHOLE] + [(True, *at) for at in STREAMS],
     ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
 def test_whatever_raises(
-    stream: bool,
+    streams: bool,
     place: Any,
     name: str,
     endpoint: Endpoint,
@@ -130,7 +134,7 @@ def test_whatever_raises(
             stage.scheduler.backoff.first_s = 0.001
             serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
             monkeypatch.setattr(place, name, fail)
-            call = stage.call(body(endpoint, stream, samples), TARGETS[endpoint])
+            call = stage.call(body(endpoint, streams, samples), TARGETS[endpoint])
             async with asyncio.timeout(4):
                 await call.over.wait()
             assert_ended(call)
@@ -144,9 +148,9 @@ def test_whatever_raises(
     run(scene())
 
 
-def body(endpoint: Endpoint, stream: bool, samples: int) -> dict[str, Any]:
+def body(endpoint: Endpoint, streams: bool, samples: int) -> dict[str, Any]:
     asked = asked_of(endpoint, 9, stream_options={"include_usage": True})
-    if not stream:
+    if not streams:
         del asked["stream"], asked["stream_options"]
     (asked["sampling_params"] if endpoint == "generate" else asked)["n"] = samples
     return asked

@@ -13,7 +13,8 @@ import pytest
 
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import run
 from tests.simulators.fake_instance.served import SPEC, Client, served
 
@@ -165,16 +166,16 @@ def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
                 return answered
 
             streams = [asyncio.create_task(stream(900 + 10 * n)) for n in range(6)]
-            while data_plane.pacer.streams < 6:
+            while data_plane.calls.pacer.streams < 6:
                 await asyncio.sleep(0.01)
             staying = [pipeline(5, stay=True) for _ in range(8)]
             going = [pipeline(5, stay=False) for _ in range(8)]
             assert sum(await asyncio.gather(*staying, *going)) == 40
-            assert data_plane.pacer.streams
+            assert data_plane.calls.pacer.streams
             await asyncio.gather(*streams)
-            while data_plane.open_requests:
+            while data_plane.calls.requests:
                 await asyncio.sleep(0.01)
-            assert (data_plane.open_bytes, data_plane.pacer.streams) == (0, 0)
+            assert (data_plane.calls.body_bytes, data_plane.calls.pacer.streams) == (0, 0)
 
     run(scene())
 

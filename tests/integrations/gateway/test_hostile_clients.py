@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.events import RequestFinished, RequestSubmitted
-from rollout_sched.integrations.gateway.data_plane.data_plane import Limits
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
 from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run
@@ -79,7 +79,7 @@ class TestCountedBeforeItIsMade:
                     ),
                 ):
                     call = stage.call(body)
-                    assert stage.data_plane.open_bytes == held(call.body)
+                    assert stage.data_plane.calls.body_bytes == held(call.body)
                     assert call.on_disconnect is not None
                     call.on_disconnect()
                     stage.settled()
@@ -97,7 +97,7 @@ class TestCountedBeforeItIsMade:
                     held, peak = tracemalloc.get_traced_memory()
                 finally:
                     tracemalloc.stop()
-                assert stage.data_plane.open_requests == 128
+                assert stage.data_plane.calls.requests == 128
                 assert held < len(body)
                 assert peak < 3 * len(body)
 
@@ -361,11 +361,14 @@ class TestEveryCallEndsOnce:
                     stumbled = call.answers > 0
                     if stumbled:
                         assert call.status == 500
-                        assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (
+                        assert (
+                            stage.data_plane.calls.requests,
+                            stage.data_plane.calls.body_bytes,
+                        ) == (
                             0,
                             0,
                         )
-                        assert not stage.data_plane.open
+                        assert not stage.data_plane.calls.replies
             assert at > 4
 
         run(scene())
@@ -393,9 +396,9 @@ class TestEveryCallEndsOnce:
                 async with asyncio.timeout(5):
                     await call.over.wait()
                 assert call.status in (200, 500)
-                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
-                assert not stage.data_plane.open
-                assert stage.data_plane.pacer.streams == 0
+                stage.settled()
+                assert not stage.data_plane.calls.replies
+                assert stage.data_plane.calls.pacer.streams == 0
 
         run(scene())
 
@@ -416,8 +419,8 @@ class TestEveryCallEndsOnce:
                 await end_all(instance, True)
                 last = (await call.events())[-1]
                 assert last == b"[DONE]" or last["error"]["code"] == 500
-                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
-                assert stage.data_plane.pacer.streams == 0
+                stage.settled()
+                assert stage.data_plane.calls.pacer.streams == 0
 
         run(scene())
 
@@ -431,7 +434,7 @@ class TestEveryCallEndsOnce:
                 prompts[at] *= 100_000
                 call = stage.call({**BODY, "prompt": prompts, "stream": stream})
                 assert "KV tokens" in refusal(call)
-                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
+                stage.settled()
                 for number in range(at):
                     order = list(instance.names)[number]
                     await until(lambda order=order: ("abort", order) in instance.calls)
@@ -475,8 +478,8 @@ class TestEveryCallEndsOnce:
                 late = stage.call(body)
                 assert "shutting down" in refusal(late, 503)
                 assert late.answer_headers[b"retry-after"] == b"1"
-                assert (stage.data_plane.open_requests, stage.data_plane.open_bytes) == (0, 0)
-                assert stage.data_plane.pacer.streams == 0
+                stage.settled()
+                assert stage.data_plane.calls.pacer.streams == 0
                 await end_all(instance, False)
                 await until(lambda: not stage.driver.attempts.on("i0"))
                 stage.settled()

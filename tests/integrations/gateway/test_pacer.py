@@ -123,7 +123,7 @@ class TestCallsBesideStreams:
                 for _ in range(3):
                     await asyncio.sleep(0)
                 assert len(instance.pool.asked) == 3
-                assert stage.data_plane.open_requests == 3
+                assert stage.data_plane.calls.requests == 3
 
         run(scene())
 
@@ -148,13 +148,13 @@ class TestCallsBesideStreams:
             async with Stage(instance) as stage:
                 ended = await self.open(stage, instance)
                 left = await self.open(stage, instance)
-                assert stage.data_plane.pacer.streams == 2
+                assert stage.data_plane.calls.pacer.streams == 2
                 await instance.event(0, chunk([8], "stop"), end=True)
                 await ended.events()
-                assert stage.data_plane.pacer.streams == 1
+                assert stage.data_plane.calls.pacer.streams == 1
                 assert left.on_disconnect is not None
                 left.on_disconnect()
-                assert stage.data_plane.pacer.streams == 0
+                assert stage.data_plane.calls.pacer.streams == 0
 
         run(scene())
 

@@ -17,7 +17,7 @@ def test_health_is_that_somebody_is_here() -> None:
         instance.dead = True
         async with House(instance) as house:
             assert await house.ask("GET", "/ping") == (503, _error(503, "no instance is here"))
-            house.driver.supervisors[instance.name].look_now()
+            house.driver.supervisors[instance.name].health.check_now()
             instance.dead = False
             await until(lambda: house.service.gateway.healthy)
             assert await house.ask("GET", "/health") == (200, "")

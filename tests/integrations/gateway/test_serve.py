@@ -24,7 +24,8 @@ from rollout_sched import journal
 from rollout_sched.cli import main
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.scripted import completion
 from tests.integrations.vllm.scripted import ScriptedVllm, generated
@@ -84,7 +85,7 @@ def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
         async with House(late) as house:
             assert any("late:1: away, joins when it can (" in line for line in house.said)
             late.dead = False
-            house.driver.supervisors[late.name].look_now()
+            house.driver.supervisors[late.name].health.check_now()
             await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
 
     run(scene())
@@ -307,7 +308,7 @@ class TestTheEnd:
 
             async with House(instance, grace_s=0.05) as house:
                 supervisor = house.driver.supervisors[instance.name]
-                async with supervisor.turn:  # its update waits for its turn
+                async with supervisor.control_lock:  # its update waits for its turn
                     body = {"version": 1, "applied": True, "wait": True}
                     asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
                     await until(lambda: house.driver.pump.scheduler.progress.version == 1)
@@ -319,18 +320,18 @@ class TestTheEnd:
     def test_the_journal_is_closed_whatever_fails_before(self, tmp_path: Path) -> None:
         async def scene() -> None:
             async with House(Upstream(), journal=tmp_path / "journal") as house:
-                delivery: Any = house.service.gateway.delivery
-                close = delivery.close
+                trainer: Any = house.service.gateway.trainer
+                close = trainer.close
 
-                async def fails() -> None:
+                def fails() -> None:
                     raise RuntimeError("not today")
 
-                delivery.close = fails
+                trainer.close = fails
                 with pytest.raises(RuntimeError, match="not today"):
                     await house.service.close()
                 _, entries = journal.read(tmp_path / "journal")
                 assert next(type(entry.event).__name__ for entry in entries) == "InstanceJoined"
-                delivery.close = close
+                trainer.close = close
 
         run(scene())
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.envelope import Endpoint
-from rollout_sched.integrations.gateway.data_plane.streaming_call import _go_on
-from rollout_sched.integrations.vllm import event_stream
+from rollout_sched.integrations.gateway.data_plane.stream import go_on
+from rollout_sched.integrations.vllm.protocol import event_stream
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, text_of
 from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run, segments
@@ -268,7 +268,7 @@ class TestTheEnd:
                 await instance.event(0, said_of("generate", [4]), last)
                 events = await call.events()
                 assert "restarted" in str(events[-1]["error"])
-                assert not stage.driver.supervisors["i0"].sound.is_set()
+                assert not stage.driver.supervisors["i0"].health.verified.is_set()
                 stage.settled()
 
         run(scene())
@@ -379,9 +379,9 @@ class TestBrokenOff:
     )
     def test_only_whole_lines_that_begin_as_events_do_pass_unread(self, packet: bytes) -> None:
         opening = b'data: {"id":"x"'
-        assert _go_on(GOOD, opening)
-        assert _go_on(GOOD + GOOD, opening)
-        assert not _go_on(packet, opening)
+        assert go_on(GOOD, opening)
+        assert go_on(GOOD + GOOD, opening)
+        assert not go_on(packet, opening)
 
     def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
         async def scene() -> None:

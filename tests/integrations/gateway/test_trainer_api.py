@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.trainer_api import AT_ONCE, MAX_SAMPLES
+from rollout_sched.integrations.gateway.control_plane.trainer_api import AT_ONCE
+from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
 from tests.integrations.gateway.house import House, Upstream, run
@@ -147,7 +148,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
             await until(lambda: house.driver.pump.scheduler.progress.trainer_waiting)
-            await house.service.gateway.delivery.close()
+            house.service.gateway.trainer.close()
             assert (await asking)[0] == 202
 
     run(scene())
@@ -212,7 +213,7 @@ def test_what_is_delivered_or_failed_makes_room() -> None:
 
 
 def test_a_hundred_thousand_groups_of_sixteen_may_wait() -> None:
-    assert MAX_SAMPLES >= 100_000 * 16
+    assert Options(policy="", instances=[]).max_samples >= 100_000 * 16
 
 
 def test_two_submissions_at_once_count_together() -> None:

@@ -103,7 +103,7 @@ def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str) -> No
         async with Stage(one, two, interruption=PARTIAL) as stage:
             call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
             await one.answer(0, generated([4], finish, "default"))
-            assert not stage.driver.supervisors["i0"].sound.is_set()  # it is looked at
+            assert not stage.driver.supervisors["i0"].health.verified.is_set()  # it is looked at
             await two.answer(0, generated([5], "stop", "0"))
             answer = await call.json()
             assert answer["choices"][0]["token_ids"] == [5]

@@ -198,7 +198,7 @@ def test_who_was_restarted_has_lost_what_the_trainer_loaded(
         # Lost once more while it is waited for, it does not hold up what comes after.
         instance.dead = True
         await until(lambda: not driver.supervisors["i0"].joined)
-        await until(lambda: not driver.supervisors["i0"].turn.locked())
+        await until(lambda: not driver.supervisors["i0"].control_lock.locked())
         await driver.close()
 
     run(scene())

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.integrations.http import HttpServer, handed
-from rollout_sched.integrations.http.server import AT_ONCE
+from rollout_sched.integrations.http.lingering import Lingering
+from rollout_sched.integrations.http.server_connection import AT_ONCE
 from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.test_server import body_of, cold_app, status_of
 from tests.integrations.http.wires import (
@@ -55,13 +56,13 @@ def test_who_is_not_admitted_is_told_so_before_a_byte_of_the_body_is_kept(length
             assert b"\r\ncontent-type: text/plain\r\n" in answer
             assert b"\r\nconnection: close\r\n" in answer
             assert answer.endswith(b"\r\n\r\nno key")
-            (connection,) = server.connections
+            (connection,) = server.connections.served
+            assert isinstance(connection, Lingering)  # which keeps nothing
             with contextlib.suppress(ConnectionError):
                 for _ in range(20):
                     writer.write(b"x" * 100_000)
                     await asyncio.sleep(0.001)
-                    kept = len(connection._data) + len(connection._payload) + server.bodies
-                    assert not kept
+                    assert not server.bodies.used
         assert not app.requests
 
     asyncio.run(run())
@@ -85,10 +86,10 @@ async def test_bodies_that_are_being_read_and_held_share_one_bound():
             whole, partly, chunked, late, small = dial
             whole[1].write(post("/hot", b"x" * 400))
             partly[1].write(post("/hot", b"x" * 500)[:-250])
-            await until(lambda: server.bodies == 650)
+            await until(lambda: server.bodies.used == 650)
             chunks = b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
             chunked[1].write(chunks + frame([b"x" * 300], b""))
-            await until(lambda: server.bodies == 950)
+            await until(lambda: server.bodies.used == 950)
             # What does not fit is refused at the head, and where it becomes too much.
             late[1].write(post("/hot", b"x" * 51)[:-51])
             refusal = await late[0].read()
@@ -98,19 +99,19 @@ async def test_bodies_that_are_being_read_and_held_share_one_bound():
             await until(lambda: len(app.requests) == 2)
             chunked[1].write(frame([b"x"]))
             assert await status_of(chunked[0]) == 503
-            await until(lambda: server.bodies == 700)
+            await until(lambda: server.bodies.used == 700)
             assert server.refused == 2
             # Every end lets go.
             partly[1].transport.abort()
-            await until(lambda: server.bodies == 450)
+            await until(lambda: server.bodies.used == 450)
             app.requests[0].answer(200, (), b"")
             assert await status_of(whole[0]) == 200
-            assert server.bodies == 50
+            assert server.bodies.used == 50
             whole[1].write(post("/hot", b"x" * 600))
-            await until(lambda: server.bodies == 650)
+            await until(lambda: server.bodies.used == 650)
             small[1].transport.abort()
-            await until(lambda: server.bodies == 600)
-        await until(lambda: not server.bodies)
+            await until(lambda: server.bodies.used == 600)
+        await until(lambda: not server.bodies.used)
 
 
 @on_both_loops
@@ -141,8 +142,8 @@ async def test_every_end_of_a_request_lets_go_of_its_bytes():
             async with dialled(port) as (_, writer):
                 writer.write(data)
                 await asyncio.sleep(0.02)
-            await until(lambda: not server.connections)
-            assert server.bodies == 0
+            await until(lambda: not server.connections.served)
+            assert server.bodies.used == 0
 
 
 def slowly(port, whole, every_s, sent):
@@ -176,8 +177,8 @@ async def test_a_body_that_trickles_is_not_waited_for():
             answer = await slowly(port, whole, 0.01, sent)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert len(sent) < 100
-        await until(lambda: not server.connections)
-        assert not server.bodies
+        await until(lambda: not server.connections.served)
+        assert not server.bodies.used
 
 
 @on_both_loops
@@ -236,9 +237,9 @@ def test_a_request_that_trickles_behind_the_door_is_cut_off(chunked):
             with contextlib.suppress(ConnectionError):
                 assert await slowly(port, whole, 0.01, sent) == b""
             assert len(sent) < 100
-            await until(lambda: not server.handed)
+            await until(lambda: not server.connections.handed)
             assert made[0].lost.is_set()
-            assert not server.bodies
+            assert not server.bodies.used
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -268,8 +269,8 @@ async def test_behind_the_door_only_the_reading_of_a_request_is_bounded():
                 answer = await reader.read()
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert answer.endswith(b"0\r\n\r\n")
-        await until(lambda: not server.handed)
-        assert not server.bodies
+        await until(lambda: not server.connections.handed)
+        assert not server.bodies.used
     await runner.cleanup()
 
 
@@ -280,15 +281,15 @@ async def test_a_fallback_that_does_not_read_yet_is_no_fault_of_the_client():
     async with serving(Echo(), quiet(made, reading=False), **limits) as (server, port):
         async with dialled(port) as (_, writer):
             writer.write(post("/cold", b"x" * 100)[:-50])
-            await until(lambda: bool(server.handed))
+            await until(lambda: bool(server.connections.handed))
             writer.write(b"x" * 50)
             await asyncio.sleep(0.3)
-            assert server.handed
+            assert server.connections.handed
             made[0].transport.resume_reading()
             await until(lambda: made[0].got.endswith(b"x" * 100))
             await asyncio.sleep(0.2)
-            assert server.handed
-        await until(lambda: not server.handed)
+            assert server.connections.handed
+        await until(lambda: not server.connections.handed)
 
 
 @on_both_loops
@@ -298,10 +299,10 @@ async def test_an_answer_behind_the_door_that_is_not_taken_is_not_waited_for():
         async with dialled(port) as (reader, writer):
             reader._limit = 4096
             writer.write(post("/cold"))
-            await until(lambda: bool(server.handed))
+            await until(lambda: bool(server.connections.handed))
             made[0].transport.write(b"x" * (32 * 1024 * 1024))
             await made[0].lost.wait()
-        assert not server.handed
+        assert not server.connections.handed
 
 
 @on_both_loops
@@ -330,7 +331,7 @@ async def test_what_the_fallback_is_brought_counts_with_the_bodies():
     async with serving(Echo(), quiet(made), max_bodies=1000) as (server, port):
         async with dialled(port) as (_, writer), dialled(port) as (refused, to_refused):
             writer.write(post("/cold", b"x" * 900)[:-100])
-            await until(lambda: server.bodies == 800)
+            await until(lambda: server.bodies.used == 800)
             to_refused.write(post("/cold", b"x" * 300)[:-300])
             assert await status_of(refused) == 503
             async with dialled(port) as (cut, to_cut):
@@ -339,8 +340,8 @@ async def test_what_the_fallback_is_brought_counts_with_the_bodies():
                 with contextlib.suppress(ConnectionError):
                     assert await cut.read() == b""
             assert server.refused == 2
-        await until(lambda: not server.handed)
-        assert server.bodies == 0
+        await until(lambda: not server.connections.handed)
+        assert server.bodies.used == 0
 
 
 @on_both_loops
@@ -358,8 +359,8 @@ async def test_a_body_too_long_for_the_fallback_ends_soon():
                 assert len(made[-1].got) < 500_000
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
-        await until(lambda: not server.handed)
-        assert server.bodies == 0
+        await until(lambda: not server.connections.handed)
+        assert server.bodies.used == 0
 
 
 @on_both_loops
@@ -371,7 +372,7 @@ async def test_the_fallback_itself_says_that_a_body_is_too_long():
                 data = post("/cold", b"x" * 2000)
                 writer.write(data[: len(data) - cut])
                 assert await status_of(reader) == 413
-        await until(lambda: not server.handed)
+        await until(lambda: not server.connections.handed)
     await runner.cleanup()
 
 
@@ -408,7 +409,9 @@ async def test_a_flood_of_tiny_chunks_is_refused():
             with contextlib.suppress(ConnectionError):
                 answer = await reader.read()
                 assert answer.startswith(b"HTTP/1.1 400 " if target == "/hot" else b"")
-            await until(lambda server=server: not (server.connections or server.handed))
+            await until(
+                lambda server=server: not (server.connections.served or server.connections.handed)
+            )
 
 
 def test_a_flood_of_what_is_refused_ends_with_its_first():

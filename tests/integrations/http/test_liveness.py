@@ -72,7 +72,7 @@ async def test_a_server_watches_its_clients():
         async with serving(Echo(), **given) as (server, port), dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             await read_message(reader)
-            assert watched(socket_of(server.connections)) == (1, expected, expected * 1000)
+            assert watched(socket_of(server.connections.served)) == (1, expected, expected * 1000)
 
 
 def test_a_socket_that_is_closed_is_left_as_it_is():

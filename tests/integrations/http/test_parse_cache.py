@@ -1,4 +1,4 @@
-"""What is remembered of header texts: bounded, and never a secret."""
+"""What is cached of header texts: bounded, and never a secret."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def test_a_text_is_read_once():
         read.append(text)
         return text.upper()
 
-    known = ParseCache(upper, 10)
-    assert [known[b"a: b"], known[b"a: b"]] == [b"A: B", b"A: B"]
+    cache = ParseCache(upper, 10)
+    assert [cache[b"a: b"], cache[b"a: b"]] == [b"A: B", b"A: B"]
     assert read == [b"a: b"]
 
 
 def test_it_is_bounded():
-    known = ParseCache(bytes, 10)
+    cache = ParseCache(bytes, 10)
     for number in range(MAX_ENTRIES + 10):
-        assert known[b"%d" % number] == b"%d" % number
-    assert 0 < len(known) <= MAX_ENTRIES
-    assert known[b"a" * 11] == b"a" * 11
-    assert b"a" * 11 not in known
+        assert cache[b"%d" % number] == b"%d" % number
+    assert 0 < len(cache) <= MAX_ENTRIES
+    assert cache[b"a" * 11] == b"a" * 11
+    assert b"a" * 11 not in cache
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_it_is_bounded():
     ],
 )
 def test_secrets_are_not_kept(secret):
-    known = ParseCache(bytes, 1000)
-    assert known[secret] == secret
-    assert not known
+    cache = ParseCache(bytes, 1000)
+    assert cache[secret] == secret
+    assert not cache
 
 
 def test_what_only_names_a_secret_is_kept():
-    known = ParseCache(bytes, 1000)
-    assert known[b"vary: cookie"] == b"vary: cookie"
-    assert known
+    cache = ParseCache(bytes, 1000)
+    assert cache[b"vary: cookie"] == b"vary: cookie"
+    assert cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from rollout_sched.integrations.http.heads import Head
-from rollout_sched.integrations.http.request import JOIN_BELOW, Request
+from rollout_sched.integrations.http.heads import JOIN_BELOW, Head
+from rollout_sched.integrations.http.request import Request
 
 
 class Outlet:
@@ -14,11 +16,19 @@ class Outlet:
         self.sent = b""
         self.completed = 0
 
-    def send(self, data, more=b""):
-        self.sent += data + more
+        self.dropped = 0
+
+    def send(self, data):
+        self.sent += data
+
+    def send_both(self, head, body):
+        self.sent += head + body
 
     def complete(self):
         self.completed += 1
+
+    def drop(self):
+        self.dropped += 1
 
 
 def make(method=b"GET", minor=1, headers=()):
@@ -145,3 +155,41 @@ def test_fields_by_name():
     request, _ = make(headers=[(b"a", b"1"), (b"b", b"2"), (b"a", b"3")])
     assert request.headers == [(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]
     assert (request.fields[b"a"], request.fields.get(b"c")) == (b"1, 3", None)
+
+
+def test_what_the_app_gives_up_is_said_or_cut_off():
+    request, outlet = make()
+    request.fail()
+    assert outlet.sent.startswith(b"HTTP/1.1 500 ")
+    assert (outlet.completed, outlet.dropped) == (1, 0)
+    request.fail()
+    assert (outlet.completed, outlet.dropped) == (1, 0)
+
+    begun, outlet = make()
+    begun.begin(200, ())
+    begun.fail()
+    assert (outlet.completed, outlet.dropped) == (0, 1)
+
+    lost, outlet = make()
+    lost.lose()
+    lost.fail()
+    assert (outlet.sent, outlet.dropped) == (b"", 0)
+
+
+def test_what_the_app_raises_when_it_is_slowed_down_ends_its_answer():
+    async def run():
+        said = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, told: said.append(told["message"]))
+        request, outlet = make()
+        request.pause()
+        request.on_pause = request.on_resume = lambda: 1 / 0
+        request.begin(200, ())
+        request.pause()
+        assert not outlet.dropped  # not within what the transport calls
+        await asyncio.sleep(0)
+        assert outlet.dropped == 1
+        request.resume()
+        assert said == ["slowing down b'GET' b'/' failed"] * 2
+
+    asyncio.run(run())

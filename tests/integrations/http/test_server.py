@@ -10,14 +10,11 @@ import gc
 import pytest
 import uvloop
 from aiohttp import ClientSession, web
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rollout_sched.integrations.http import HttpServer, Pool, Request
-from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
+from rollout_sched.integrations.http import HttpServer, Pool, Request, ServerLimits
 from rollout_sched.integrations.http.heads import MAX_LINES
-from rollout_sched.integrations.http.server import READ_AHEAD
-from tests.integrations.http.test_bodies import CHUNKS, cut, frame
+from rollout_sched.integrations.http.server_connection import READ_AHEAD
+from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.wires import (
     Echo,
     Wire,
@@ -87,9 +84,9 @@ async def test_what_is_sent_ahead_of_an_answer_is_bounded():
         body = b"x" * 50_000
         writer.write(b"".join(post("/hot", body) for _ in range(400)))
         await until(lambda: len(app.requests) == 1)
-        (connection,) = server.connections
+        (connection,) = server.connections.served
         await until(lambda: connection._stopped)
-        assert len(connection._data) <= READ_AHEAD + 512 * 1024
+        assert len(connection._buffer.data) <= READ_AHEAD + 512 * 1024
         for i in range(400):
             await until(lambda i=i: len(app.requests) == i + 1)
             app.requests[i].answer(200, (), app.requests[i].body)
@@ -151,7 +148,7 @@ async def test_connection_close():
         writer.write(post("/hot", b"a", "connection: close\r\n") + post("/hot", b"ignored"))
         assert (await reader.read()).endswith(b"connection: close\r\ncontent-length: 1\r\n\r\na")
         writer.close()
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
 
 
 @on_both_loops
@@ -216,7 +213,7 @@ def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, statu
             assert b"connection: close" in refusal
             assert len(app.requests) == 1
             writer.close()
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -244,7 +241,7 @@ def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
             writer.write(sent)
             assert (await reader.read())[: len(answer) or None] == answer
             writer.close()
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -295,7 +292,7 @@ async def test_too_many_connections():
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
             assert server.refused == 1
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
@@ -326,7 +323,7 @@ def test_a_client_that_goes_away_is_noticed(begun, how):
                 writer.close()
             await gone.wait()
             assert app.requests[0].gone
-            await until(lambda: not server.connections)
+            await until(lambda: not server.connections.served)
 
     asyncio.run(run())
 
@@ -343,7 +340,7 @@ async def test_a_client_that_has_its_answer_is_not_a_disconnect():
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
         assert not gone
 
 
@@ -516,11 +513,11 @@ def test_what_an_app_raises_ends_that_request_and_nothing_else(loop, where, rais
                         assert not (await reader.read()).endswith(b"0\r\n\r\n")
                 if status == 200:
                     await app.gone.wait()
-                    await until(lambda: len(server.connections) == 1)
+                    await until(lambda: len(server.connections.served) == 1)
                 to_other.write(post("/hot"))
                 assert await body_of(other) == b"good"
-            await until(lambda: not server.connections)
-            assert (server.bodies, len(server.handed)) == (0, 0)
+            await until(lambda: not server.connections.served)
+            assert (server.bodies.used, len(server.connections.handed)) == (0, 0)
             assert len(trouble) == 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
@@ -563,7 +560,7 @@ def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, wher
             async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
                 writer.write(post("/cold", b"abc"))
                 if where == "connection_lost":
-                    await until(lambda: bool(server.handed))
+                    await until(lambda: bool(server.connections.handed))
                     writer.transport.abort()
                 else:
                     with contextlib.suppress(ConnectionError):
@@ -571,8 +568,8 @@ def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, wher
                         assert said[:12] == (b"HTTP/1.1 500" if where == "made" else b"")
                 to_other.write(post("/hot", b"good"))
                 assert await body_of(other) == b"good"
-            await until(lambda: not (server.connections or server.handed))
-            assert server.bodies == 0
+            await until(lambda: not (server.connections.served or server.connections.handed))
+            assert server.bodies.used == 0
             assert len(trouble) == 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
@@ -589,7 +586,7 @@ async def test_a_deadline_that_cannot_be_kept_stops_no_other():
     stuck = True
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-    server = HttpServer(Echo(), idle_s=0.02)
+    server = HttpServer(Echo(), limits=ServerLimits(idle_s=0.02))
     wires = [Stuck() if number % 2 else Wire() for number in range(20)]
     for wire in wires:
         server().connection_made(wire)
@@ -605,7 +602,7 @@ async def test_closing_lets_what_runs_finish():
     async with serving(app) as (server, port):
         async with dialled(port) as (idle, _), dialled(port) as (reader, writer):
             writer.write(post("/hot"))
-            await until(lambda: bool(app.requests) and len(server.connections) == 2)
+            await until(lambda: bool(app.requests) and len(server.connections.served) == 2)
             closing = asyncio.ensure_future(server.close(grace_s=10))
             assert await idle.read() == b""
             with pytest.raises(ConnectionError):
@@ -675,7 +672,7 @@ async def test_other_requests_go_to_the_fallback_with_their_connection():
                         writer.write(data[-50:])
                     assert (await reader.read()).endswith(b"\r\n\r\n/cold " + b"c" * 100)
         assert len(app.requests) == 2
-        await until(lambda: not server.connections)
+        await until(lambda: not server.connections.served)
     await runner.cleanup()
 
 
@@ -697,111 +694,14 @@ async def test_connections_of_the_fallback_count_as_long_as_they_live():
     async with serving(Echo(), runner.server, **limits) as (server, port):
         async with dialled(port) as (_, writer):
             writer.write(post("/cold", b"abc")[:-1])
-            await until(lambda: bool(server.handed))
+            await until(lambda: bool(server.connections.handed))
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
-        await until(lambda: not server.handed)
+        await until(lambda: not server.connections.handed)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
             assert await status_of(reader) == 200
     await runner.cleanup()
-
-
-REQUESTS = st.lists(
-    st.tuples(st.sampled_from(["none", "length", "chunked", "1.0"]), CHUNKS), min_size=1, max_size=4
-)
-
-
-def render(kind: str, chunks: list[bytes], number: int) -> bytes:
-    if kind == "none":
-        return b"GET /hot%d HTTP/1.1\r\nHost: x\r\n\r\n" % number
-    if kind == "length":
-        return b"\r\n" + post(f"/hot{number}", b"".join(chunks))
-    if kind == "chunked":
-        head = b"PUT /hot%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % number
-        return head + frame(chunks, b"0\r\nA: b\r\n\r\n")
-    body = b"".join(chunks)
-    fields = b"Connection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body)
-    return b"POST /hot%d HTTP/1.0\r\n" % number + fields + body
-
-
-Heard = list[tuple[bytes, bytes, list, bytes]]
-
-
-def hear(data: bytes, at: list[int], later: bool, **limits) -> tuple[Heard, bytes]:
-    """The requests that a server makes of packets, and what it writes; answered at once or after
-    each packet."""
-    app = Echo(None if not later else lambda request: None)
-    wire = Wire()
-
-    async def run():
-        server = HttpServer(app, **limits)
-        connection = server()
-        connection.connection_made(wire)
-        for packet in cut(data, at):
-            if packet:
-                connection.data_received(packet)
-            for request in app.requests:
-                if not request.begun:
-                    request.answer(200, (), request.body)
-        while app.requests and not app.requests[-1].begun:
-            app.requests[-1].answer(200, (), app.requests[-1].body)
-        await server.close(0.0)
-        connection.connection_lost(None)
-        assert not server.bodies
-
-    asyncio.run(run())
-    return [(r.method, r.target, r.headers, r.body) for r in app.requests], bytes(wire.written)
-
-
-@given(REQUESTS, st.lists(st.integers(0, 9999), max_size=30), st.booleans())
-def test_packets_do_not_matter(requests, at, later):
-    data = b"".join(render(kind, chunks, i) for i, (kind, chunks) in enumerate(requests))
-    whole = hear(data, [], False)
-    assert hear(data, at, later) == whole
-    assert [body for _, _, _, body in whole[0]] == [
-        b"" if kind == "none" else b"".join(chunks) for kind, chunks in requests
-    ]
-
-
-HOST = b"\r\nhost: x\r\n"
-EXTENSIONS = st.integers(MAX_CHUNK_LINE - 8, MAX_CHUNK_LINE + 8).map(lambda n: b"1;" + b"e" * n)
-HEADS = st.integers(470, 530).map(lambda n: b"GET /hot HTTP/1.1" + HOST + b"a: " + b"b" * n)
-MESSAGES = st.sampled_from(
-    [
-        post("/hot", b"abc", "Expect: 100-continue\r\n"),
-        post("/hot", b"", "Expect: 100-continue\r\n"),
-        post("/hot", b"abc", "Expect: more\r\n"),
-        b"POST /hot HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n\r\n",
-        b"POST /hot HTTP/1.1" + HOST + b"transfer-encoding: chunked\r\n\r\n",
-        b"PUT /hot HTTP/1.1" + HOST + b"Expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"GET /hot HTTP/1.1" + HOST + b"a: b\r\n" * (MAX_LINES - 1) + b"\r\n",
-        b"GET /hot HTTP/1.1" + HOST + b"a: b\r\n" * MAX_LINES + b"\r\n",
-        b"3\r\nabc\r\n",
-        b"64\r\n" + b"x" * 100 + b"\r\n",
-        b"0\r\n\r\n",
-        b"\r\n",
-        b"\n",
-        b"1;",
-    ]
-)
-
-
-@given(
-    st.lists(MESSAGES | EXTENSIONS | HEADS | st.binary(max_size=3), min_size=1, max_size=8).map(
-        b"".join
-    ),
-    st.lists(st.integers(0, 9999), max_size=30),
-    st.booleans(),
-)
-def test_no_split_into_packets_changes_what_is_read_or_answered(data, at, later):
-    limits = {"max_body": 120, "max_head": 1024}
-    assert hear(data, at, later, **limits) == hear(data, [], False, **limits)
-
-
-@given(st.binary(max_size=300), st.lists(st.integers(0, 999), max_size=5))
-def test_any_bytes_are_taken(data, at):
-    hear(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + data, at, True)
 
 
 @on_both_loops

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import HttpServer, Request
+from rollout_sched.integrations.http import HttpServer, Request, ServerLimits
 
 PEM = Path(__file__).with_name("loopback.pem")
 WAIT_S = 20.0
+
+#: How an answer of chunks begins.
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -64,6 +67,19 @@ async def read_message(reader: asyncio.StreamReader) -> bytes:
     fields = head.lower().partition(b"content-length: ")[2]
     length = int(fields.partition(b"\r\n")[0]) if fields else 0
     return head + await reader.readexactly(length)
+
+
+def answering(answer: bytes, opened: list[int] | None = None):
+    """A peer that gives one answer and waits for the client to go."""
+
+    async def peer(reader, writer):
+        if opened is not None:
+            opened.append(1)
+        await read_message(reader)
+        writer.write(answer)
+        await reader.read()
+
+    return peer
 
 
 def ok(body: bytes = b"ok", fields: bytes = b"") -> bytes:
@@ -136,7 +152,7 @@ class Echo:
 @contextlib.asynccontextmanager
 async def serving(app, fallback=None, ssl=None, **limits) -> AsyncIterator[tuple[HttpServer, int]]:
     """A server of ours and its port."""
-    server = HttpServer(app, fallback, **limits)
+    server = HttpServer(app, fallback, ServerLimits(**limits))
     listener = await server.listen("127.0.0.1", 0, ssl=ssl)
     try:
         yield server, listener.sockets[0].getsockname()[1]
@@ -174,8 +190,8 @@ class Wire(asyncio.Transport):
         self.written += data
 
     def writelines(self, data):
-        for piece in data:
-            self.written += piece
+        for part in data:
+            self.written += part
 
     def get_extra_info(self, name, default=None):
         return self._socket if name == "socket" else default

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.vllm.answers import (
-    Assembly,
-    Piece,
-    VersionSpan,
-    spans_of,
-    version_of,
-)
-from rollout_sched.live.ports import InstanceError, WeightsUnknown
+from rollout_sched.integrations.vllm.answers import Assembly, Piece
+from rollout_sched.integrations.vllm.protocol.answers import VersionSpan
+from rollout_sched.live.ports import InstanceError
 from tests.integrations.vllm.scripted import an_order
 
 
@@ -20,18 +15,6 @@ def assembled(pieces):
     for piece in pieces:
         assembly.add(piece)
     return assembly.output()
-
-
-@pytest.mark.parametrize(
-    ("label", "version"),
-    [
-        ("0", 0),
-        ("17", 17),
-        *((label, None) for label in ("default", "", "-1", "1.0", "²", "9" * 5000, None, 17)),
-    ],
-)
-def test_only_plain_integers_are_versions(label, version):
-    assert version_of(label) == version
 
 
 def test_pieces_are_joined_and_handed_on():
@@ -79,37 +62,6 @@ def test_a_cut_answer_has_what_came():
     assembly.add(Piece([1], [-1.0]))
     output = assembly.cut()
     assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
-
-
-def test_spans_are_counts_and_equal_neighbours_are_one():
-    told = [VersionSpan("3", 0, 2), VersionSpan("4", 2, 5), VersionSpan("4", 5, 6)]
-    assert spans_of(told, 6) == ((3, 2), (4, 4))
-
-
-def test_one_unknown_label_makes_all_unknown():
-    assert spans_of([VersionSpan("default", 0, 2), VersionSpan("4", 2, 5)], 5) == ()
-
-
-@pytest.mark.parametrize("labels", [["default"], ["default", "4"], ["4", "default"]])
-def test_what_we_have_labelled_never_has_the_label_of_a_start(labels):
-    """It was restarted, and made these tokens with the weights of its start."""
-    told = [VersionSpan(label, at, at + 1) for at, label in enumerate(labels)]
-    assert spans_of(told, len(told)) == ()
-    with pytest.raises(WeightsUnknown, match="it was restarted"):
-        spans_of(told, len(told), labelled=True)
-
-
-def test_a_label_that_somebody_else_has_given_is_no_restart():
-    """As a trainer that loads the weights itself may, before it tells us of them."""
-    assert spans_of([VersionSpan("step-7", 0, 2)], 2, labelled=True) == ()
-
-
-@pytest.mark.parametrize(
-    "bounds", [[(0, 2), (3, 5)], [(1, 5)], [(0, 4)], [(0, 3), (2, 5)], [(0, 5), (5, 5)], [(0, -1)]]
-)
-def test_spans_with_gaps_are_refused(bounds):
-    with pytest.raises(InstanceError, match="do not cover"):
-        spans_of([VersionSpan("1", start, end) for start, end in bounds], 5)
 
 
 def test_the_usage_may_follow_the_end():

@@ -43,7 +43,7 @@ async def wire(*scripts, limit_s=5.0):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    control = Control(f"http://127.0.0.1:{port}", {}, None, 100, limit_s)
+    control = Control(f"http://127.0.0.1:{port}", [], None, 100, limit_s)
     try:
         yield control, requests
     finally:

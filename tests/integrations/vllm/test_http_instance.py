@@ -532,36 +532,6 @@ def test_what_the_callers_callback_raises_comes_through():
         asyncio.run(generate())
 
 
-def test_a_call_is_forwarded_with_our_key_and_without_its_connections_headers():
-    server = ScriptedVllm()
-    server.api_key = "secret"
-
-    async def forwarded():
-        async with joined(server, api_key="secret") as (instance, _):
-            got = []
-
-            async def handler(request):
-                got.append((request.headers.get("X-A"), "TE" in request.headers))
-                return web.Response(status=418, body=await request.read(), headers={"X-B": "2"})
-
-            server.handlers["POST", "/v1/other"] = handler
-            fields = [(b"x-a", b"1"), (b"te", b"trailers"), (b"authorization", b"Bearer mine")]
-            answer = await instance.forward("POST", "/v1/other?x=1", fields, b"body")
-            return got, answer.status, dict(answer.headers)[b"x-b"], answer.body
-
-    assert asyncio.run(forwarded()) == ([("1", False)], 418, b"2", b"body")
-
-
-def test_a_call_that_cannot_be_forwarded():
-    async def forward():
-        instance = HttpInstance("http://127.0.0.1:1")
-        with pytest.raises(InstanceError, match="/x failed"):
-            await instance.forward("GET", "/x", [], b"")
-        await instance.close()
-
-    asyncio.run(forward())
-
-
 @pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs"])
 def test_a_number_of_logprobs_that_is_none(setting):
     with pytest.raises(RequestRejected, match=f"{setting} is 'many'"):

@@ -62,10 +62,10 @@ class Stage:
         self.sent = 0
         self.error: Exception | None = None
         self.throttle = Throttle(rate, "rate")
-        self.passing = ProxyCall("o", "cmpl-o-0", self.receiver, self.register)
+        self.proxy_call = ProxyCall("o", "cmpl-o-0", self.receiver, self.register)
 
     def send(self) -> None:
-        self.passing.send(self.throttle, self._send)
+        self.proxy_call.send(self.throttle, self._send)
 
     def _send(self) -> Exchange:
         self.sent += 1
@@ -78,9 +78,9 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
     stage = Stage()
     stage.send()
     assert stage.register["o"].engine_id == "cmpl-o-0"
-    stage.passing.on_head(200, [])
-    stage.passing.on_data(b"x")
-    stage.passing.on_end()
+    stage.proxy_call.on_head(200, [])
+    stage.proxy_call.on_data(b"x")
+    stage.proxy_call.on_end()
     assert stage.receiver.heard == [200, b"x", "end"]
     assert not stage.register
 
@@ -88,11 +88,10 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
 def test_an_answer_that_nobody_takes_is_held_back() -> None:
     stage = Stage()
     stage.send()
-    assert not stage.passing.held_back
-    stage.passing.pause()
-    assert stage.passing.held_back
-    stage.passing.resume()
-    assert not stage.passing.held_back
+    stage.proxy_call.pause()
+    assert stage.exchange.calls == ["pause"]
+    stage.proxy_call.resume()
+    assert stage.exchange.calls == ["pause", "resume"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_an_answer_that_nobody_takes_is_held_back() -> None:
 def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]) -> None:
     stage = Stage()
     stage.send()
-    stage.passing.on_error(what)
+    stage.proxy_call.on_error(what)
     (error,) = stage.receiver.heard
     assert type(error) is says
     assert str(error) == str(what)
@@ -148,9 +147,9 @@ def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
     cancelled, cut = Stage(), Stage()
     for stage in (cancelled, cut):
         stage.send()
-    cancelled.passing.cancel()
+    cancelled.proxy_call.cancel()
     assert cancelled.receiver.heard == []
-    cut.passing.cut()
+    cut.proxy_call.cut()
     (error,) = cut.receiver.heard
     assert isinstance(error, InstanceError)
     for stage in (cancelled, cut):
@@ -165,11 +164,11 @@ def test_a_call_waits_its_turn() -> None:
         assert stage.throttle.take()
         stage.send()
         assert not stage.sent
-        stage.passing.pause()
+        stage.proxy_call.pause()
         await asyncio.sleep(0.2)
         assert stage.sent == 1
         assert stage.exchange.calls == ["pause"]
-        stage.passing.resume()
+        stage.proxy_call.resume()
         assert stage.exchange.calls == ["pause", "resume"]
 
     asyncio.run(scene())
@@ -181,7 +180,7 @@ def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
         stage.throttle.period = 0.05
         assert stage.throttle.take()
         stage.send()
-        stage.passing.cancel()
+        stage.proxy_call.cancel()
         await asyncio.sleep(0.2)
         assert not stage.sent
         assert not stage.register

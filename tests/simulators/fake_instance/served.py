@@ -25,6 +25,7 @@ SPEC = InstanceSpec(
     max_model_len=4000,
 )
 FOREVER = {"ignore_eos": True, "temperature": 0}
+PROMPT = list(range(1, 9))
 
 
 class Client:
@@ -87,6 +88,15 @@ class Client:
             await asyncio.sleep(0.002)
 
 
+async def begin(client: Client, tokens: int = 5, **body: Any) -> asyncio.Task[Any]:
+    """A greedy request under way that has made some tokens."""
+    before = await client.metric("vllm:generation_tokens_total")
+    body = {"sampling": {**FOREVER, "max_tokens": 60}, **body}
+    task = asyncio.create_task(client.generate(PROMPT, **body))
+    await client.until_generated(int(before) + tokens)
+    return task
+
+
 def _decoded(body: bytes) -> Any:
     return msgspec.json.decode(body) if body[:1] in (b"{", b"[") else body
 
@@ -96,15 +106,10 @@ async def served(
     *,
     speed: float = 1000.0,
     api_key: str = "",
-    stream_interval: int = 1,
     spec: InstanceSpec = SPEC,
     **settings: Any,
 ) -> AsyncIterator[Client]:
-    server = FakeServer(
-        EngineSettings(spec, speed=speed, **settings),
-        api_key=api_key,
-        stream_interval=stream_interval,
-    )
+    server = FakeServer(EngineSettings(spec, speed=speed, **settings), api_key=api_key)
     port = await server.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:

@@ -1,48 +1,17 @@
-"""vLLM's endpoints besides those that generate."""
+"""Pause, resume, abort, and the prefix cache."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.simulators.fake_instance.served import FOREVER, SPEC, Client, play, served
-
-PROMPT = list(range(1, 9))
-
-
-async def begin(client: Client, tokens: int = 5, **body: Any) -> asyncio.Task[Any]:
-    """A greedy request under way that has made some tokens."""
-    before = await client.metric("vllm:generation_tokens_total")
-    body = {"sampling": {**FOREVER, "max_tokens": 60}, **body}
-    task = asyncio.create_task(client.generate(PROMPT, **body))
-    await client.until_generated(int(before) + tokens)
-    return task
+from tests.simulators.fake_instance.served import FOREVER, PROMPT, Client, begin, play, served
 
 
 async def uninterrupted(client: Client) -> Any:
     return await client.generate(PROMPT, sampling={**FOREVER, "max_tokens": 60}, cache_salt="own")
-
-
-def test_what_a_server_tells_of_itself() -> None:
-    async def scene() -> None:
-        async with served(model="m") as client:
-            assert await client.get("/health") == (200, b"")
-            assert (await client.get("/version"))[1] == {"version": "0.32.0"}
-            (model,) = (await client.get("/v1/models"))[1]["data"]
-            assert (model["id"], model["max_model_len"]) == ("m", SPEC.max_model_len)
-            _, info = await client.get("/server_info?config_format=json")
-            scheduler = info["vllm_config"]["scheduler_config"]
-            assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
-            assert isinstance((await client.get("/server_info"))[1]["vllm_config"], str)
-            assert (await client.get("/weight_info"))[1] == {"weight_version": "default"}
-            for path in ("/pause", "/abort_requests", "/collective_rpc", "/update_weight_version"):
-                assert (await client.get(path))[0] == 405
-            assert (await client.post("/inference/v1/abort_requests", {}))[0] == 400
-
-    play(scene)
 
 
 def test_an_abort_returns_the_partial_tokens() -> None:
@@ -170,88 +139,13 @@ def test_the_cache_cannot_be_reset_while_blocks_are_held() -> None:
     play(scene)
 
 
-def test_weights_from_disk(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with served() as client:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
-            assert await client.post("/collective_rpc", body) == (200, {"results": [None]})
-            assert (await client.post("/collective_rpc", {"method": "dance"}))[0] == 500
-            await client.generate(PROMPT, sampling={"max_tokens": 1})
-            body["kwargs"] = {"weights_path": str(tmp_path / "gone")}
-            assert (await client.post("/collective_rpc", body))[0] == 500
-            assert (await client.get("/health"))[0] == 200
-            generate = {"token_ids": PROMPT, "sampling_params": {}}
-            status, answer = await client.post("/inference/v1/generate", generate)
-            assert (status, answer["error"]["code"]) == (500, 500)
-            assert "EngineCore" in answer["error"]["message"]
-            assert (await client.get("/health"))[0] == 503
-            assert (await client.get("/metrics"))[0] == 503
-            assert (await client.post("/pause"))[0] == 500
-            assert (await client.post("/abort_requests", {}))[0] == 200
-
-    play(scene)
-
-
-def test_weights_by_transfer() -> None:
-    async def scene() -> None:
-        async with served() as client:
-            assert (await client.post("/start_weight_update"))[0] == 500
-            assert (await client.post("/init_weight_transfer_engine", {}))[0] == 400
-            await client.post("/init_weight_transfer_engine", {"init_info": {}})
-            assert (await client.post("/update_weights", {"update_info": {}}))[0] == 500
-            assert (await client.post("/finish_weight_update"))[0] == 500
-            await client.post("/pause?mode=keep&clear_cache=false")
-            task = asyncio.create_task(client.generate(PROMPT, sampling={"max_tokens": 2}))
-            assert (await client.post("/start_weight_update"))[0] == 200
-            assert (await client.post("/start_weight_update"))[0] == 500
-            assert (await client.post("/update_weights", {"update_info": {"path": "x"}}))[0] == 200
-            finish = {"weight_version": "17"}
-            assert (await client.post("/finish_weight_update", finish))[0] == 200
-            assert (await client.get("/weight_info"))[1] == {"weight_version": "17"}
-            await client.post("/resume")
-            assert (await task)["weight_versions"] == [{"version": "17", "start": 0, "end": 2}]
-
-    play(scene)
-
-
-def test_an_unfinished_transfer_is_the_end() -> None:
-    async def scene() -> None:
-        async with served(speed=100.0) as client:
-            task = await begin(client)
-            await client.post("/pause?mode=keep&clear_cache=false")
-            await client.post("/init_weight_transfer_engine", {"init_info": {}})
-            await client.post("/start_weight_update")
-            assert (await client.post("/resume"))[0] == 200
-            with pytest.raises(AssertionError, match="EngineCore"):
-                await task
-            assert (await client.get("/health"))[0] == 503
-
-    play(scene)
-
-
-def test_tokens_and_text() -> None:
-    async def scene() -> None:
-        async with served() as client:
-            _, told = await client.post("/tokenize", {"prompt": "w5 w623"})
-            assert told["tokens"] == [5, 623]
-            assert (told["count"], told["max_model_len"]) == (2, SPEC.max_model_len)
-            assert (await client.post("/detokenize", {"tokens": [5, 623]}))[1] == {
-                "prompt": "w5 w623 "
-            }
-            assert (await client.post("/tokenize", {}))[0] == 400
-
-    play(scene)
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/pause?mode=sleep", None),
         ("/pause?clear_cache=perhaps", None),
         ("/abort_requests", {"request_ids": "x"}),
-        ("/update_weight_version", {}),
-        ("/collective_rpc", {}),
-        ("/detokenize", {"tokens": ["x"]}),
+        ("/inference/v1/abort_requests", {}),
     ],
 )
 def test_bad_orders(path: str, body: Any) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.request_parsing import (
     Limits,
     Message,
-    orders,
     output_limit,
     prompts_of,
+    siblings,
     words,
 )
 
@@ -47,10 +48,12 @@ def test_an_output_limit_is_clamped_or_refused() -> None:
 
 
 def test_seeds_of_siblings_count_up() -> None:
-    made = orders(["a", "b"], [[1], [2]], [5, 6], 2, {"seed": 7}, "s", 0)
-    assert [(o.id, o.token_ids, o.max_new_tokens, o.sampling["seed"]) for o in made] == [
-        ("a", [1], 5, 7),
-        ("a", [1], 5, 8),
-        ("b", [2], 6, 7),
-        ("b", [2], 6, 8),
+    order = Order("a", [1], 5, "s", {"seed": 7, "logprobs": 0})
+    made = siblings(order, 2)
+    assert [one.sampling for one in made] == [
+        {"seed": 7, "logprobs": 0},
+        {"seed": 8, "logprobs": 0},
     ]
+    assert made[0] == order
+    unseeded = Order("a", [1], 5, "s", {})
+    assert siblings(unseeded, 2) == [unseeded, unseeded]

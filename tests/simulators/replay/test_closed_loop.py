@@ -350,7 +350,7 @@ def test_predictions_learn_from_streams() -> None:
 
 
 def test_every_event_can_come_to_pass() -> None:
-    """All that the scheduler knows of, in one run."""
+    """All that the scheduler knows of, in one run; but no recorded tool ends a trajectory."""
     policy = make_policy(
         "all",
         batching="fully_async",

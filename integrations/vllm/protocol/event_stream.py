@@ -48,7 +48,7 @@ class WholeEvents:
         return data
 
 
-def payload_of(event: bytes) -> bytes:
+def data_of(event: bytes) -> bytes:
     """The data of an event, on one line; b"" of one that has none, as a comment."""
     if b"\n" not in event:
         return event[5:].strip() if event.startswith(b"data:") else b""
@@ -56,8 +56,19 @@ def payload_of(event: bytes) -> bytes:
     return b" ".join(lines)  # between two lines of JSON there is nothing but white space
 
 
+def data_of_each(events: bytes) -> list[bytes]:
+    """The data of whole events, of those that have any."""
+    told = [data_of(event) for event in events.split(b"\n\n")]
+    return [data for data in told if data]
+
+
+def event(data: bytes) -> bytes:
+    """An event with this data, which is on one line."""
+    return b"data: %b\n\n" % data
+
+
 class EventStream:
-    """Takes bytes as they come, gives the payloads of whole events, up to `[DONE]`."""
+    """Takes bytes as they come, gives the data of whole events, up to `[DONE]`."""
 
     def __init__(self) -> None:
         self._events = WholeEvents()
@@ -65,8 +76,7 @@ class EventStream:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises InstanceError for an event that does not end."""
-        for event in self._events.feed(data).split(b"\n\n"):
-            payload = payload_of(event)
-            self._done = self._done or payload == DONE
-            if payload and not self._done:
-                yield payload
+        for event_data in data_of_each(self._events.feed(data)):
+            self._done = self._done or event_data == DONE
+            if not self._done:
+                yield event_data

@@ -11,14 +11,15 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.instances import (
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AllowList,
     InstanceKeys,
     NotAllowed,
     checked_url,
     read_instance_keys,
 )
-from rollout_sched.integrations.gateway.serve import Options, Service
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.auth import check_key, lines_of
-from rollout_sched.integrations.vllm.control import AnswerRefused
+from rollout_sched.integrations.gateway.control_plane.auth import lines_of
+from rollout_sched.integrations.http.bearer import check_key
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused
 from rollout_sched.live.ports import Description, InstanceError
 
 

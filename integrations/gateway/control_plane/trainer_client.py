@@ -1,4 +1,4 @@
-"""Calls to a gateway's /rollout/v1 and /admin, from a trainer's side."""
+"""What a trainer in another process calls: a gateway's /rollout/v1 and /admin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GatewayError(RolloutError, RuntimeError):
         self.status = status
 
 
-class GatewayCalls:
+class TrainerClient:
     """msgpack over HTTP. Raises CallerError for what is the caller's fault, else GatewayError."""
 
     def __init__(self, url: str, admin_key: str | None) -> None:

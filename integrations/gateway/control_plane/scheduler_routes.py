@@ -1,0 +1,33 @@
+"""What administrators and trainers both ask of the scheduler, each under a path of their own."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from rollout_sched.integrations.gateway.control_plane.codec import read, reply
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
+
+ROOTS = ("/admin", "/rollout/v1")
+
+
+class SchedulerRoutes:
+    """New weights, and the state."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            *(web.get(f"{root}/state", self.state) for root in ROOTS),
+            *(web.post(f"{root}/weights", self.weights) for root in ROOTS),
+        ]
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """200 when every instance has them, with `wait`; else 202."""
+        update = await read(request, WeightUpdate)
+        await self._gateway.publish(update)
+        return reply(request, {"version": update.version}, 200 if update.wait else 202)

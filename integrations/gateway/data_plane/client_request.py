@@ -1,0 +1,108 @@
+"""A client's request as the hot paths read it: checked, and ready to be passed on in its name."""
+
+from __future__ import annotations
+
+import re
+
+from rollout_sched.integrations.gateway.data_plane.envelope import Envelope, check_name
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
+from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+
+#: Headers between two neighbours, which are not passed on (RFC 9110, 7.6.1), and those that are
+#: ours to say to the instance.
+NOT_FORWARDED = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"content-length",
+        b"expect",
+        b"accept-encoding",
+        b"authorization",
+        b"x-request-id",
+    )
+)
+
+#: Codings of a body that are none, and charsets that say UTF-8.
+_AS_IT_IS = (b"", b"identity")
+_UTF8 = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
+_CHARSET = re.compile(rb"""(?i);\s*charset\s*=\s*["']?([^"';\s]*)""")
+
+#: As much of a client's own request id as goes on to an instance, in bytes, and what it may hold.
+_ID_SHOWN = 64
+_NOT_IN_IDS = re.compile(rb"[^0-9A-Za-z._:-]")
+
+
+class ClientRequest:
+    """What the responses of one call have in common.
+
+    `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
+    """
+
+    __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: bytes,
+        header_lines: bytes,
+        request_id: bytes,
+        body: Body,
+        envelope: Envelope,
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.header_lines = header_lines
+        self.request_id = request_id
+        self.body = body
+        self.envelope = envelope
+
+
+def read_client_request(
+    request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
+) -> ClientRequest:
+    """What the responses of a call share. The header's names go before the body's."""
+    fields = request.fields
+    group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
+    if group:
+        envelope.group = _name("X-Group-ID", group)
+    if session:
+        envelope.session = _name("X-Session-ID", session)
+    request_id = fields.get(b"x-request-id") or b""
+    if request_id:
+        _name("X-Request-Id", request_id)
+        request_id = _NOT_IN_IDS.sub(b"_", request_id[:_ID_SHOWN])
+    # What was read from lines can be written as lines.
+    lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
+    return ClientRequest(endpoint, request.target, b"".join(lines), request_id, body, envelope)
+
+
+def _name(header: str, value: bytes) -> str:
+    """Raises BadRequest if it is not one to keep."""
+    name = value.decode("latin-1")
+    check_name(header, name)
+    return name
+
+
+def check_head(request: HttpRequest) -> None:
+    """Raises BadRequest for what no instance could be told, or would read otherwise than we do."""
+    if not request.target.isascii():
+        raise BadRequest("the path holds bytes that are not ASCII; percent-encode them")
+    fields = request.fields
+    coding = fields.get(b"content-encoding", b"").lower()
+    if coding not in _AS_IT_IS:
+        told = coding.decode("latin-1")
+        raise BadRequest(f"Content-Encoding {told!r} is not read here; send the body as it is", 415)
+    kind = fields.get(b"content-type")
+    charset = None if kind is None else _CHARSET.search(kind)
+    if charset is not None and charset[1].lower() not in _UTF8:
+        told = charset[1].decode("latin-1")
+        raise BadRequest(f"charset {told!r} is not read here; send JSON as UTF-8", 415)

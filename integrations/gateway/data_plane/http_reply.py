@@ -1,0 +1,130 @@
+"""The answer to a client over HTTP, which is over once."""
+
+from __future__ import annotations
+
+import logging
+
+from rollout_sched.integrations.gateway.data_plane.call import JSON, Write, error_body
+from rollout_sched.integrations.gateway.data_plane.http_request import Headers, HttpRequest
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
+from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.vllm.protocol.event_stream import event
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import Outcome, Over
+
+log = logging.getLogger(__name__)
+
+
+class HttpReply:
+    """The answer to a client over HTTP, which waits for `count` responses and `held` bytes.
+
+    It is over once: by its answer, its end, a failure on this side or the client's leaving, and
+    then its responses are counted no longer, and given up where they are not made yet. What comes
+    for it afterwards goes nowhere.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_count",
+        "_driver",
+        "_held",
+        "_request",
+        "_requests",
+        "_streams",
+        "over",
+    )
+
+    def __init__(
+        self, calls: OpenCalls, driver: Driver, request: HttpRequest, count: int, held: int
+    ) -> None:
+        self.over = False
+        self._requests: list[str] = []
+        self._calls = calls
+        self._driver = driver
+        self._request = request
+        self._count = count
+        self._held = held
+        self._streams = 0
+        calls.enter(self, count, held)
+        request.on_disconnect = self._gone
+
+    def submitted(self, name: str) -> None:
+        """One of the responses is asked for under this name."""
+        self._requests.append(name)
+        if self.over:
+            self.withdraw()
+
+    def leave(self) -> bool:
+        """The call is over; False if it was already."""
+        if self.over:
+            return False
+        self.over = True
+        self._calls.leave(self, self._count, self._held)
+        self._calls.pacer.streams -= self._streams
+        return True
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more."""
+        for name in self._requests:
+            try:
+                self._driver.withdraw(name)
+            except Exception as error:
+                log_failure(error)
+
+    def fail(self, status: int, text: str) -> None:
+        """End the call from this side, if it is not over: a stream with an error event."""
+        if not self.leave():
+            return
+        body = error_body(status, text)
+        try:
+            if self._streams:
+                self._request.write(event(body))
+                self._request.end()
+            else:
+                self._request.answer(status, error_headers(status, self._calls.limits), body)
+        finally:
+            self.withdraw()
+
+    def _gone(self) -> None:
+        if self.leave():
+            self.withdraw()
+
+    def _crashed(self, error: Exception) -> None:
+        log_failure(error)
+        self.fail(500, f"the gateway failed: {error}")
+
+    def upstream(self, upstream_call: ProxyCall) -> None:
+        self._request.on_pause = upstream_call.pause
+        self._request.on_resume = upstream_call.resume
+
+    def paced(self, over: Over, outcome: Outcome) -> None:
+        self._calls.pacer.take(over, outcome, self._crashed)
+
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        if self.leave():
+            self._request.answer(status, headers, body)
+
+    def begin(self, headers: Headers) -> Write:
+        if not self.over:
+            self._streams = 1
+            self._calls.pacer.streams += 1
+            self._request.begin(200, headers)
+        return self._write
+
+    def _write(self, data: bytes) -> None:
+        if not self.over:
+            self._request.write(data)
+
+    def end(self) -> None:
+        if self.leave():
+            self._request.end()
+
+
+def error_headers(status: int, limits: Limits) -> Headers:
+    retry = (b"retry-after", b"%d" % limits.retry_after_s)
+    return [JSON, retry] if status == 503 else [JSON]
+
+
+def log_failure(error: Exception | BaseException) -> None:
+    log.error("a call failed in the gateway", exc_info=error)

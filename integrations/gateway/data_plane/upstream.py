@@ -1,0 +1,37 @@
+"""What the gateway asks of an instance beside the driver's port: bytes there, bytes back."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.live.ports import Attempting
+
+
+class ProxyCall(Attempting, Protocol):
+    """A call under way."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """An instance's client (`integrations.vllm.http_instance`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pool(self) -> Any: ...
+    @property
+    def labelled(self) -> bool: ...
+    @property
+    def request_headers(self) -> list[tuple[bytes, bytes]]: ...
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> ProxyCall: ...

@@ -1,0 +1,45 @@
+"""What `rollout-sched serve` is told, and what it does where it is told nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.live.run_options import RunOptions
+
+
+class Options(RunOptions, frozen=True, kw_only=True):
+    """Every file is read, and every error raised, before the port is open.
+
+    policy, instances  a preset or a TOML file; URLs of vLLM servers
+    max_requests       responses that may be here at once, waiting or running
+    max_body           bytes of one request's body
+    max_bodies         bytes of all bodies that are here
+    max_samples        of the trainer's API that may be here at once
+    slots, kv_tokens   what an instance runs at once and the size of its KV cache, where it does not
+                       tell
+    allow_instances    patterns of URLs that may be added while it runs; any if there are none
+    grace_s            seconds that running answers get to finish when the gateway stops
+    live               settings of the driver, before those of the policy file
+    """
+
+    policy: str
+    instances: list[str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    admin_key_file: Path | None = None
+    admin_socket: Path | None = None
+    allow_instances: list[str] = msgspec.field(default_factory=list)
+    instance_api_key_file: Path | None = None
+    max_requests: int = Limits().requests
+    max_body: int = 64 * 2**20
+    max_bodies: int = Limits().body_bytes
+    max_samples: int = 3_200_000  # a hundred thousand groups of sixteen, and as many again
+    slots: int | None = None
+    kv_tokens: int | None = None
+    grace_s: float = 10.0
+    live: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -1,0 +1,290 @@
+"""One connection to a server, and the exchanges it carries one after the other.
+
+Invariants:
+- a connection is idle, or carries one exchange, or is dropped;
+- it is given back for reuse only if it kept to the protocol: the answer ended where it said,
+  nothing came after it, and the whole request had been taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+from rollout_sched.integrations.http.answer_heads import AnswerHeads
+from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of, too_long
+from rollout_sched.integrations.http.errors import RAISED, AnswerBroken, ExchangeError, Malformed
+from rollout_sched.integrations.http.exchange import Exchange, tell
+from rollout_sched.integrations.http.heads import JOIN_BELOW, UNTIL_CLOSE, has_body
+from rollout_sched.integrations.http.liveness import watch_peer
+
+log = logging.getLogger(__name__)
+
+#: A server that closes an idle connection just as we reuse it answers with a close within a round
+#: trip. One that closes later than this, in seconds, had the request and may have worked on it, so
+#: the request is not sent again behind the scheduler's back.
+RACE_S = 1.0
+
+
+class Home(Protocol):
+    """What a connection asks of the pool it belongs to."""
+
+    url: str
+    unasked: int
+    dead_s: float
+
+    def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
+        """A connection has come about; `first` is the exchange it was made for."""
+
+    def release(self, connection: ClientConnection) -> None: ...
+
+    def left(self, connection: ClientConnection) -> None: ...
+
+    def dial(self, exchange: Exchange) -> None: ...
+
+    def now(self) -> float: ...
+
+
+class ClientConnection:
+    """Sends requests one after the other and cuts their answers out of what comes back.
+
+    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
+    compiled (setup.py).
+    """
+
+    __slots__ = (
+        "_body",
+        "_exchange",
+        "_first",
+        "_heads",
+        "_home",
+        "_keep",
+        "_on_data",
+        "_paused",
+        "_readable",
+        "_transport",
+        "reused",
+    )
+
+    def __init__(self, home: Home, first: Exchange | None = None) -> None:
+        self._home = home
+        self._heads = AnswerHeads()
+        self._first = first
+        self._transport: asyncio.Transport
+        self._readable: Callable[[int], list[tuple[int, int]]] | None = None
+        self._exchange: Exchange | None = None
+        self._body: Body | None = None  # None until the head of the answer is there
+        self._on_data: Callable[[bytes], None] | None = None  # the receiver's, then
+        self._keep = False
+        self._paused = False
+        self.reused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        sock = transport.get_extra_info("socket")
+        watch_peer(sock, self._home.dead_s)
+        # What waits on a TLS socket may be a record that is none of our business.
+        if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
+            poll = select.poll()
+            poll.register(sock.fileno(), select.POLLIN)
+            self._readable = poll.poll
+        first, self._first = self._first, None
+        self._home.joined(self, first)
+
+    def pause_writing(self) -> None:
+        """Requests are written whole: there is nothing to hold back."""
+
+    def resume_writing(self) -> None:
+        """See `pause_writing`."""
+
+    def usable(self) -> bool:
+        """Whether a connection without an exchange can carry one: open, and nothing to be read.
+
+        Looking at the socket costs half a microsecond and keeps a second answer, or the server's
+        close, that has arrived but was not read yet, from meeting the next request.
+        """
+        if self._transport.is_closing():
+            return False
+        return self._readable is None or not self._readable(0)
+
+    def carry(self, exchange: Exchange) -> None:
+        """Send an exchange's request; what comes back goes to its receiver."""
+        self._exchange = exchange
+        exchange.connection = self
+        if exchange.paused:
+            self.pause()
+        if len(exchange.body) < JOIN_BELOW:
+            self._transport.write(exchange.head + exchange.body)
+        else:
+            self._transport.writelines((exchange.head, exchange.body))
+        if not self.reused:
+            exchange.head = exchange.body = b""
+
+    def drop(self) -> None:
+        """Close at once. An exchange it carries hears nothing of it."""
+        self._exchange = self._on_data = None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            self._unasked()
+            return
+        try:
+            if self._body is None:
+                self._read_head(exchange, data)
+            else:
+                self._read_body(exchange, self._body, data)
+        except Malformed as error:
+            self.fail(f"the answer is not to be taken: {error}", error)
+        except RAISED as error:
+            self._receiver_raised(error)
+
+    def eof_received(self) -> None:
+        self._closed(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(exc)
+        self._home.left(self)
+
+    def fail(self, text: str, cause: BaseException | None = None) -> None:
+        """Close at once; the exchange it carries, if any, ends with an error."""
+        self._fail(_broken(self._home.url, text, cause))
+
+    def _fail(self, error: Exception) -> None:
+        exchange = self._exchange
+        self.drop()
+        if exchange is not None:
+            exchange.fail(error)
+
+    def _receiver_raised(self, raised: BaseException) -> None:
+        """`on_head` or `on_data` has failed. Called where that is being handled."""
+        if self._exchange is None:
+            log.exception("%s: a receiver failed after its exchange was cancelled", self._home.url)
+        else:
+            self._fail(_as_error(self._home.url, raised))
+
+    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+        heads = self._heads
+        if not heads.read(data):
+            if heads.interim:  # announced
+                exchange.head = exchange.body = b""
+            return
+        exchange.head = exchange.body = b""
+        status, head, data = heads.status, heads.head, heads.rest
+        heads.rest = b""
+        length = head.length(UNTIL_CLOSE)
+        self._keep = head.keep_alive
+        if exchange.head_only or not has_body(status):
+            if status == 204 and length != UNTIL_CLOSE and length:
+                raise Malformed("a 204 announces a body")
+            length = 0
+        elif length > exchange.most:
+            raise too_long(exchange.most)
+        receiver = exchange.receiver
+        assert receiver is not None
+        receiver.on_head(status, head.headers)
+        if self._exchange is not exchange:
+            return
+        if len(data) == length:
+            if data:
+                receiver.on_data(data)
+            if self._exchange is exchange:
+                self._end(exchange, b"")
+        else:
+            self._body = body = body_of(length, exchange.most, fair=False)
+            self._on_data = receiver.on_data
+            if data:
+                self._read_body(exchange, body, data)
+
+    def _read_body(self, exchange: Exchange, body: Body, data: bytes) -> None:
+        payload, rest = body.feed(data)
+        if payload:
+            assert self._on_data is not None
+            self._on_data(payload)
+        if rest is not None and self._exchange is exchange:
+            self._end(exchange, rest)
+
+    def _end(self, exchange: Exchange, rest: bytes) -> None:
+        """The answer is complete. The connection is free before the receiver hears of it."""
+        self._exchange = self._body = self._on_data = None
+        receiver = exchange.finish()
+        if rest:
+            self._unasked()
+        elif self._keep and not self._transport.get_write_buffer_size():
+            if self._paused:
+                self.resume()
+            self._home.release(self)
+        else:
+            self._transport.abort()
+        try:
+            receiver.on_end()
+        except RAISED as error:
+            self._drop_if_free()
+            tell(receiver, _as_error(self._home.url, error))
+
+    def _drop_if_free(self) -> None:
+        """Unless it is another exchange's by now, which has nothing to do with what went wrong."""
+        if self._exchange is None:
+            self.drop()
+
+    def _unasked(self) -> None:
+        """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
+        if not self._transport.is_closing():
+            self._home.unasked += 1
+            log.warning("%s sent something that nobody had asked for", self._home.url)
+            self._transport.abort()
+
+    def _closed(self, exc: Exception | None) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if isinstance(self._body, UntilClose) and exc is None:
+            self._keep = False
+            self._end(exchange, b"")
+        elif self._body is not None:
+            self.fail(_because("the connection closed in the middle of the answer", exc), exc)
+        elif self._may_redial(exchange):
+            self.drop()
+            exchange.connection = None
+            exchange.redialled = True
+            self._home.dial(exchange)
+        else:
+            self.fail(_because("the connection closed before the answer", exc), exc)
+
+    def _may_redial(self, exchange: Exchange) -> bool:
+        """Whether this connection was closed before it was reused, as far as one can tell."""
+        untouched = self.reused and not self._heads.begun
+        recent = self._home.now() - exchange.sent_at < RACE_S
+        return untouched and recent and not exchange.redialled
+
+
+def _broken(url: str, text: str, cause: BaseException | None) -> AnswerBroken:
+    error = AnswerBroken(f"{url}: {text}")
+    error.__cause__ = cause
+    return error
+
+
+def _as_error(url: str, raised: BaseException) -> Exception:
+    """What a receiver raised, as it is told of it."""
+    if isinstance(raised, ExchangeError):
+        return raised
+    log.exception("%s: taking an answer failed", url)
+    return _broken(url, f"taking the answer failed: {raised!r}", raised)
+
+
+def _because(text: str, exc: Exception | None) -> str:
+    return f"{text} ({exc})" if exc else text

@@ -1,0 +1,111 @@
+"""The connections of a server: how many there may be, and who has kept it waiting too long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from rollout_sched.integrations.http.errors import report
+from rollout_sched.integrations.http.limits import ServerLimits
+
+
+class Waiting(Protocol):
+    """A connection, waiting for its client until `deadline`, a loop time."""
+
+    deadline: float
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+
+    def retire(self) -> None:
+        """Take no further request: close now, or after the answer that is under way."""
+
+    def drop(self) -> None:
+        """Close at once."""
+
+
+class Connections:
+    """All of one server.
+
+    served   those whose requests we read and answer
+    handed   those that the fallback answers
+    refused  how many there were no room for
+    now      loop time of the last sweep: exact enough for deadlines, and free
+    """
+
+    __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.served: set[Waiting] = set()
+        self.handed: set[Waiting] = set()
+        self.refused = 0
+        self.now = 0.0
+        self._limits = limits
+        self._sweep_s = min(1.0, min(limits.head_s, limits.idle_s, limits.stall_s) / 4)
+        self._timer: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Watch deadlines until `stop`."""
+        if self._timer is None:
+            self._sweep()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def join(self, connection: Waiting) -> bool:
+        """Count a connection in, unless that would be too many."""
+        if len(self.served) + len(self.handed) >= self._limits.max_connections:
+            self.refused += 1
+            return False
+        self.served.add(connection)
+        return True
+
+    def leave(self, connection: Waiting) -> None:
+        self.handed.discard(connection)
+        self.served.discard(connection)
+        if not self.served and self._emptied is not None:
+            self._emptied.set()
+
+    def hand_over(self, connection: Waiting, handed: Waiting) -> None:
+        """A connection is somebody else's to answer."""
+        self.handed.add(handed)
+        self.leave(connection)
+
+    def replace(self, connection: Waiting, other: Waiting) -> None:
+        """A connection is looked after by another object from now on."""
+        if connection in self.served:
+            self.served.add(other)
+            self.served.discard(connection)
+
+    async def end(self, grace_s: float) -> None:
+        """Let the answers under way finish for up to `grace_s` seconds, then drop the rest."""
+        for connection in list(self.served):
+            connection.retire()
+        self._emptied = asyncio.Event()
+        try:
+            if self.served:
+                async with asyncio.timeout(grace_s):
+                    await self._emptied.wait()
+        except TimeoutError:
+            for connection in list(self.served):
+                connection.drop()
+        self.stop()
+
+    def put_off(self, deadline: float, size: int) -> float:
+        """The deadline of a body of which so many bytes have come."""
+        limits = self._limits
+        return min(self.now + limits.stall_s, deadline + size / limits.body_rate)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = loop.time()
+        self._timer = loop.call_later(self._sweep_s, self._sweep)
+        late = [one for one in (*self.served, *self.handed) if one.deadline < self.now]
+        for connection in late:
+            try:
+                connection.expire()
+            except Exception as error:  # the others have waited as long
+                report("ending a connection that has waited too long", error)

@@ -1,0 +1,76 @@
+"""New connections, each made for the exchange that it will carry first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from rollout_sched.integrations.http.client_connection import ClientConnection, Home
+from rollout_sched.integrations.http.errors import NotConnected
+from rollout_sched.integrations.http.exchange import Exchange
+from rollout_sched.integrations.http.origin import Origin
+
+
+class Dialler:
+    """Connections to an origin that are coming about, for up to `connect_s` seconds.
+
+    They join `home`. `on_done` is called whenever one has come about or not.
+    """
+
+    __slots__ = ("_connect_s", "_dialling", "_home", "_on_done", "_origin")
+
+    def __init__(
+        self, home: Home, origin: Origin, connect_s: float, on_done: Callable[[], None]
+    ) -> None:
+        self._home = home
+        self._origin = origin
+        self._connect_s = connect_s
+        self._on_done = on_done
+        self._dialling: dict[asyncio.Task[None], Exchange] = {}
+
+    def __len__(self) -> int:
+        return len(self._dialling)
+
+    def dial(self, exchange: Exchange) -> None:
+        """Carry an exchange on a new connection."""
+        task = asyncio.get_running_loop().create_task(self._dial(exchange))
+        self._dialling[task] = exchange
+        task.add_done_callback(self._dialled)
+
+    def refuse(self, exchange: Exchange, text: str) -> None:
+        """End an exchange that no connection carries."""
+        if not exchange.done and exchange.connection is None:
+            exchange.fail(NotConnected(f"{self._origin.url}: {text}"))
+
+    def close(self, text: str) -> None:
+        """Give up what is coming about; `text` says why."""
+        for task in self._dialling:
+            task.cancel()
+        for exchange in list(self._dialling.values()):
+            self.refuse(exchange, text)
+
+    async def _dial(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        connection = ClientConnection(self._home, exchange)
+        made = False
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, connection),
+                    self._origin.host,
+                    self._origin.port,
+                    ssl=self._origin.ssl,
+                )
+            made = True
+        except TimeoutError:
+            self.refuse(exchange, f"no connection within {self._connect_s:g} s")
+        except Exception as error:  # an exchange must end, whatever a resolver or TLS raises
+            self.refuse(exchange, f"no connection: {error}")
+        finally:
+            if not made:  # uvloop does not say that it is lost if it had come about just now
+                connection.connection_lost(ConnectionAbortedError("as it came about"))
+
+    def _dialled(self, task: asyncio.Task[None]) -> None:
+        del self._dialling[task]
+        self._on_done()

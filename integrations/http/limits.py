@@ -1,0 +1,59 @@
+"""What a server allows its clients: sizes, counts and times."""
+
+from __future__ import annotations
+
+
+class ServerLimits:
+    """Limits that the connections of one server keep.
+
+    max_body         bytes of request body; more is answered 413
+    max_bodies       bytes of all bodies that are being read or worked on; more is answered 503
+    max_head         bytes of request head; more is answered 431
+    max_unsent       bytes of an answer that wait for a slow client; with more it is cut off
+    max_connections  more are answered 503
+    head_s           seconds from the first byte of a head to its last
+    idle_s           seconds a connection may be idle between requests
+    stall_s          seconds without progress while a body is read or an answer waits to be taken
+    body_rate        bytes a second that a body must come with once `stall_s` has passed, else 408
+    dead_s           seconds after which a client that no longer answers even on TCP is taken for
+                     gone (`Pool`); not below `stall_s`, for the system does not tell it from one
+                     that does not read
+    """
+
+    __slots__ = (
+        "body_rate",
+        "dead_s",
+        "head_s",
+        "idle_s",
+        "max_bodies",
+        "max_body",
+        "max_connections",
+        "max_head",
+        "max_unsent",
+        "stall_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        max_body: int = 64 * 1024 * 1024,
+        max_bodies: int = 4 * 1024 * 1024 * 1024,
+        max_head: int = 32 * 1024,
+        max_unsent: int = 64 * 1024 * 1024,
+        max_connections: int = 16384,
+        head_s: float = 10.0,
+        idle_s: float = 75.0,
+        stall_s: float = 60.0,
+        body_rate: float = 16 * 1024,
+        dead_s: float = 60.0,
+    ) -> None:
+        self.max_body = min(max_body, max_bodies)
+        self.max_bodies = max_bodies
+        self.max_head = max_head
+        self.max_unsent = max_unsent
+        self.max_connections = max_connections
+        self.head_s = head_s
+        self.idle_s = idle_s
+        self.stall_s = stall_s
+        self.body_rate = body_rate
+        self.dead_s = dead_s

@@ -1,0 +1,369 @@
+"""One client of a server (the invariants stand in `server`)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final, cast
+
+from rollout_sched.integrations.http.backlog import Backlog
+from rollout_sched.integrations.http.bodies import Body, body_of, too_long
+from rollout_sched.integrations.http.errors import RAISED, Malformed, report
+from rollout_sched.integrations.http.handed import Handed
+from rollout_sched.integrations.http.head_buffer import HeadBuffer
+from rollout_sched.integrations.http.heads import (
+    Head,
+    Headers,
+    read_request,
+    status_line,
+    write_fields,
+)
+from rollout_sched.integrations.http.lingering import LINGER_S, Lingering
+from rollout_sched.integrations.http.liveness import watch_peer
+from rollout_sched.integrations.http.request import Request
+
+if TYPE_CHECKING:
+    from rollout_sched.integrations.http.server import HttpServer
+
+#: What is read ahead of the running request, in bytes, before reading stops.
+READ_AHEAD: Final = 64 * 1024
+
+#: Requests of one connection that are handled in one go; the next ones let others go first.
+AT_ONCE: Final = 16
+
+_SLASH: Final = ord("/")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Upload:
+    """A request that is admitted, and whose body is on its way."""
+
+    __slots__ = ("framing", "head", "method", "payload", "target")
+
+    def __init__(self, method: bytes, target: bytes, head: Head, framing: Body) -> None:
+        self.method = method
+        self.target = target
+        self.head = head
+        self.framing = framing
+        self.payload = bytearray()
+
+
+class ServerConnection:
+    """Cuts requests out of what a client sends, and sends it their answers.
+
+    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
+    compiled (setup.py).
+
+    `deadline` is the loop time until which we wait for the client.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_buffer",
+        "_handling",
+        "_held",
+        "_reading",
+        "_request",
+        "_server",
+        "_stopped",
+        "_transport",
+        "_upload",
+        "deadline",
+        "keep_alive",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport
+        self._backlog: Backlog
+        self._buffer = HeadBuffer(server.limits.max_head)
+        self._upload: Upload | None = None
+        self._held = 0  # bytes of the body that is being read or worked on
+        self._reading = False  # a request has begun to arrive and is not complete
+        self._request: Request | None = None  # the one that is being answered
+        self._handling = False  # the app is in `handle`
+        self._stopped = False  # we do not read for now
+        self.keep_alive = True
+        self.deadline = math.inf
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._server
+        self._transport = cast(asyncio.Transport, transport)
+        self._backlog = Backlog(self._transport)
+        watch_peer(transport.get_extra_info("socket"), server.limits.dead_s)
+        self.deadline = server.connections.now + server.limits.idle_s
+        if not server.connections.join(self):
+            self._transport.write(_refusal(503, [_RETRY], b""))
+            self._leave_to_linger()
+            self._transport.close()
+
+    def eof_received(self) -> None:
+        # A client that closes and one that only stops sending look the same; either way no answer
+        # that is still to be made would be read by any client known.
+        if self._request is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.leave(self)
+        self._release_body()
+        request, self._request = self._request, None
+        if request is not None:
+            try:
+                request.lose()
+            except RAISED as error:
+                report("telling that a client has gone", error)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived, up to the first request that is not answered at once."""
+        buffer = self._buffer
+        try:
+            if self._upload is not None:
+                self._read_body(self._upload, data)
+            elif data:
+                buffer.feed(data)
+            done = 0
+            while buffer.pos < len(buffer.data) and self._request is None and self._read_request():
+                done += 1
+                if done == AT_ONCE:
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    break
+            ahead = len(buffer.data) - buffer.pos
+            if (ahead > READ_AHEAD) is not self._stopped:
+                self._stop_or_go()
+        except Malformed as error:
+            self._refuse(error.status)
+        except RAISED as error:
+            self._give_up(error)
+
+    def pause_writing(self) -> None:
+        self._backlog.begin()
+        self._wait()
+        if self._request is not None:
+            self._request.pause()
+
+    def resume_writing(self) -> None:
+        self._backlog.end()
+        self._wait()
+        if self._request is not None:
+            self._request.resume()
+
+    # What a request asks of the connection it came on (request.Outlet).
+
+    def send(self, data: bytes) -> None:
+        self._transport.write(data)
+        if self._backlog.throttled:
+            self._cut_if_too_slow()
+
+    def send_both(self, head: bytes, body: bytes) -> None:
+        self._transport.writelines((head, body))
+        if self._backlog.throttled:
+            self._cut_if_too_slow()
+
+    def complete(self) -> None:
+        server = self._server
+        self._request = None
+        if self._held:
+            server.bodies.used -= self._held
+            self._held = 0
+        if not self.keep_alive:
+            self._linger()
+        elif self._backlog.throttled:
+            self._wait()
+        else:
+            self.deadline = server.connections.now + server.limits.idle_s
+        if not self._handling and self._buffer.data:
+            self._go_on()
+
+    # What the server asks of its connections (connections.Waiting).
+
+    def retire(self) -> None:
+        self.keep_alive = False
+        if self._request is None and not self._reading:
+            self._transport.close()
+
+    def expire(self) -> None:
+        if self._backlog.shrinks():
+            self._wait()
+        elif self._reading and not self._backlog.throttled:
+            self._refuse(408)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        self._transport.abort()
+
+    def _cut_if_too_slow(self) -> None:
+        if self._transport.get_write_buffer_size() > self._server.limits.max_unsent:
+            self._transport.abort()
+
+    def _wait(self) -> None:
+        """Set the deadline of the state we are in."""
+        now = self._server.connections.now
+        limits = self._server.limits
+        if self._backlog.throttled:
+            self.deadline = now + limits.stall_s
+        elif self._request is not None:
+            self.deadline = math.inf
+        elif self._upload is not None:
+            self.deadline = now + limits.stall_s
+        else:
+            self.deadline = now + (limits.head_s if self._reading else limits.idle_s)
+
+    def _go_on(self) -> None:
+        """Handle what has arrived meanwhile."""
+        self.data_received(b"")
+
+    def _stop_or_go(self) -> None:
+        if not self._transport.is_closing():
+            self._stopped = not self._stopped
+            if self._stopped:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _read_request(self) -> bool:
+        """Handle the request that begins in the buffer. False if it is not all there."""
+        server = self._server
+        buffer = self._buffer
+        found = buffer.head()
+        if found is None:
+            if not self._reading:
+                self._reading = True
+                self._wait()
+            return False
+        method, target, head = read_request(found)
+        if target[0] != _SLASH:
+            target = buffer.cut_authority(method, target)
+        length = head.length(0)
+        if not server.app.wants(method, target):
+            self._hand_over(length)
+            return False
+        if head.minor and b"host" not in head.fields:
+            raise Malformed("no Host")
+        refusal = server.app.refusal(method, target, head.fields)
+        if refusal is not None:
+            self._turn_away(*refusal)
+            return False
+        bodies = server.bodies
+        if length > server.limits.max_body:
+            raise too_long(server.limits.max_body)
+        if bodies.used + length > bodies.most:
+            raise bodies.full()
+        # Asked for whether or not the body has begun to come: packets are to change nothing.
+        if b"expect" in head.fields and _expects(head, length):
+            self._transport.write(_CONTINUE)
+        self.keep_alive = head.keep_alive and not server.closing
+        if 0 <= length <= len(buffer.data) - buffer.pos:
+            self._held = length
+            bodies.used += length
+            self._handle(method, target, head, buffer.body(length))
+            return True
+        framing = body_of(length, server.limits.max_body, fair=True)
+        self._upload = upload = Upload(method, target, head, framing)
+        self._reading = True
+        self.deadline = server.connections.now + server.limits.stall_s
+        return self._read_body(upload, buffer.rest())
+
+    def _read_body(self, upload: Upload, data: bytes) -> bool:
+        """Handle the request if its body is complete. False if it is not all there."""
+        payload, rest = upload.framing.feed(data)
+        bodies = self._server.bodies
+        size = len(payload)
+        if bodies.used + size > bodies.most:
+            raise bodies.full()
+        self._held += size
+        bodies.used += size
+        upload.payload += payload
+        if rest is None:
+            if not self._backlog.throttled:
+                self.deadline = self._server.connections.put_off(self.deadline, size)
+            return False
+        self._upload = None
+        if rest:
+            self._buffer.feed(rest)
+        self._handle(upload.method, upload.target, upload.head, bytes(upload.payload))
+        return True
+
+    def _handle(self, method: bytes, target: bytes, head: Head, body: bytes) -> None:
+        self._request = request = Request(self, method, target, head, body)
+        self._reading = False
+        if not self._backlog.throttled:
+            self.deadline = math.inf
+        self._handling = True
+        try:
+            self._server.app.handle(request)
+        except RAISED as error:
+            report(f"handling {method!r} {target!r}", error)
+            request.fail()
+        finally:
+            self._handling = False
+
+    def _hand_over(self, length: int) -> None:
+        """Give the connection to the fallback, with the request whose head was read last."""
+        server = self._server
+        if server.fallback is None:
+            raise Malformed("there is no such place", status=404)
+        if length <= server.limits.max_body and server.bodies.used + length > server.bodies.most:
+            raise server.bodies.full()
+        handed = Handed(server, server.fallback(), self._transport, self._backlog, length)
+        head, rest = self._buffer.last_head(), self._buffer.rest()
+        server.connections.hand_over(self, handed)
+        self._transport.set_protocol(handed)
+        handed.begin(head, rest)
+
+    def _release_body(self) -> None:
+        """No body is here any more."""
+        self._upload = None
+        self._server.bodies.used -= self._held
+        self._held = 0
+
+    def _give_up(self, error: BaseException) -> None:
+        """What should not raise has raised while we read."""
+        report("reading a request", error)
+        if self._request is not None:
+            self._request.fail()
+        else:
+            self._refuse(500)
+
+    def _refuse(self, status: int) -> None:
+        """Answer a request that cannot be read, after which nothing that comes makes sense."""
+        self._turn_away(status, [_RETRY] if status == 503 else [], b"")
+
+    def _turn_away(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer a request without reading it."""
+        self._release_body()
+        self._transport.write(_refusal(status, headers, body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close after what has been written, once the client has had a chance to read it."""
+        self._reading = False
+        self._buffer.clear()
+        if self._transport.is_closing():
+            self.deadline = self._server.connections.now + LINGER_S
+        else:
+            self._leave_to_linger().begin()
+
+    def _leave_to_linger(self) -> Lingering:
+        server = self._server
+        last = Lingering(server.connections, server.limits, self._transport, self._backlog)
+        server.connections.replace(self, last)
+        self._transport.set_protocol(last)
+        return last
+
+
+def _expects(head: Head, length: int) -> bool:
+    """Whether the client waits to be told to send the body."""
+    if head.fields[b"expect"].lower() != b"100-continue":
+        raise Malformed("an unknown expectation", status=417)
+    return bool(head.minor and length)
+
+
+_RETRY = (b"retry-after", b"1")
+
+
+def _refusal(status: int, headers: Headers, body: bytes) -> bytes:
+    last = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return status_line(status) + write_fields(headers) + last + body

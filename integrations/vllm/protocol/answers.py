@@ -1,0 +1,122 @@
+"""What vLLM's answers say, whole or as events of a stream: read, and held to what can be true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+import msgspec
+
+from rollout_sched.core.events import Spans
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown, printable
+
+_T = TypeVar("_T")
+
+#: Why an answer ended, in the scheduler's words.
+Finish = Literal["stop", "length", "abort"]
+
+_NO_STOP: dict[str, Finish] = {"length": "length", "abort": "abort"}
+
+#: A weight label until a server is given another.
+LABEL_OF_A_START = "default"
+_LONGEST_LABEL = 18  # digits of a version; a 64-bit integer holds any of them
+
+_NULL = msgspec.Raw(b"null")
+
+
+class VersionSpan(msgspec.Struct):
+    """Tokens `start` to `end` (exclusive) of an answer were made under the label `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Failure(msgspec.Struct):
+    error: msgspec.Raw = _NULL
+
+
+_failure = msgspec.json.Decoder(_Failure)
+
+
+def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
+    """What `decode` makes of an answer or an event, which is JSON in UTF-8 to its last byte.
+
+    Raises AnswerUntrue if it is something else, InstanceError if it is an error's body, as a stream
+    has it whose engine has died.
+    """
+    try:
+        if not data.isascii():
+            data.decode()  # skipped texts are not looked at otherwise
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if _says_failure(data):
+            raise failure(data) from None
+        text = printable(data[:80].decode(errors="replace"))
+        raise AnswerUntrue(f"the answer is not understood ({error}): {text!r}") from None
+
+
+def failure(data: bytes) -> InstanceError:
+    """An error that came in an answer's place; what was streamed before it holds."""
+    return InstanceError(f"it broke off: {data[:200].decode(errors='replace')}")
+
+
+def _says_failure(data: bytes) -> bool:
+    try:
+        return _failure.decode(data).error != _NULL
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def finish_of(reason: str) -> Finish:
+    """vLLM's finish_reason in the scheduler's words. Raises InstanceError for "error".
+
+    "repetition" and "tool_calls" were added to it, and more will be: each of them is a rule by
+    which a response is over, so what we do not know is a "stop".
+    """
+    if reason == "error":
+        raise InstanceError(
+            "the instance failed in the middle of the answer: finish_reason 'error'"
+        )
+    return _NO_STOP.get(reason, "stop")
+
+
+def version_of(label: object) -> int | None:
+    """The policy version a weight label names; None for labels of other kinds ("default")."""
+    if isinstance(label, str) and label.isascii() and label.isdigit():
+        return int(label) if len(label) <= _LONGEST_LABEL else None
+    return None
+
+
+def spans_of(
+    versions: Sequence[VersionSpan] | None, tokens: int, *, labelled: bool = False
+) -> Spans:
+    """(version, tokens) of an answer of `tokens` tokens, by its `weight_versions`; empty where it
+    tells none, or any label is no version.
+
+    Raises AnswerUntrue if the spans do not cover the tokens one after the other. `labelled`: the
+    instance was given a label before it was asked; raises WeightsUnknown if a span has that of a
+    start.
+    """
+    if not versions:
+        return ()
+    bounds = [0, *(span.end for span in versions)]
+    starts = [span.start for span in versions]
+    if starts != bounds[:-1] or bounds[-1] != tokens or any(a >= b for a, b in pairwise(bounds)):
+        raise AnswerUntrue(f"weight_versions {versions} do not cover its {tokens} tokens")
+    spans: list[tuple[int, int]] = []
+    for span in versions:
+        version = version_of(span.version)
+        if version is None:
+            if labelled and any(span.version == LABEL_OF_A_START for span in versions):
+                raise WeightsUnknown(
+                    f"its tokens carry the label {LABEL_OF_A_START!r}, which it has only until it "
+                    "is given ours: it was restarted, and made them with the weights of its start"
+                )
+            return ()
+        if spans and spans[-1][0] == version:
+            spans[-1] = (version, spans[-1][1] + span.end - span.start)
+        else:
+            spans.append((version, span.end - span.start))
+    return tuple(spans)

@@ -1,0 +1,133 @@
+"""The scheduler's control orders to one instance, carried out one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
+from rollout_sched.live.asking import ask, is_ending, said
+from rollout_sched.live.attempts import Running
+from rollout_sched.live.pause import PAUSE, RESUME, Pause
+from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Attempts(Protocol):
+    """The attempts under way on instances (`live.attempt_table`)."""
+
+    def on(self, instance: str) -> Sequence[Running]: ...
+    async def answered(self, instance: str) -> None: ...
+    def stop(self, running: Running, reason: str) -> None: ...
+    def disbelieve(self, running: Running) -> None: ...
+
+
+class OrdersOwner(Protocol):
+    """What carrying out control orders needs of the driver."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def attempts(self) -> Attempts: ...
+    def tell(self, event: Event) -> None: ...
+
+
+class ControlOrder(NamedTuple):
+    """`version`: of the weights that it loads; None if it loads none."""
+
+    what: str
+    timeout_s: float
+    carry_out: Callable[[], Coroutine[Any, Any, None]]
+    version: int | None = None
+
+
+class ControlOrders:
+    """Pauses, updates and resumes; each is begun when the one before is done, and told when it is.
+
+    lock        taken while one is carried out, and by whoever else controls the instance
+    on_failed   called with an order that has failed, and why
+    on_resumed  called when it goes on after an update
+    """
+
+    def __init__(
+        self,
+        client: InstanceClient,
+        owner: OrdersOwner,
+        pause: Pause,
+        lock: asyncio.Lock,
+        *,
+        on_failed: Callable[[ControlOrder, str], None],
+        on_resumed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._owner = owner
+        self._pause = pause
+        self._lock = lock
+        self._on_failed = on_failed
+        self._on_resumed = on_resumed
+        self._orders: asyncio.Queue[ControlOrder] = asyncio.Queue()
+        self._under_way: asyncio.Future[None] | None = None
+
+    def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        async def carry_out() -> None:
+            self._pause.move(PAUSE)
+            await self._client.pause(mode, clear_cache)
+            if mode == "abort":
+                await self._owner.attempts.answered(self._client.name)
+            self._owner.tell(InstancePaused(self._client.name))
+
+        settings = self._owner.settings
+        timeout_s = settings.control_timeout_s + 2 * settings.abort_timeout_s
+        self._orders.put_nowait(ControlOrder("pause", timeout_s, carry_out))
+
+    def resume(self) -> None:
+        async def carry_out() -> None:
+            if not self._pause.held:
+                await self._client.resume()
+            self._pause.move(RESUME)
+            self._on_resumed()
+
+        timeout_s = self._owner.settings.control_timeout_s
+        self._orders.put_nowait(ControlOrder("resume", timeout_s, carry_out))
+
+    def update(self, version: int, loader: WeightLoader | None) -> None:
+        async def carry_out() -> None:
+            if loader is None:
+                raise InstanceError(f"nobody said how to load version {version}")
+            await loader(self._client, version)
+            await self._client.set_version(version)
+            self._owner.tell(WeightsUpdated(self._client.name, version))
+
+        timeout_s = self._owner.settings.update_timeout_s
+        what = f"update to {version}"
+        self._orders.put_nowait(ControlOrder(what, timeout_s, carry_out, version))
+
+    def call_off(self) -> None:
+        """What is under way and what waits: the instance is lost."""
+        while not self._orders.empty():
+            self._orders.get_nowait()
+        if self._under_way is not None and not self._under_way.done():
+            self._under_way.cancel()
+
+    async def carry_out(self) -> None:
+        """All that come, until this is cancelled."""
+        while not is_ending():
+            order = await self._orders.get()
+            try:
+                self._under_way = asyncio.ensure_future(self._carry_out(order))
+                await self._under_way
+            except asyncio.CancelledError:
+                if is_ending():
+                    raise
+                log.info("%s is gone; so is the order to %s it", self._client.name, order.what)
+            except Exception as error:
+                if not is_ending():
+                    self._on_failed(order, said(error))
+
+    async def _carry_out(self, order: ControlOrder) -> None:
+        async with self._lock:
+            await ask(order.carry_out(), order.timeout_s)

@@ -1,0 +1,35 @@
+"""What a server reads of a call, and the JSON it answers with."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.simulators.fake_instance.errors import Refusal
+
+T = TypeVar("T")
+
+
+def decode(raw: bytes, body: type[T]) -> T:
+    """Raises Refusal, as vLLM does, where a field is missing or of another kind."""
+    try:
+        return msgspec.json.decode(raw, type=body)
+    except msgspec.DecodeError as error:
+        raise Refusal(400, str(error)) from None
+
+
+def flag(request: web.Request, name: str, default: bool) -> bool:
+    """A parameter of the query. Raises Refusal."""
+    told = request.query.get(name)
+    if told is None:
+        return default
+    if told.lower() not in ("true", "false", "1", "0"):
+        raise Refusal(400, f"{name} must be true or false, got {told!r}", name)
+    return told.lower() in ("true", "1")
+
+
+def reply(content: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(content)
+    return web.Response(body=body, status=status, content_type="application/json")

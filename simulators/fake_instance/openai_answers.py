@@ -1,0 +1,39 @@
+"""What OpenAI's two kinds of answers, chats and completions, have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
+from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
+
+
+def answer(asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None) -> Json:
+    """An answer, or an event of one that is streamed."""
+    return {
+        "id": asked.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": asked.model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def choice(asked: ParsedRequest, chunk: Chunk, logprobs: Json | None) -> Json:
+    """A choice but for its text."""
+    told: Json = {
+        "index": chunk.choice,
+        "logprobs": logprobs,
+        "finish_reason": chunk.finish,
+        "stop_reason": None,
+    }
+    if asked.return_token_ids:
+        told["token_ids"] = chunk.token_ids
+    return told
+
+
+def name(asked: ParsedRequest, token: int, word: str) -> str:
+    """What log-probs call a token: its word, or its id where that was asked for."""
+    return f"token_id:{token}" if asked.ids_for_words else word

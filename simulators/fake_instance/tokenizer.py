@@ -1,0 +1,50 @@
+"""What turns text into tokens and back: /tokenize, /detokenize."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.codec import decode, reply
+from rollout_sched.simulators.fake_instance.engine import Engine
+from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.request_parsing import Message, words
+
+
+class _Tokenize(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[int]
+
+
+class Tokenizer:
+    """Endpoints for tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/tokenize", self.tokenize),
+            web.post("/detokenize", self.detokenize),
+        ]
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = decode(await request.read(), _Tokenize)
+        if body.messages is None and body.prompt is None:
+            raise Refusal(400, "either prompt or messages must be given")
+        prompt = words(body.messages) if body.messages is not None else body.prompt
+        token_ids = text.encode(prompt or "")
+        limit = self._engine.settings.spec.max_model_len
+        count = len(token_ids)
+        return reply(
+            {"count": count, "max_model_len": limit, "tokens": token_ids, "token_strs": None}
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        token_ids = decode(await request.read(), _Detokenize).tokens
+        return reply({"prompt": text.decode(token_ids)})

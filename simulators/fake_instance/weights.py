@@ -1,0 +1,102 @@
+"""The weights of a simulated server: the label of what they make, and their updates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+
+#: Number and label of what a server is started with.
+FIRST = -1
+FIRST_LABEL = "default"
+
+
+class Weights:
+    """Of one engine from its start to its end. Calls that change something raise Refusal.
+
+    As in vLLM, a weight call that fails leaves the model half torn down, and so does, while it
+    lasts, an update by transfer.
+
+    load_s       seconds that loading takes, on the event loop's clock
+    check_alive  raises Refusal once the engine has ended
+    """
+
+    def __init__(
+        self, instance: RealtimeInstance, load_s: float, check_alive: Callable[[], None]
+    ) -> None:
+        self.label = FIRST_LABEL
+        self._labels = {FIRST: FIRST_LABEL}
+        self._instance = instance
+        self._load_s = load_s
+        self._check_alive = check_alive
+        self._torn = False
+        self._transfer = False  # weights can be sent
+        self._updating = False
+
+    @property
+    def half_loaded(self) -> bool:
+        """The next step will be the end."""
+        return self._torn or self._updating
+
+    def label_of(self, version: int) -> str:
+        return self._labels[version]
+
+    async def set_label(self, label: str) -> None:
+        """Tokens to come carry this label."""
+        self._check_alive()
+        number = int(label) if label.isdecimal() else _spread(label)
+        self._labels[number] = self.label = label
+        await self._instance.set_version(number)
+
+    def tear(self, reason: str) -> Refusal:
+        """A weight call failed half way."""
+        self._torn = True
+        return Refusal(500, reason)
+
+    async def reload(self, path: object) -> None:
+        """From disk. If there is nothing the model is torn."""
+        self._check_alive()
+        if path is not None and not (isinstance(path, str) and Path(path).exists()):
+            raise self.tear(f"no weights at {path!r}")
+        await self._load()
+
+    def init_transfer(self) -> None:
+        self._check_alive()
+        self._transfer = True
+
+    def start_update(self) -> None:
+        """Refused, which does no harm, if transfers are not set up or an update is under way."""
+        self._check_alive()
+        if not self._transfer:
+            raise Refusal(500, "Weight transfer not configured")
+        if self._updating:
+            raise Refusal(500, "Weight update already started")
+        self._updating = True
+
+    async def update(self) -> None:
+        self._check_updating()
+        await self._load()
+
+    async def finish_update(self, label: str | None) -> None:
+        self._check_updating()
+        self._updating = False
+        if label is not None:
+            await self.set_label(label)
+
+    def _check_updating(self) -> None:
+        self._check_alive()
+        if not self._updating:
+            raise Refusal(500, "Weight update not started")
+
+    async def _load(self) -> None:
+        await asyncio.sleep(self._load_s)
+        self._check_alive()
+
+
+def _spread(label: str) -> int:
+    """A number for a label that is none, out of the way of those that are."""
+    return (1 << 60) + int.from_bytes(blake2b(label.encode(), digest_size=7).digest(), "little")

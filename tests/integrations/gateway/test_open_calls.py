@@ -1,0 +1,36 @@
+"""Calls counted against what may be here at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
+
+
+class Reply:
+    def fail(self, status: int, text: str) -> None: ...
+
+
+def test_who_leaves_makes_room_for_the_next() -> None:
+    calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
+    calls.enter(one, 2, 60)
+    calls.enter(two, 1, 40)
+    assert (calls.requests, calls.body_bytes, calls.replies) == (3, 100, {one, two})
+    with pytest.raises(NotNow, match="3 responses are waited for here, of at most 3"):
+        calls.check_room(1, 0)
+    calls.leave(two, 1, 40)
+    calls.check_room(1, 40)
+    with pytest.raises(NotNow, match="bodies of 60 bytes are here, of at most 100"):
+        calls.check_room(1, 41)
+    calls.leave(one, 2, 60)
+    assert (calls.requests, calls.body_bytes, calls.replies) == (0, 0, set())
+
+
+def test_what_would_never_fit_is_told_so() -> None:
+    calls = OpenCalls(Limits(body_bytes=100))
+    calls.check_room(1, 100)
+    with pytest.raises(BadRequest, match="ask for fewer responses") as caught:
+        calls.check_room(2, 101)
+    assert caught.value.status == 413

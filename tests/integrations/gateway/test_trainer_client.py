@@ -1,0 +1,119 @@
+"""What a trainer in another process calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import trainer_client
+from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK, refusal
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+    GatewayError,
+    TrainerClient,
+)
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def against(handler: Handler, use: Callable[[TrainerClient], Awaitable[Any]]) -> Any:
+    async def scene() -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        async with TestServer(app, host="127.0.0.1") as server:
+            client = TrainerClient(str(server.make_url("/")), "root")
+            await client.open()
+            try:
+                return await use(client)
+            finally:
+                await client.close()
+
+    return asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "gateway:8000", "ftp://a", "http://", "http://a?x=1", "unix://"]
+)
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(CallerError, match="unix:///path"):
+        TrainerClient(url, None)
+
+
+def test_calls_are_msgpack_with_the_admin_key() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer root"
+        assert request.content_type == request.headers["Accept"] == MSGPACK
+        told = {"path": request.raw_path, "body": msgspec.msgpack.decode(await request.read())}
+        return web.Response(body=msgspec.msgpack.encode(told), status=202)
+
+    async def use(client: TrainerClient) -> Any:
+        status, body = await client.post("/admin/instances/http%3A%2F%2Fa", {"a": b"1"})
+        return status, msgspec.msgpack.decode(body)
+
+    told = {"path": "/admin/instances/http%3A%2F%2Fa", "body": {"a": b"1"}}
+    assert against(handler, use) == (202, told)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, CallerError), (404, CallerError), (409, CallerError), (413, CallerError)]
+    + [(status, GatewayError) for status in (301, 401, 403, 500, 502, 503)],
+)
+def test_an_error_is_of_whoever_made_it(status: int, kind: type[Exception]) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return refusal(status, "not like this")
+
+    with pytest.raises(kind, match="not like this") as caught:
+        against(handler, lambda client: client.post("/x"))
+    assert getattr(caught.value, "status", status) == status
+
+
+def test_an_error_that_is_no_errors_body_is_quoted() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=500, text="<html>")
+
+    with pytest.raises(GatewayError, match="answered 500: <html>"):
+        against(handler, lambda client: client.send("GET", "/x"))
+
+
+@pytest.mark.parametrize(("repeatable", "calls"), [(False, 1), (True, 3)])
+def test_only_what_is_safe_to_repeat_is_sent_again(
+    repeatable: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_client, "RETRY_S", 0.001)
+    monkeypatch.setattr(trainer_client, "TRIES", 3)
+    came = []
+
+    async def handler(request: web.Request) -> web.Response:
+        came.append(request.path)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    with pytest.raises(GatewayError) as caught:
+        against(handler, lambda client: client.post("/x", repeatable=repeatable))
+    assert caught.value.status == 0
+    assert len(came) == calls
+
+
+def test_what_was_answered_is_not_asked_again() -> None:
+    came = []
+
+    async def handler(request: web.Request) -> web.Response:
+        came.append(request.path)
+        return refusal(503, "later")
+
+    with pytest.raises(GatewayError):
+        against(handler, lambda client: client.send("GET", "/x", repeatable=True))
+    assert len(came) == 1
+
+
+def test_it_has_to_be_opened() -> None:
+    with pytest.raises(CallerError, match="async with"):
+        asyncio.run(TrainerClient("http://a", None).post("/x"))

@@ -1,0 +1,53 @@
+"""Bearer tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.http.bearer import BearerKeys, authorization, check_key
+
+
+def test_without_keys_everybody_is_let_in():
+    keys = BearerKeys()
+    assert not keys.known
+    assert keys.admit(None)
+    assert keys.admit(b"Basic x")
+
+
+@pytest.mark.parametrize("given", [b"Bearer one", b"Bearer two", b"bearer one", b"BEARER two"])
+def test_any_of_the_keys_lets_in_whatever_the_case_of_the_scheme(given):
+    assert BearerKeys(["one", "two"]).admit(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer on",
+        b"Bearer one ",
+        b"Bearer onetwo",
+        b"one",
+        b"Basic one",
+        b"Bearer ONE",
+        b"Bearer \xff",
+        b"Bearer  one",
+    ],
+)
+def test_nothing_else_does(given):
+    keys = BearerKeys(["one", "two"])
+    assert keys.known
+    assert not keys.admit(given)
+
+
+def test_what_a_key_is_sent_as_is_what_lets_it_in():
+    assert BearerKeys(["a+b="]).admit(authorization("a+b="))
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a\n", "a\x00", "\u00e9"])
+def test_a_key_that_cannot_stand_in_a_header(key):
+    with pytest.raises(CallerError, match=r"keys:3: an API key is printable ASCII"):
+        check_key("keys:3", key)

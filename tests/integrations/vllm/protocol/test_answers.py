@@ -1,0 +1,127 @@
+"""What is read of an answer, on both live paths."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.integrations.gateway.data_plane.answers import read_answer, read_event
+from rollout_sched.integrations.vllm.dialects import Completions, Generate
+from rollout_sched.integrations.vllm.protocol.answers import (
+    VersionSpan,
+    decoded,
+    finish_of,
+    spans_of,
+    version_of,
+)
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
+
+DECODE = msgspec.json.Decoder(dict[str, int]).decode
+
+#: Everything that reads an answer or an event.
+READERS = [
+    Generate().read,
+    Completions().read,
+    read_event,
+    lambda data: read_answer(data, "completions"),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("body", [b'{"error":{"message":"it died"}}', b'{ "error" : "it died"}'])
+def test_an_error_in_an_answers_place_is_a_failure_and_no_lie(read, body):
+    """What was streamed before it holds, so it must not pass for an untrue answer."""
+    with pytest.raises(InstanceError, match="it died") as caught:
+        read(body)
+    assert type(caught.value) is InstanceError
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"choices":7}',
+        b'{"choices":[{"text":"\xff","token_ids":[1],"finish_reason":"stop"}]}',
+        b'{"x":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_answer_is_untrue(read, body):
+    with pytest.raises(AnswerUntrue, match="not understood"):
+        read(body)
+
+
+def test_a_field_called_error_that_says_nothing_is_no_failure():
+    with pytest.raises(AnswerUntrue):
+        decoded(DECODE, b'{"error":null}')
+    assert decoded(DECODE, b'{"error":1}') == {"error": 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("abort", "abort"),
+        ("repetition", "stop"),
+        ("tool_calls", "stop"),
+        ("one of tomorrow's", "stop"),
+    ],
+)
+def test_every_reason_but_an_error_ends_a_response(reason, finish):
+    assert finish_of(reason) == finish
+
+
+def test_an_error_is_no_end():
+    with pytest.raises(InstanceError) as caught:
+        finish_of("error")
+    assert type(caught.value) is InstanceError  # what came before it holds
+
+
+def test_an_answer_may_say_nothing_of_versions():
+    assert spans_of(None, 3) == spans_of([], 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "version"),
+    [
+        ("0", 0),
+        ("17", 17),
+        *((label, None) for label in ("default", "", "-1", "1.0", "²", "9" * 5000, None, 17)),
+    ],
+)
+def test_only_plain_integers_are_versions(label, version):
+    assert version_of(label) == version
+
+
+def test_spans_are_counts_and_equal_neighbours_are_one():
+    told = [VersionSpan("3", 0, 2), VersionSpan("4", 2, 5), VersionSpan("4", 5, 6)]
+    assert spans_of(told, 6) == ((3, 2), (4, 4))
+
+
+def test_one_unknown_label_makes_all_unknown():
+    assert spans_of([VersionSpan("default", 0, 2), VersionSpan("4", 2, 5)], 5) == ()
+
+
+@pytest.mark.parametrize("labels", [["default"], ["default", "4"], ["4", "default"]])
+def test_what_we_have_labelled_never_has_the_label_of_a_start(labels):
+    """It was restarted, and made these tokens with the weights of its start."""
+    told = [VersionSpan(label, at, at + 1) for at, label in enumerate(labels)]
+    assert spans_of(told, len(told)) == ()
+    with pytest.raises(WeightsUnknown, match="it was restarted"):
+        spans_of(told, len(told), labelled=True)
+
+
+def test_a_label_that_somebody_else_has_given_is_no_restart():
+    """As a trainer that loads the weights itself may, before it tells us of them."""
+    assert spans_of([VersionSpan("step-7", 0, 2)], 2, labelled=True) == ()
+
+
+@pytest.mark.parametrize(
+    "bounds", [[(0, 2), (3, 5)], [(1, 5)], [(0, 4)], [(0, 3), (2, 5)], [(0, 5), (5, 5)], [(0, -1)]]
+)
+def test_spans_with_gaps_are_refused(bounds):
+    with pytest.raises(InstanceError, match="do not cover"):
+        spans_of([VersionSpan("1", start, end) for start, end in bounds], 5)

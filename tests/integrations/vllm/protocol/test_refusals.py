@@ -1,0 +1,66 @@
+"""Whose fault a status is, for the trainer's orders and for clients' calls alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.integrations.vllm.protocol.refusals import (
+    AnswerRefused,
+    refusal,
+    refusal_of_request,
+)
+from rollout_sched.live.ports import RequestRejected
+
+NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
+
+
+@pytest.mark.parametrize("status", [400, 406, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431])
+@pytest.mark.parametrize("names_model", [False, True])
+def test_a_request_is_at_fault_for_its_body_and_its_headers(status, names_model):
+    error = refusal_of_request(status, b"too long", "/x", names_model=names_model)
+    assert isinstance(error, RequestRejected)
+    assert (error.status, error.body, str(error)) == (
+        status,
+        b"too long",
+        f"/x answered {status}: too long",
+    )
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 409, 421, 425, 426, 429, 499])
+@pytest.mark.parametrize("names_model", [False, True])
+def test_where_it_goes_and_with_which_key_is_not_the_requests_fault(status, names_model):
+    error = refusal_of_request(status, b"{}", names_model=names_model)
+    assert isinstance(error, AnswerRefused)
+    assert str(error).startswith(f"it answered {status}: {{}}")
+
+
+@pytest.mark.parametrize("status", [199, 204, 301, 500, 502, 503])
+def test_what_is_no_judgement_is_the_instances(status):
+    assert isinstance(refusal_of_request(status, b"", names_model=True), AnswerRefused)
+
+
+def test_a_model_that_is_not_there_is_the_fault_of_who_named_it():
+    assert isinstance(refusal_of_request(404, NO_MODEL, names_model=True), RequestRejected)
+    assert isinstance(refusal_of_request(404, NO_MODEL), AnswerRefused)
+    assert isinstance(refusal_of_request(404, b"Not Found", names_model=True), AnswerRefused)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "API key"),
+        (403, "--enable-scale-out"),
+        (404, "VLLM_SERVER_DEV_MODE"),
+        (405, "no vLLM"),
+    ],
+)
+def test_a_refusal_says_what_to_do_and_can_do_so_without_a_quotation(status, remedy):
+    error = refusal(status, b"a secret\r\nof theirs", "/pause")
+    assert str(error).startswith(f"/pause answered {status}: a secret  of theirs; ")
+    assert remedy in str(error)
+    assert remedy in error.unquoted
+    assert "secret" not in error.unquoted
+
+
+def test_a_long_answer_is_cut():
+    assert len(str(refusal(500, b"x" * 10_000))) < 300

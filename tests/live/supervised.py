@@ -1,0 +1,67 @@
+"""A supervisor without a driver: what it tells is noted, updates go on as the scheduler's do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
+from rollout_sched.live.attempts import Running
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.ports import Description, WeightLoader
+from rollout_sched.live.settings import Settings
+
+
+class Fleet:
+    """Of one instance (`instance_supervisor.Owner`). Make it inside a running event loop.
+
+    `joined`: it has joined, and was not lost; `updating`: from a pause for an update until its
+    resume has been ordered, or the instance is lost.
+    """
+
+    first_version = 0
+
+    def __init__(self, client: Any, settings: Settings) -> None:
+        self.settings = settings
+        self.told: list[Event] = []
+        self.losses: list[str] = []
+        self.joined = False
+        self.updating = False
+        self.running: list[Running] = []
+        self.version = 0
+        self._loader: WeightLoader
+        self.supervisor = InstanceSupervisor(client, self)
+        self.supervisors = {client.name: self.supervisor}
+
+    def update(self, loader: WeightLoader) -> None:
+        """Pause it, load what comes next, and resume it."""
+        self.version += 1
+        self.updating, self._loader = True, loader
+        self.supervisor.orders.pause("keep", False)
+
+    def tell(self, event: Event) -> None:
+        self.told.append(event)
+        if not self.updating:
+            return
+        if isinstance(event, InstancePaused):
+            self.supervisor.orders.update(self.version, self._loader)
+        elif isinstance(event, WeightsUpdated):
+            self.updating = False
+            self.supervisor.orders.resume()
+
+    def join(self, name: str, description: Description) -> None:
+        assert not self.joined
+        self.joined = True
+
+    def lose(self, name: str, reason: str) -> None:
+        self.joined = self.updating = False
+        self.losses.append(reason)
+
+    def holds(self, name: str) -> Sequence[Running]:
+        return self.running
+
+    async def answered(self, name: str) -> None: ...
+
+    def stop(self, running: Running, reason: str) -> None: ...
+
+    def disbelieve(self, running: Running) -> None: ...

@@ -1,0 +1,70 @@
+"""What is asked of an instance ends in time, with an error that fits into a line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.live.asking import ask, is_ending, said
+from rollout_sched.live.ports import InstanceError
+from rollout_sched.simulators.replay import virtual_loop
+
+
+async def after(seconds: float, error: Exception | None = None) -> str:
+    await asyncio.sleep(seconds)
+    if error is not None:
+        raise error
+    return "here"
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "text"),
+    [
+        ((9.0, None), InstanceError, "no answer within 5 s"),
+        ((1.0, TimeoutError("the socket's own")), InstanceError, "the socket's own"),
+        ((1.0, TimeoutError()), InstanceError, "TimeoutError"),
+        ((1.0, KeyError("slots")), KeyError, "slots"),
+    ],
+)
+def test_what_goes_wrong_is_told(
+    question: tuple[float, Exception | None], error: type[Exception], text: str
+) -> None:
+    async def scene() -> None:
+        with pytest.raises(error, match=text):
+            await ask(after(*question), 5.0)
+
+    virtual_loop.run(scene())
+
+
+def test_an_answer_in_time() -> None:
+    async def scene() -> None:
+        assert await ask(after(4.0), 5.0) == "here"
+
+    virtual_loop.run(scene())
+
+
+def test_an_error_without_words_is_named() -> None:
+    assert said(KeyError()) == "KeyError"
+    assert said(ValueError("two\nlines")) == "two lines"
+
+
+def test_whose_cancellation_it_is() -> None:
+    seen = []
+
+    async def asks(question: asyncio.Future[None]) -> None:
+        try:
+            await question
+        except asyncio.CancelledError:
+            seen.append(is_ending())
+
+    async def scene() -> None:
+        for cancel_the_task in (False, True):
+            question: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(asks(question))
+            await asyncio.sleep(0)
+            (task if cancel_the_task else question).cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert seen == [False, True]
+
+    virtual_loop.run(scene())

@@ -1,0 +1,23 @@
+"""What a server tells of itself."""
+
+from __future__ import annotations
+
+from tests.simulators.fake_instance.served import SPEC, play, served
+
+
+def test_what_a_server_tells_of_itself() -> None:
+    async def scene() -> None:
+        async with served(model="m") as client:
+            assert await client.get("/health") == (200, b"")
+            assert (await client.get("/version"))[1] == {"version": "0.32.0"}
+            (model,) = (await client.get("/v1/models"))[1]["data"]
+            assert (model["id"], model["max_model_len"]) == ("m", SPEC.max_model_len)
+            _, info = await client.get("/server_info?config_format=json")
+            scheduler = info["vllm_config"]["scheduler_config"]
+            assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
+            assert isinstance((await client.get("/server_info"))[1]["vllm_config"], str)
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "default"}
+            for path in ("/pause", "/abort_requests", "/collective_rpc", "/update_weight_version"):
+                assert (await client.get(path))[0] == 405
+
+    play(scene)

@@ -1,0 +1,32 @@
+"""Servers run on the fastest loop that the platform has."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+import uvloop
+
+from rollout_sched import event_loop
+
+
+async def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_uvloop_where_it_is_there() -> None:
+    assert isinstance(event_loop.run(_loop()), uvloop.Loop)
+
+
+def test_asyncio_s_own_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # importing it fails
+    assert not isinstance(event_loop.run(_loop()), uvloop.Loop)
+
+
+def test_what_it_raises_comes_through() -> None:
+    async def fail() -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        event_loop.run(fail())
