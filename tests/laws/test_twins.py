@@ -10,7 +10,7 @@ actions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile, parse_policy
-from rollout_sched.core.actions import Deliver, Dispatch
+from rollout_sched.core.actions import Deliver, Discard, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
@@ -30,6 +30,9 @@ from rollout_sched.core.events import (
     RequestSubmitted,
     SessionEnded,
     SubmissionsClosed,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
 )
 from rollout_sched.core.model import Sample as Made
 from rollout_sched.live.driver import Driver
@@ -54,6 +57,7 @@ from rollout_sched.simulators.replay.faults import (
     Joins,
     Leaving,
     Lost,
+    ToolsFailing,
     name_of,
 )
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
@@ -132,12 +136,18 @@ def scenario(
     )
 
 
-def trace(groups: list[tuple[int, list[int]]]) -> Trace:
+#: The turns that come before the last one, by group and index of the sample.
+Before = Mapping[tuple[int, int], tuple[Turn, ...]]
+
+
+def trace(groups: list[tuple[int, list[int]]], before: Before) -> Trace:
     return Trace(
         "twins",
         {
             f"g{number}": [
-                Sample(f"g{number}", index, prompt, (Turn(length),))
+                Sample(
+                    f"g{number}", index, prompt, (*before.get((number, index), ()), Turn(length))
+                )
                 for index, length in enumerate(lengths)
             ]
             for number, (prompt, lengths) in enumerate(groups)
@@ -166,6 +176,35 @@ class Payload(TokenPayload):
                 return await super().attempt(client, dispatch, order_id)
         except TimeoutError:
             raise ERRORS[failing.blame](failing.reason) from None
+
+
+class Trajectory(Payload):
+    """A sample of a group, turn by turn."""
+
+    def __init__(self, world: Live, prompt_ids: list[int], sample: Sample) -> None:
+        super().__init__(world, prompt_ids, 0)
+        self.sample = sample
+        self.last = (0, 0)  # attempt and turn
+
+    async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
+        turns = self.sample.turns
+        self.length = sum(turn.output_tokens for turn in turns[: dispatch.turn + 1])
+        self.last = (dispatch.attempt, dispatch.turn)
+        outcome = await super().attempt(client, dispatch, order_id)
+        if outcome.finish == "stop" and dispatch.turn < len(turns) - 1:
+            outcome.finish = "turn"
+        return outcome
+
+    async def act(self) -> list[int]:
+        attempt, number = self.last
+        turn = self.sample.turns[number]
+        await asyncio.sleep(turn.tool_s)
+        if self.world.failures.of_tool(attempt, self.world.driver.pump.now):
+            raise RuntimeError("the tool failed")
+        return [7] * turn.observation_tokens
+
+    def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
+        self.transcript.observe(attempt, token_ids)
 
 
 class Client:
@@ -259,7 +298,7 @@ class Live:
         for number, conversation in enumerate(self.clients):
             self.later(conversation.arrival_s, Client(self, conversation, number).ask)
         for fault in self.scenario.faults:
-            if not isinstance(fault, Failing):
+            if not isinstance(fault, Failing | ToolsFailing):
                 self.tasks.append(asyncio.create_task(self.befall(fault)))
         self.tasks.append(asyncio.create_task(self.train()))
         await self.over.wait()
@@ -297,7 +336,7 @@ class Live:
 
             def payload(index: int, number: int = number, group: str = group) -> Payload:
                 ids = [number + 1] * workload.prompt_tokens(group)
-                return Payload(self, ids, workload.length(group, index))
+                return Trajectory(self, ids, workload.sample(group, index))
 
             self.driver.submit_group(
                 group, workload.samples_per_prompt, tokens, workload.max_tokens, payload
@@ -337,7 +376,7 @@ def ambiguous(journal: list[Any]) -> bool:
     before: tuple[float, str] = (-1.0, "")
     for at, said, actions in journal:
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
-        answer = isinstance(said, RequestFinished | RequestInterrupted)
+        answer = isinstance(said, RequestFinished | RequestInterrupted | TurnFinished)
         instance = where.get(said.attempt, "") if answer else ""
         if instance and before[0] == at and before[1] not in ("", instance):
             return True
@@ -347,11 +386,21 @@ def ambiguous(journal: list[Any]) -> bool:
 
 def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
     """Without polls; direct requests go by their number, whoever named them; why an instance is
-    lost is said in one's own words."""
+    lost is said in one's own words; and without what tools return to trajectories that were thrown
+    away, which the live driver cancels."""
     asked = [said.request for _, said, _ in journal if isinstance(said, RequestSubmitted)]
     run = asked[0].rpartition(".")[0] if asked else "nothing"
     entries = []
+    acting: set[tuple[str, int]] = set()
     for at, said, actions in journal:
+        if type(said) is TurnFinished:
+            acting.add((said.request, said.attempt))
+        over = type(said) in (ToolReturned, TrajectoryEnded)
+        if over and (said.request, said.attempt) not in acting:
+            continue
+        for action in actions:
+            if type(action) is Discard and not action.attempt:
+                acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue
         if type(said) is InstanceLost:
@@ -371,13 +420,14 @@ def assert_twins(
     *,
     patience_s: float = 0.0,
     streams: bool = False,
+    before: Before = {},  # noqa: B006
 ) -> list[Any]:
     """The journal."""
     policy = parse_policy("twins", PRESETS[name])
     world = scenario(instances, slots, faults, streams=streams)
 
     def workload() -> Workload:
-        load = Workload(trace(groups), world.job)
+        load = Workload(trace(groups, before), world.job)
         model = TrafficModel(patience_s=patience_s)
         load.traffic = None if clients is None else Traffic(model, clients, 0)
         return load
@@ -460,6 +510,17 @@ def conversations(draw: st.DrawFn) -> Trace:
 
 
 @st.composite
+def turns_before(draw: st.DrawFn, groups: list[tuple[int, list[int]]]) -> Before:
+    """A few samples are trajectories."""
+    places = [(number, index) for number in range(len(groups)) for index in range(3)]
+    if not places:
+        return {}
+    turn = st.builds(Turn, st.integers(1, 90), st.integers(1, 30), times(900))
+    turns = st.lists(turn, min_size=1, max_size=2).map(tuple)
+    return draw(st.dictionaries(st.sampled_from(places), turns, max_size=5))
+
+
+@st.composite
 def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
     """One at most for each instance but the first, and attempts that fail anywhere."""
     found: list[Fault] = []
@@ -484,6 +545,8 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
                 seed=draw(st.integers(0, 9)),
             )
         )
+    if draw(st.booleans()):
+        found.append(ToolsFailing(at_s=draw(times()), share=draw(st.sampled_from([0.3, 1.0]))))
     return tuple(found)
 
 
@@ -491,8 +554,10 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), slots=st.integers(1, 8), streams=st.booleans())
 def test_twins_in_a_rough_world(name: str, data: st.DataObject, slots: int, streams: bool) -> None:
-    """Clients with sessions who lose patience; instances lost, drained, late; failing attempts."""
-    groups = data.draw(st.one_of(st.just([]), workloads()))
+    """Trajectories; clients with sessions, who lose patience; instances that are lost, drained or
+    late; attempts and tools that fail.
+    """
+    groups = data.draw(st.one_of(workloads(), st.just([])))
     instances = data.draw(st.integers(1, 3))
     journal = assert_twins(
         name,
@@ -503,6 +568,7 @@ def test_twins_in_a_rough_world(name: str, data: st.DataObject, slots: int, stre
         data.draw(faults(instances)),
         patience_s=data.draw(st.one_of(st.just(0.0), times(1500))),
         streams=streams,
+        before=data.draw(turns_before(groups)),
     )
     for kind in {type(said).__name__ for _, said, _ in journal}:
         event(kind)
