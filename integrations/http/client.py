@@ -131,7 +131,7 @@ class Pool:
             self._dialler.refuse(exchange, "the pool was closed")
         self._waiting.clear()
         for connection in list(self._connections):
-            connection.fail("the pool was closed")
+            connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
     # What the connections of this pool ask of it (client_connection.Home).
 

@@ -149,9 +149,12 @@ class ClientConnection:
             else:
                 self._read_body(exchange, self._body, data)
         except Malformed as error:
-            self.fail(f"the answer is not to be taken: {error}", error)
-        except RAISED as error:
-            self._receiver_raised(error)
+            self._break(f"the answer is not to be taken: {error}", error)
+        except RAISED as error:  # the receiver's
+            if self._exchange is not None:
+                self.fail(_as_error(self._home.url, error))
+            else:
+                log.exception("%s: a receiver failed after it had cancelled", self._home.url)
 
     def eof_received(self) -> None:
         self._closed(None)
@@ -160,22 +163,15 @@ class ClientConnection:
         self._closed(exc)
         self._home.left(self)
 
-    def fail(self, text: str, cause: BaseException | None = None) -> None:
+    def fail(self, error: Exception) -> None:
         """Close at once; the exchange it carries, if any, ends with an error."""
-        self._fail(_broken(self._home.url, text, cause))
-
-    def _fail(self, error: Exception) -> None:
         exchange = self._exchange
         self.drop()
         if exchange is not None:
             exchange.fail(error)
 
-    def _receiver_raised(self, raised: BaseException) -> None:
-        """`on_head` or `on_data` has failed. Called where that is being handled."""
-        if self._exchange is None:
-            log.exception("%s: a receiver failed after its exchange was cancelled", self._home.url)
-        else:
-            self._fail(_as_error(self._home.url, raised))
+    def _break(self, text: str, cause: BaseException | None) -> None:
+        self.fail(_broken(self._home.url, text, cause))
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
         heads = self._heads
@@ -256,14 +252,14 @@ class ClientConnection:
             self._keep = False
             self._end(exchange, b"")
         elif self._body is not None:
-            self.fail(_because("the connection closed in the middle of the answer", exc), exc)
+            self._break(_because("the connection closed in the middle of the answer", exc), exc)
         elif self._may_redial(exchange):
             self.drop()
             exchange.connection = None
             exchange.redialled = True
             self._home.dial(exchange)
         else:
-            self.fail(_because("the connection closed before the answer", exc), exc)
+            self._break(_because("the connection closed before the answer", exc), exc)
 
     def _may_redial(self, exchange: Exchange) -> bool:
         """Whether this connection was closed before it was reused, as far as one can tell."""

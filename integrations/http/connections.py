@@ -17,6 +17,10 @@ class Waiting(Protocol):
     def expire(self) -> None:
         """The deadline has passed."""
 
+
+class Served(Waiting, Protocol):
+    """A connection that is ours to close."""
+
     def retire(self) -> None:
         """Take no further request: close now, or after the answer that is under way."""
 
@@ -36,7 +40,7 @@ class Connections:
     __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.served: set[Waiting] = set()
+        self.served: set[Served] = set()
         self.handed: set[Waiting] = set()
         self.refused = 0
         self.now = 0.0
@@ -55,7 +59,7 @@ class Connections:
             self._timer.cancel()
             self._timer = None
 
-    def join(self, connection: Waiting) -> bool:
+    def join(self, connection: Served) -> bool:
         """Count a connection in, unless that would be too many."""
         if len(self.served) + len(self.handed) >= self._limits.max_connections:
             self.refused += 1
@@ -63,18 +67,17 @@ class Connections:
         self.served.add(connection)
         return True
 
-    def leave(self, connection: Waiting) -> None:
-        self.handed.discard(connection)
+    def leave(self, connection: Served) -> None:
         self.served.discard(connection)
         if not self.served and self._emptied is not None:
             self._emptied.set()
 
-    def hand_over(self, connection: Waiting, handed: Waiting) -> None:
+    def hand_over(self, connection: Served, handed: Waiting) -> None:
         """A connection is somebody else's to answer."""
         self.handed.add(handed)
         self.leave(connection)
 
-    def replace(self, connection: Waiting, other: Waiting) -> None:
+    def replace(self, connection: Served, other: Served) -> None:
         """A connection is looked after by another object from now on."""
         if connection in self.served:
             self.served.add(other)
@@ -103,7 +106,8 @@ class Connections:
         loop = asyncio.get_running_loop()
         self.now = loop.time()
         self._timer = loop.call_later(self._sweep_s, self._sweep)
-        late = [one for one in (*self.served, *self.handed) if one.deadline < self.now]
+        everyone: list[Waiting] = [*self.served, *self.handed]
+        late = [one for one in everyone if one.deadline < self.now]
         for connection in late:
             try:
                 connection.expire()

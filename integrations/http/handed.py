@@ -90,7 +90,7 @@ class Handed(asyncio.Protocol):
         return self._fallback.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.leave(self)
+        self._server.connections.handed.discard(self)
         self._server.bodies.used -= self._held
         self._held = 0
         self._fallback.connection_lost(exc)
@@ -113,9 +113,6 @@ class Handed(asyncio.Protocol):
             self._wait()
         else:
             self.drop()
-
-    def retire(self) -> None:
-        """It is the fallback's to close."""
 
     def drop(self) -> None:
         self._transport.abort()

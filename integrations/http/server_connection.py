@@ -91,12 +91,12 @@ class ServerConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
         self._transport = cast(asyncio.Transport, transport)
-        self._backlog = Backlog(self._transport)
+        self._backlog = Backlog(self._transport, server.limits.max_unsent)
         watch_peer(transport.get_extra_info("socket"), server.limits.dead_s)
         self.deadline = server.connections.now + server.limits.idle_s
         if not server.connections.join(self):
             self._transport.write(_refusal(503, [_RETRY], b""))
-            self._leave_to_linger()
+            self._transport.set_protocol(asyncio.Protocol())  # which hears what still comes
             self._transport.close()
 
     def eof_received(self) -> None:
@@ -127,15 +127,19 @@ class ServerConnection:
             while buffer.pos < len(buffer.data) and self._request is None and self._read_request():
                 done += 1
                 if done == AT_ONCE:
-                    asyncio.get_running_loop().call_soon(self._go_on)
+                    asyncio.get_running_loop().call_soon(self.data_received, b"")
                     break
             ahead = len(buffer.data) - buffer.pos
             if (ahead > READ_AHEAD) is not self._stopped:
                 self._stop_or_go()
         except Malformed as error:
-            self._refuse(error.status)
-        except RAISED as error:
-            self._give_up(error)
+            self._turn_away(error.status, [_RETRY] if error.status == 503 else [], b"")
+        except RAISED as error:  # what should not raise
+            report("reading a request", error)
+            if self._request is not None:
+                self._request.fail()
+            else:
+                self._turn_away(500, [], b"")
 
     def pause_writing(self) -> None:
         self._backlog.begin()
@@ -154,12 +158,12 @@ class ServerConnection:
     def send(self, data: bytes) -> None:
         self._transport.write(data)
         if self._backlog.throttled:
-            self._cut_if_too_slow()
+            self._backlog.cut()
 
     def send_both(self, head: bytes, body: bytes) -> None:
         self._transport.writelines((head, body))
         if self._backlog.throttled:
-            self._cut_if_too_slow()
+            self._backlog.cut()
 
     def complete(self) -> None:
         server = self._server
@@ -174,7 +178,7 @@ class ServerConnection:
         else:
             self.deadline = server.connections.now + server.limits.idle_s
         if not self._handling and self._buffer.data:
-            self._go_on()
+            self.data_received(b"")  # meanwhile
 
     # What the server asks of its connections (connections.Waiting).
 
@@ -187,16 +191,12 @@ class ServerConnection:
         if self._backlog.shrinks():
             self._wait()
         elif self._reading and not self._backlog.throttled:
-            self._refuse(408)
+            self._turn_away(408, [], b"")
         else:
             self.drop()
 
     def drop(self) -> None:
         self._transport.abort()
-
-    def _cut_if_too_slow(self) -> None:
-        if self._transport.get_write_buffer_size() > self._server.limits.max_unsent:
-            self._transport.abort()
 
     def _wait(self) -> None:
         """Set the deadline of the state we are in."""
@@ -210,10 +210,6 @@ class ServerConnection:
             self.deadline = now + limits.stall_s
         else:
             self.deadline = now + (limits.head_s if self._reading else limits.idle_s)
-
-    def _go_on(self) -> None:
-        """Handle what has arrived meanwhile."""
-        self.data_received(b"")
 
     def _stop_or_go(self) -> None:
         if not self._transport.is_closing():
@@ -319,20 +315,8 @@ class ServerConnection:
         self._server.bodies.used -= self._held
         self._held = 0
 
-    def _give_up(self, error: BaseException) -> None:
-        """What should not raise has raised while we read."""
-        report("reading a request", error)
-        if self._request is not None:
-            self._request.fail()
-        else:
-            self._refuse(500)
-
-    def _refuse(self, status: int) -> None:
-        """Answer a request that cannot be read, after which nothing that comes makes sense."""
-        self._turn_away(status, [_RETRY] if status == 503 else [], b"")
-
     def _turn_away(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer a request without reading it."""
+        """Answer a request without reading it, after which nothing that comes makes sense."""
         self._release_body()
         self._transport.write(_refusal(status, headers, body))
         self._linger()
@@ -341,17 +325,14 @@ class ServerConnection:
         """Close after what has been written, once the client has had a chance to read it."""
         self._reading = False
         self._buffer.clear()
-        if self._transport.is_closing():
-            self.deadline = self._server.connections.now + LINGER_S
-        else:
-            self._leave_to_linger().begin()
-
-    def _leave_to_linger(self) -> Lingering:
         server = self._server
+        if self._transport.is_closing():
+            self.deadline = server.connections.now + LINGER_S
+            return
         last = Lingering(server.connections, server.limits, self._transport, self._backlog)
         server.connections.replace(self, last)
         self._transport.set_protocol(last)
-        return last
+        last.begin()
 
 
 def _expects(head: Head, length: int) -> bool:

@@ -19,7 +19,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
 from rollout_sched.integrations.gateway.data_plane.http_request import Headers
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
-from rollout_sched.integrations.vllm.protocol.event_stream import DONE, data_of_each, event
+from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event, data_of_each
 from rollout_sched.live.ports import InstanceError, Outcome, Over
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Fanout:
         self._over = True
         try:
             if self._write is not None:
-                self._write(event(body))
+                self._write(as_event(body))
                 self._reply.end()
             else:
                 self._reply.answer(status, headers, body)
@@ -154,7 +154,7 @@ class Fanout:
                 if not isinstance(choice, dict):
                     raise InstanceError("an event is not understood: a choice is no object")
                 choice["index"] = index
-            told.append(event(msgspec.json.encode(fields)))
+            told.append(as_event(msgspec.json.encode(fields)))
         if told:
             write(b"".join(told))
 
@@ -164,12 +164,12 @@ class Fanout:
         write = self._write
         if self._open or self._over or write is None:
             return
-        last = event(DONE)
+        last = as_event(DONE)
         usages = [usage for usage in self._usages if usage is not None]
         try:
             if usages:
                 joined = {**usages[0], "usage": self._usage(usages)}
-                last = event(msgspec.json.encode(joined)) + last
+                last = as_event(msgspec.json.encode(joined)) + last
         except Exception as error:
             self._break_down(error)
             return

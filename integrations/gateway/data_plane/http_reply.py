@@ -9,7 +9,7 @@ from rollout_sched.integrations.gateway.data_plane.http_request import Headers, 
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
-from rollout_sched.integrations.vllm.protocol.event_stream import event
+from rollout_sched.integrations.vllm.protocol.event_stream import as_event
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome, Over
 
@@ -79,7 +79,7 @@ class HttpReply:
         body = error_body(status, text)
         try:
             if self._streams:
-                self._request.write(event(body))
+                self._request.write(as_event(body))
                 self._request.end()
             else:
                 self._request.answer(status, error_headers(status, self._calls.limits), body)

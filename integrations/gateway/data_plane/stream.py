@@ -20,8 +20,8 @@ from rollout_sched.integrations.vllm.protocol.answers import Finish, finish_of, 
 from rollout_sched.integrations.vllm.protocol.event_stream import (
     DONE,
     WholeEvents,
+    as_event,
     data_of_each,
-    event,
 )
 from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
@@ -146,7 +146,7 @@ class Stream:
         if choice is not None and choice.finish_reason is not None:
             self._read_end(data, choice, ids, finish_of(choice.finish_reason))
             return
-        passed = event(data)
+        passed = as_event(data)
         self._client.send(passed)
         if choice is not None:
             self.tokens.add(ids, speaks=choice.speaks)
@@ -160,7 +160,7 @@ class Stream:
             # It brings tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
-            self._client.send(event(msgspec.json.encode(fields)))
+            self._client.send(as_event(msgspec.json.encode(fields)))
         self.tokens.add(ids, speaks=choice.speaks)
         try:
             self.end.spans = spans_of(

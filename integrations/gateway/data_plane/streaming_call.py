@@ -26,7 +26,7 @@ from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids
 from rollout_sched.integrations.gateway.data_plane.stream import Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
-from rollout_sched.integrations.vllm.protocol.event_stream import DONE, event
+from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
     Attempting,
@@ -175,7 +175,7 @@ class StreamResponder:
     def answer(self, sample: Sample) -> None:
         try:
             events = self._ending(sample)
-            self._client.send(b"".join([event(data) for data in events]))
+            self._client.send(b"".join([as_event(data) for data in events]))
         except Exception as error:
             log.exception("a stream could not be ended")
             self.fail("failed", error)
@@ -226,7 +226,7 @@ class StreamResponder:
             return
         # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
         try:
-            self._client.send(event(body))
+            self._client.send(as_event(body))
         finally:
             self._client.reply.end()
 

@@ -15,7 +15,7 @@ class Slow(Wire):
 
 def test_a_client_that_reads_a_little_is_slow_and_one_that_reads_nothing_is_stuck():
     wire = Slow()
-    backlog = Backlog(wire)
+    backlog = Backlog(wire, 100)
     wire.unsent = 100
     backlog.begin()
     assert not backlog.shrinks()
@@ -30,9 +30,20 @@ def test_a_client_that_reads_a_little_is_slow_and_one_that_reads_nothing_is_stuc
 
 def test_a_client_that_reads_is_neither():
     wire = Slow()
-    backlog = Backlog(wire)
+    backlog = Backlog(wire, 100)
     wire.unsent = 100
     backlog.begin()
     backlog.end()
     wire.unsent = 1
     assert [backlog.throttled, backlog.shrinks()] == [False, False]
+
+
+def test_a_client_for_whom_too_much_waits_is_cut_off():
+    wire = Slow()
+    backlog = Backlog(wire, 100)
+    wire.unsent = 100
+    backlog.cut()
+    assert not wire.closing
+    wire.unsent = 101
+    backlog.cut()
+    assert wire.closing

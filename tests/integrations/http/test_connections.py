@@ -41,7 +41,7 @@ def test_handed_ones_count_as_well():
     assert connections.join(one)
     assert not connections.join(three)
     assert connections.refused == 1
-    connections.leave(two)
+    connections.handed.discard(two)
     assert connections.join(three)
     assert (connections.served, connections.handed) == ({one, three}, set())
 

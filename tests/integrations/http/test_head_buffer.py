@@ -32,7 +32,7 @@ def test_requests_in_packets(packet, before):
 
 def test_what_was_read_is_not_kept():
     buffer = HeadBuffer(1000)
-    buffer.feed(REQUEST + b"rest")
+    buffer.feed(b"\r\n" + REQUEST + b"rest")
     buffer.head()
     assert buffer.last_head() == REQUEST[:-3]
     assert buffer.rest() == b"abcrest"

@@ -31,7 +31,7 @@ def make(wire: Wire) -> Lingering:
     limits = ServerLimits(stall_s=30.0)
     connections = Connections(limits)
     connections.now = 100.0
-    lingering = Lingering(connections, limits, wire, Backlog(wire))
+    lingering = Lingering(connections, limits, wire, Backlog(wire, 100))
     connections.join(lingering)
     return lingering
 

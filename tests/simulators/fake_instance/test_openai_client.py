@@ -12,7 +12,8 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 
 def test_completions_and_chats_whole_and_streamed() -> None:
     async def scene() -> None:
-        async with served(model="m", api_key="secret", stream_interval=4) as served_client:
+        settings = {"model": "m", "stream_interval": 4}
+        async with served(speed=100.0, api_key="secret", **settings) as served_client:
             base = f"http://127.0.0.1:{served_client.port}/v1"
             client = openai.AsyncOpenAI(base_url=base, api_key="secret", max_retries=0)
             async with client:
