@@ -101,7 +101,8 @@ class Steps:
     def _dispatched(self, now: float, action: Dispatch) -> None:
         if self._began is None:
             self._began = now
-        self.launches.note(action.group, len(self.delivered), now)
+        if action.group:
+            self.launches.note(action.group, len(self.delivered), now)
 
     def _discarded(self, now: float, action: Discard) -> None:
         self.current.discarded_tokens += action.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core import events as ev
+from rollout_sched.core.actions import Dispatch
 from tests.metrics.tape import Tape, deliver, sample
 
 
@@ -57,6 +58,16 @@ class TestTimes:
             one = sample(f"g{number}/0", tokens=8)
             tape.finish(end, f"g{number}/0", number + 1, 8, deliver(one, version=number))
         assert tape.metrics.summary(30.0).steady_accepted_tokens_per_s == 16 / (20 - 5)
+
+    def test_a_direct_request_launches_no_group(self) -> None:
+        """Both groups were launched in the first step, whatever clients ask for in the second."""
+        tape = Tape()
+        tape.join("i")
+        tape.start(0, ("g0/0", "i"), ("g1/0", "i"))
+        tape.finish(5, "g0/0", 1, 8, deliver(sample("g0/0", tokens=8)))
+        tape.at(6, ev.Woke(), Dispatch("direct.1", 3, "i", 10, 100, 0))
+        tape.finish(9, "g1/0", 2, 8, deliver(sample("g1/0", tokens=8), version=1))
+        assert tape.metrics.summary(30.0).steady_accepted_tokens_per_s is None
 
 
 class TestStaleness:
