@@ -12,6 +12,22 @@ from rollout_sched.live.ports import Description, WeightLoader
 from rollout_sched.live.settings import Settings
 
 
+class Attempts:
+    """All on the one instance (`control_orders.Attempts`); what is ordered for them is done."""
+
+    def __init__(self) -> None:
+        self.running: list[Running] = []
+
+    def on(self, instance: str) -> Sequence[Running]:
+        return self.running
+
+    async def answered(self, instance: str) -> None: ...
+
+    def stop(self, running: Running, reason: str) -> None: ...
+
+    def disbelieve(self, running: Running) -> None: ...
+
+
 class Fleet:
     """Of one instance (`instance_supervisor.Owner`). Make it inside a running event loop.
 
@@ -27,7 +43,7 @@ class Fleet:
         self.losses: list[str] = []
         self.joined = False
         self.updating = False
-        self.running: list[Running] = []
+        self.attempts = Attempts()
         self.version = 0
         self._loader: WeightLoader
         self.supervisor = InstanceSupervisor(client, self)
@@ -57,11 +73,3 @@ class Fleet:
         self.joined = self.updating = False
         self.losses.append(reason)
 
-    def holds(self, name: str) -> Sequence[Running]:
-        return self.running
-
-    async def answered(self, name: str) -> None: ...
-
-    def stop(self, running: Running, reason: str) -> None: ...
-
-    def disbelieve(self, running: Running) -> None: ...
