@@ -35,6 +35,7 @@ from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.clients import Clients
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults
+from rollout_sched.simulators.replay.membership import Membership
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_fleet import SimFleet
@@ -67,11 +68,12 @@ class ClosedLoop:
         self._telling = False
         self._queue = queue = EventQueue()
         self._attempts = attempts = SimAttempts(workload)
-        self._fleet = SimFleet(scenario, attempts, queue, self._tell, instance)
-        self._trainer = SimTrainer(scenario.trainer, workload, self._fleet, queue, self._tell)
+        self._fleet = SimFleet(scenario, attempts, queue, self._tell)
+        self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
+        self._trainer = SimTrainer(scenario.trainer, workload, self._fleet.gpus, queue, self._tell)
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
         self._clients = Clients(workload.traffic, attempts, queue, self._tell)
-        self._faults = Faults(scenario.faults, queue, self._fleet)
+        self._faults = Faults(scenario.faults, queue, self._membership)
         self._do = self._table()
 
     def run(self) -> float:
@@ -81,7 +83,7 @@ class ClosedLoop:
         Raises PolicyError if the policy brings everything to a standstill, CallerError if the
         scenario does, for it has left no instance.
         """
-        self._fleet.start(self._faults.absent)
+        self._membership.start(self._faults.absent)
         self._trainer.start()
         self._telemetry.start()
         self._clients.start()
@@ -149,7 +151,7 @@ class ClosedLoop:
             Interrupt: fleet.interrupt,
             Pause: fleet.pause,
             Resume: fleet.resume,
-            Release: fleet.release,
+            Release: self._membership.release,
             UpdateWeights: fleet.update_weights,
             Deliver: self._deliver,
             Answer: self._clients.answer,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from rollout_sched.core.actions import Dispatch, Interrupt, Pause, Release, Resume, UpdateWeights
+from rollout_sched.core.actions import Dispatch, Interrupt, Pause, Resume, UpdateWeights
 from rollout_sched.core.events import (
     Event,
-    InstanceJoined,
-    InstanceLeaving,
-    InstanceLost,
     InstancePaused,
     RequestFailed,
     TokensArrived,
@@ -17,27 +14,22 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
-from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.sim_request import Ended
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures
 from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.shared_gpus import SharedGpus
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
 
-SCHEDULER, TRAINER = "scheduler", "trainer"
+SCHEDULER = "scheduler"
 
 
 class SimFleet:
     """The instances that are here, by name.
 
-    changed   those that were told something, or have said something, since they were planned last
-    stopping  those that are still to make way for the trainer; `on_stopped` is called when the
-              last of them has
-    failures  which attempts are to fail
-    streams   whether answers are streamed: what was streamed of an attempt that breaks off is told
-              then, and so not lost
+    changed  those that were told something, or have said something, since they were planned last
+    gpus     shared with a trainer, or not
     """
 
     def __init__(
@@ -46,35 +38,27 @@ class SimFleet:
         attempts: SimAttempts,
         queue: EventQueue,
         tell: Callable[[Event], None],
-        instance: type[SimInstance] | type[ReferenceInstance],
     ) -> None:
         self.nodes: dict[str, SimNode] = {}
         self.changed: dict[SimNode, None] = {}
-        self.stopping: set[SimNode] = set()
-        self.on_stopped: Callable[[], None] = _nobody
-        self._scenario = scenario
+        self.gpus = SharedGpus(self.nodes, self.changed, queue)
+        self._update_s = scenario.weights.seconds
         self._attempts = attempts
         self._queue = queue
         self._tell = tell
-        self._make = instance
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
-        self._clears_cache: bool | None = None  # how the trainer pauses it; None: it does not
 
-    def start(self, absent: Collection[str] = ()) -> None:
-        """All join but those that are absent yet."""
-        here = [name for name in self._scenario.fleet.names if name not in absent]
-        for name in here:  # all are there before the first of them is given work
-            self.nodes[name] = SimNode(name, self._make(self._scenario.instance))
-        for name in here:
-            self._tell_joined(name)
+    def is_here(self, node: SimNode) -> bool:
+        """Whether it has not gone since, whoever has its name now."""
+        return self.nodes.get(node.name) is node
 
     def close(self) -> None:
         """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
         for node in self.nodes.values():
             node.instance.close()
         self.nodes.clear()
-        self.on_stopped = _nobody
+        self.gpus.close()
 
     # -- time ------------------------------------------------------------------------------
 
@@ -105,7 +89,7 @@ class SimFleet:
             elif node.pausing.popleft() == SCHEDULER:
                 self._tell(InstancePaused(node.name))
             else:
-                self._stopped(node)
+                self.gpus.stopped(node)
 
     def _answer(self, ended: Ended) -> None:
         answer = self._attempts.end(ended)
@@ -146,123 +130,39 @@ class SimFleet:
         self.changed[node] = None
 
     def resume(self, action: Resume) -> None:
-        self._resume_for(SCHEDULER, self.nodes[action.instance])
+        node = self.nodes[action.instance]
+        if node.resume(SCHEDULER, self._queue.now):
+            self.changed[node] = None
 
     def update_weights(self, action: UpdateWeights) -> None:
         node = self.nodes[action.instance]
-        self._queue.after(self._scenario.weights.seconds, self._loaded, (node, action))
-
-    def release(self, action: Release) -> None:
-        self._queue.after(0.0, self._released, self.nodes[action.instance])
+        self._queue.after(self._update_s, self._loaded, (node, action))
 
     def _loaded(self, loading: tuple[SimNode, UpdateWeights]) -> None:
         node, action = loading
-        if self._is_here(node):
+        if self.is_here(node):
             node.instance.set_version(action.version, self._queue.now)
             self._tell(WeightsUpdated(action.instance, action.version))
-
-    def _resume_for(self, owner: str, node: SimNode) -> None:
-        if node.resume(owner, self._queue.now):
-            self.changed[node] = None
-
-    # -- making way for a trainer on the same GPUs -----------------------------------------
-
-    def stop_all(self, clear_cache: bool) -> None:
-        """Freeze everything; `on_stopped` is called when that is done."""
-        self._clears_cache = clear_cache
-        self.stopping.update(self.nodes.values())
-        for node in self.nodes.values():
-            self._stop(node, clear_cache)
-        if not self.nodes:
-            self.on_stopped()
-
-    def resume_all(self) -> None:
-        self._clears_cache = None
-        for node in self.nodes.values():
-            self._resume_for(TRAINER, node)
-
-    def _stop(self, node: SimNode, clear_cache: bool) -> None:
-        node.pause(TRAINER, self._queue.now, "keep", clear_cache)
-        self.changed[node] = None
-
-    def _stopped(self, node: SimNode) -> None:
-        """It has made way for the trainer, which waits for the last to do so."""
-        if node in self.stopping:
-            self.stopping.remove(node)
-            if not self.stopping:
-                self.on_stopped()
-
-    # -- coming and going ------------------------------------------------------------------
-
-    def join(self, name: str) -> None:
-        """It (re)starts, with the weights that it always starts with."""
-        if name in self.nodes:
-            return
-        self.nodes[name] = node = SimNode(name, self._make(self._scenario.instance))
-        if self._clears_cache is not None:
-            self._stop(node, self._clears_cache)
-        self._tell_joined(name)
-
-    def lose(self, name: str, returns_after_s: float = 0.0, reason: str = "lost") -> None:
-        """It is gone, and what it held with it; what was streamed of that is told first."""
-        node = self.nodes.get(name)
-        if node is None:
-            return
-        self.catch_up(node)
-        held = self._attempts.on(name)
-        for attempt in held:
-            self._tell_streamed(node, attempt)
-        self._attempts.drop(held)
-        del self.nodes[name]
-        self.changed.pop(node, None)
-        node.due = INFINITY
-        node.instance.close()
-        self._tell(InstanceLost(name, reason))
-        self._stopped(node)
-        if returns_after_s:
-            self._queue.after(returns_after_s, self.join, name)
-
-    def leave(self, name: str, returns_after_s: float = 0.0) -> None:
-        """It finishes what it has, and goes."""
-        node = self.nodes.get(name)
-        if node is not None:
-            node.returns_after_s = returns_after_s
-            self._tell(InstanceLeaving(name))
-
-    def _tell_joined(self, name: str) -> None:
-        fleet = self._scenario.fleet
-        tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens))
-
-    def _released(self, node: SimNode) -> None:
-        if self._is_here(node):
-            self.lose(node.name, node.returns_after_s, "left")
-
-    def _is_here(self, node: SimNode) -> bool:
-        return self.nodes.get(node.name) is node
 
     # -- attempts that break off -----------------------------------------------------------
 
     def _fail(self, what: tuple[SimNode, Dispatch, Failing]) -> None:
         """The attempt gives no answer, unless it has given one by now."""
         node, action, failing = what
-        if not self._is_here(node):
+        if not self.is_here(node):
             return
         self.catch_up(node)
         if action.attempt not in self._attempts:
             return
         node.instance.abort(action.attempt, self._queue.now)
         self.changed[node] = None
-        self._tell_streamed(node, action.attempt)
+        self.tell_streamed(node, action.attempt)
         self._attempts.drop((action.attempt,))
         self._tell(RequestFailed(action.request, action.attempt, failing.reason, failing.blame))
 
-    def _tell_streamed(self, node: SimNode, attempt: int) -> None:
+    def tell_streamed(self, node: SimNode, attempt: int) -> None:
+        """The attempt breaks off: what has been streamed of it is not lost."""
         if self._streams:
             tokens = node.instance.progress(self._queue.now).get(attempt, 0)
             if tokens:
                 self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
-
-
-def _nobody() -> None:
-    """No trainer shares the GPUs."""

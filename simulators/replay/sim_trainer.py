@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
 )
 from rollout_sched.simulators.replay.event_queue import EventQueue
-from rollout_sched.simulators.replay.sim_fleet import SimFleet
+from rollout_sched.simulators.replay.shared_gpus import SharedGpus
 from rollout_sched.simulators.replay.trainer import TrainerModel
 from rollout_sched.simulators.replay.workload import Workload
 
@@ -29,7 +29,7 @@ class SimTrainer:
         self,
         model: TrainerModel,
         workload: Workload,
-        fleet: SimFleet,
+        gpus: SharedGpus,
         queue: EventQueue,
         tell: Callable[[Event], None],
     ) -> None:
@@ -37,7 +37,7 @@ class SimTrainer:
         self.over_at = 0.0
         self._model = model
         self._workload = workload
-        self._fleet = fleet
+        self._gpus = gpus
         self._queue = queue
         self._tell = tell
         self._batch: Deliver | None = None  # waits for the instances to make way
@@ -61,12 +61,12 @@ class SimTrainer:
                 self._submit(prompt)
         self._queue.at(last, self._tell, SubmissionsClosed())
         self._queue.at(0.0, self._tell, BatchRequested())
-        self._fleet.on_stopped = self._begin
+        self._gpus.on_stopped = self._begin
 
     def deliver(self, action: Deliver) -> None:
         self._batch = action
         if self._model.colocated:
-            self._fleet.stop_all(clear_cache=not self._model.keeps_kv)
+            self._gpus.stop_all(clear_cache=not self._model.keeps_kv)
         else:
             self._begin()
 
@@ -94,7 +94,7 @@ class SimTrainer:
         """The training step is over."""
         self._finish(len({sample.group for sample in batch.samples}))
         if self._model.colocated and (self.left or self._workload.traffic is not None):
-            self._fleet.resume_all()
+            self._gpus.resume_all()
         if self.left:
             self._tell(WeightsPublished(batch.version + 1))
             self._tell(BatchRequested())

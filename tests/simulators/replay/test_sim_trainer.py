@@ -5,7 +5,6 @@ from __future__ import annotations
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Deliver, Discard
 from rollout_sched.core.model import Sample
-from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
@@ -22,8 +21,8 @@ class Trained:
         workload = Workload(make_trace({"a": [2], "b": [3], "c": [4]}), scenario.job)
         self.told: list[tuple[float, ev.Event]] = []
         self.queue = EventQueue()
-        fleet = SimFleet(scenario, SimAttempts(workload), self.queue, self.tell, SimInstance)
-        self.trainer = SimTrainer(scenario.trainer, workload, fleet, self.queue, self.tell)
+        fleet = SimFleet(scenario, SimAttempts(workload), self.queue, self.tell)
+        self.trainer = SimTrainer(scenario.trainer, workload, fleet.gpus, self.queue, self.tell)
         self.trainer.start()
         self.run()
         self.told.clear()

@@ -1,0 +1,94 @@
+"""Who is in the simulated fleet: instances join, are lost, leave, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from rollout_sched.core.actions import Release
+from rollout_sched.core.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.sim_attempts import SimAttempts
+from rollout_sched.simulators.replay.sim_fleet import SimFleet
+from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
+
+
+class Membership:
+    """Takes instances into the fleet and out of it, and tells the scheduler so."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        fleet: SimFleet,
+        attempts: SimAttempts,
+        queue: EventQueue,
+        tell: Callable[[Event], None],
+        instance: type[SimInstance] | type[ReferenceInstance],
+    ) -> None:
+        self._scenario = scenario
+        self._fleet = fleet
+        self._attempts = attempts
+        self._queue = queue
+        self._tell = tell
+        self._make = instance
+
+    def start(self, absent: Collection[str]) -> None:
+        """All join but those that are absent yet."""
+        here = [name for name in self._scenario.fleet.names if name not in absent]
+        for name in here:  # all are there before the first of them is given work
+            self._fleet.nodes[name] = SimNode(name, self._make(self._scenario.instance))
+        for name in here:
+            self._tell_joined(name)
+
+    def join(self, name: str) -> None:
+        """It (re)starts, with the weights that it always starts with."""
+        nodes = self._fleet.nodes
+        if name in nodes:
+            return
+        nodes[name] = node = SimNode(name, self._make(self._scenario.instance))
+        self._fleet.gpus.joined(node)
+        self._tell_joined(name)
+
+    def lose(self, name: str, returns_after_s: float = 0.0) -> None:
+        """It dies, and what it held with it; what was streamed of that is told first."""
+        node = self._fleet.nodes.get(name)
+        if node is not None:
+            self._take_out(node, returns_after_s, "lost")
+
+    def leave(self, name: str, returns_after_s: float = 0.0) -> None:
+        """It finishes what it has, and goes."""
+        node = self._fleet.nodes.get(name)
+        if node is not None:
+            node.returns_after_s = returns_after_s
+            self._tell(InstanceLeaving(name))
+
+    def release(self, action: Release) -> None:
+        """It has finished what it had; it goes when all that happens now is told."""
+        self._queue.after(0.0, self._released, self._fleet.nodes[action.instance])
+
+    def _released(self, node: SimNode) -> None:
+        if self._fleet.is_here(node):
+            self._take_out(node, node.returns_after_s, "left")
+
+    def _take_out(self, node: SimNode, returns_after_s: float, reason: str) -> None:
+        fleet, name = self._fleet, node.name
+        fleet.catch_up(node)
+        held = self._attempts.on(name)
+        for attempt in held:
+            fleet.tell_streamed(node, attempt)
+        self._attempts.drop(held)
+        del fleet.nodes[name]
+        fleet.changed.pop(node, None)
+        node.due = INFINITY
+        node.instance.close()
+        self._tell(InstanceLost(name, reason))
+        fleet.gpus.stopped(node)
+        if returns_after_s:
+            self._queue.after(returns_after_s, self.join, name)
+
+    def _tell_joined(self, name: str) -> None:
+        fleet = self._scenario.fleet
+        tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
+        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens))
