@@ -16,7 +16,7 @@ from rollout_sched.core.events import (
     RequestInterrupted,
     TurnFinished,
 )
-from rollout_sched.live.attempts import Running
+from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.payload_book import PayloadBook, drop
@@ -55,7 +55,7 @@ class AttemptTable:
         self._run_id = run_id
         self._view = pump.scheduler.view
         self._loop = asyncio.get_running_loop()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, LiveAttempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         if settings.stream_s:
             self._loop.call_later(settings.stream_s, self._report_streams)
@@ -63,7 +63,7 @@ class AttemptTable:
     def __len__(self) -> int:
         return len(self._running)
 
-    def on(self, instance: str) -> Sequence[Running]:
+    def on(self, instance: str) -> Sequence[LiveAttempt]:
         """The attempts under way on an instance."""
         known = self._view.instance(instance)
         attempts = () if known is None else known.attempts
@@ -80,19 +80,21 @@ class AttemptTable:
             return
         supervisor = self._supervisors[action.instance]
         order_id = f"{self._run_id}-{action.attempt}"
-        running = Running(action, payload, supervisor.client, order_id, self._loop.time())
+        running = LiveAttempt(action, payload, supervisor.client, order_id, self._loop.time())
         self._running[action.attempt] = running
         if supervisor.health.verified.is_set():
             self._begin(running)
         else:
             self._spawn(self._begin_once_verified(running, supervisor))
 
-    async def _begin_once_verified(self, running: Running, supervisor: InstanceSupervisor) -> None:
+    async def _begin_once_verified(
+        self, running: LiveAttempt, supervisor: InstanceSupervisor
+    ) -> None:
         await supervisor.health.verified.wait()
         if running.dispatch.attempt in self._running:
             self._begin(running)
 
-    def _begin(self, running: Running) -> None:
+    def _begin(self, running: LiveAttempt) -> None:
         running.begun = self._loop.time()
         patience_s = self._settings.attempt_timeout_s
         if patience_s:
@@ -110,7 +112,7 @@ class AttemptTable:
 
     # -- their end -------------------------------------------------------------------------
 
-    def _over(self, running: Running, result: Outcome | Exception) -> None:
+    def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:
         if isinstance(result, Exception):
             running.cancel()
             self._failed(running, result)
@@ -118,7 +120,7 @@ class AttemptTable:
             running.let_go()
             self._ended(running, result)
 
-    def _ended(self, running: Running, outcome: Outcome) -> None:
+    def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
         dispatch = running.dispatch
         if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(running):
             self._failed(running, InstanceError("aborted by the instance without a token"))
@@ -142,11 +144,11 @@ class AttemptTable:
                 RequestFinished(request, attempt, outcome.tokens, outcome.spans, outcome.finish)
             )
 
-    def _was_stopped(self, running: Running) -> bool:
+    def _was_stopped(self, running: LiveAttempt) -> bool:
         """An attempt that we stopped, alone or with its whole instance."""
         return running.stopped or self._view.is_stopping(running.dispatch.attempt)
 
-    def _failed(self, running: Running, error: Exception) -> None:
+    def _failed(self, running: LiveAttempt, error: Exception) -> None:
         if not self._take(running):
             return
         usable = not isinstance(error, AnswerUntrue)
@@ -157,7 +159,7 @@ class AttemptTable:
                 error, usable = own, False
         self._tell_failed(running, error, usable=usable)
 
-    def _tell_failed(self, running: Running, error: Exception, *, usable: bool) -> None:
+    def _tell_failed(self, running: LiveAttempt, error: Exception, *, usable: bool) -> None:
         """An attempt that is here no longer has failed."""
         dispatch = running.dispatch
         if not isinstance(error, InstanceError | RequestRejected | OSError):
@@ -174,7 +176,7 @@ class AttemptTable:
             RequestFailed(dispatch.request, dispatch.attempt, str(error), _blame(error), usable)
         )
 
-    def _take(self, running: Running) -> bool:
+    def _take(self, running: LiveAttempt) -> bool:
         """Let go of an attempt. False if that has happened: this is not its first end."""
         if self._running.pop(running.dispatch.attempt, None) is None:
             return False
@@ -183,12 +185,12 @@ class AttemptTable:
 
     # -- what their streams bring ----------------------------------------------------------
 
-    def _report_stream(self, running: Running) -> None:
+    def _report_stream(self, running: LiveAttempt) -> None:
         progress = running.progress()
         if progress is not None:
             self._pump.tell(progress)
 
-    def _keep_streamed(self, running: Running) -> None:
+    def _keep_streamed(self, running: LiveAttempt) -> None:
         self._report_stream(running)
         running.keep_streamed()
 
@@ -207,13 +209,13 @@ class AttemptTable:
         if running is not None:
             self._spawn(self._abort(running))
 
-    def stop(self, running: Running, reason: str) -> None:
+    def stop(self, running: LiveAttempt, reason: str) -> None:
         """Break off an attempt of which nothing more may come; it goes on from what it brings."""
         running.stopped = True
         log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
         self._spawn(self._abort(running, reason))
 
-    async def _abort(self, running: Running, reason: str = "it did not stop") -> None:
+    async def _abort(self, running: LiveAttempt, reason: str = "it did not stop") -> None:
         if not await running.abort(self._settings.abort_timeout_s):
             self.forget(running, reason)
 
@@ -226,12 +228,12 @@ class AttemptTable:
         for end in late:
             self.forget(ends[end], "it did not stop")
 
-    def forget(self, running: Running, reason: str) -> None:
+    def forget(self, running: LiveAttempt, reason: str) -> None:
         """Give up an attempt that the instance will never answer."""
         running.cancel()
         self._failed(running, InstanceError(f"given up: {reason}"))
 
-    def disbelieve(self, running: Running) -> None:
+    def disbelieve(self, running: LiveAttempt) -> None:
         """Nothing that its stream has brought, if anything, is gone on from."""
         try:
             brought = running.streamed

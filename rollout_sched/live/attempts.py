@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 _ABORT_AGAIN_S = (0.25, 4.0)
 
 
-class Running:
+class LiveAttempt:
     """A dispatch that is carried out, from its order to its end."""
 
     __slots__ = (
         "_ended",
-        "_held",
+        "_open",
         "attempting",
         "begun",
         "client",
@@ -52,7 +52,7 @@ class Running:
         self.told = 0  # tokens of its stream that the core knows of
         self.attempting: Attempting | None = None  # None until its instance may be sent something
         self.timer: asyncio.TimerHandle | None = None
-        self._held = True
+        self._open = True
         self._ended: asyncio.Future[None] | None = None
 
     @property
@@ -100,13 +100,13 @@ class Running:
         """Done when the driver holds it no longer."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
-            if not self._held:
+            if not self._open:
                 self._ended.set_result(None)
         return self._ended
 
     def end(self) -> None:
         """The driver holds it no longer."""
-        self._held = False
+        self._open = False
         if self.timer is not None:
             self.timer.cancel()
         if self._ended is not None and not self._ended.done():

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.live.admission import settle_pause, with_the_fleets_model
 from rollout_sched.live.asking import ask, is_ending, said
-from rollout_sched.live.attempts import Running
+from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
 from rollout_sched.live.health_checks import HealthChecks
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
@@ -222,7 +222,7 @@ class InstanceSupervisor:
         for running, reason in verdict.stop:
             self._owner.attempts.stop(running, reason)
 
-    def _under_way(self) -> list[Running]:
+    def _under_way(self) -> list[LiveAttempt]:
         """What was sent there, less the streams that we do not read because their clients do not:
         those may have ended there."""
         return [

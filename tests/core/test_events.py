@@ -48,6 +48,7 @@ SHORT: list[ev.Event] = [
     ev.RequestSubmitted("d1", "p", 10, 100, ""),
     ev.RequestFinished("a/0", 4, 7, (), "stop"),
     ev.TurnFinished("a/0", 1, 5, ()),
+    ev.TrajectoryEnded("a/0", 1, "stop"),
     ev.RequestInterrupted("a/1", 2, 7, ()),
     ev.RequestFailed("a/1", 3, "", blame="unclear", usable=True),
 ]

@@ -6,10 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
-from rollout_sched.live.attempts import Running
+from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.ports import Description, WeightLoader
 from rollout_sched.live.settings import Settings
+
+
+class Attempts:
+    """All on the one instance (`control_orders.Attempts`); what is ordered for them is done."""
+
+    def __init__(self) -> None:
+        self.running: list[LiveAttempt] = []
+
+    def on(self, instance: str) -> Sequence[LiveAttempt]:
+        return self.running
+
+    async def answered(self, instance: str) -> None: ...
+
+    def stop(self, running: LiveAttempt, reason: str) -> None: ...
+
+    def disbelieve(self, running: LiveAttempt) -> None: ...
 
 
 class Fleet:
@@ -27,7 +43,7 @@ class Fleet:
         self.losses: list[str] = []
         self.joined = False
         self.updating = False
-        self.running: list[Running] = []
+        self.attempts = Attempts()
         self.version = 0
         self._loader: WeightLoader
         self.supervisor = InstanceSupervisor(client, self)
@@ -56,12 +72,3 @@ class Fleet:
     def lose(self, name: str, reason: str) -> None:
         self.joined = self.updating = False
         self.losses.append(reason)
-
-    def holds(self, name: str) -> Sequence[Running]:
-        return self.running
-
-    async def answered(self, name: str) -> None: ...
-
-    def stop(self, running: Running, reason: str) -> None: ...
-
-    def disbelieve(self, running: Running) -> None: ...

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.attempts import AttemptTask, Running
+from rollout_sched.live.attempts import AttemptTask, LiveAttempt
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError, Outcome
 from tests.live.scripted import Scripted
 
 
-def running() -> Running:
+def running() -> LiveAttempt:
     dispatch = Dispatch("r", 1, "i0", 3, 9, 0)
-    return Running(dispatch, TokenPayload([1], {}), Scripted(), "o", 0.0)
+    return LiveAttempt(dispatch, TokenPayload([1], {}), Scripted(), "o", 0.0)
 
 
 def test_an_end_is_seen_by_who_waited_and_by_who_asks_later() -> None:

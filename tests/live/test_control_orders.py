@@ -55,6 +55,7 @@ class Stage:
         self.client: Any = Controlled()
         self.pause = Pause("i0")
         self.lock = asyncio.Lock()
+        self.attempts = self
         self.told: list[Any] = []
         self.failed: list[tuple[int | None, str]] = []
         self.resumed = 0
@@ -84,9 +85,16 @@ class Stage:
     def tell(self, event: Any) -> None:
         self.told.append((asyncio.get_running_loop().time(), event))
 
-    async def answered(self, name: str) -> None:
+    async def answered(self, instance: str) -> None:
         await asyncio.sleep(1.0)
         self.client.calls.append("answered")
+
+    def on(self, instance: str) -> list[Any]:
+        return []
+
+    def stop(self, running: Any, reason: str) -> None: ...
+
+    def disbelieve(self, running: Any) -> None: ...
 
 
 def test_an_update_from_pause_to_resume() -> None:

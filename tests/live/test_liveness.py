@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.attempts import Running
+from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.liveness import Liveness, Movement, Shortfall, Streams
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import Gauges
@@ -81,7 +81,7 @@ def test_one_that_has_never_made_a_token_may_still_be_in_its_first_step(
     settings = Settings(forgotten_s=10.0, stall_s=60.0)
     liveness = Liveness(settings, 0.0)
     dispatch = Dispatch("d", 1, "i0", 1, 100, 0)
-    running = Running(dispatch, TokenPayload([1], {}), Scripted(), "o-1", 0.0)
+    running = LiveAttempt(dispatch, TokenPayload([1], {}), Scripted(), "o-1", 0.0)
     gauges = Gauges(0, 0, 0.0, generated_tokens=generated)
     verdicts = (liveness.judge(float(now), gauges, [running]) for now in range(1, 100))
     first = next(now for now, verdict in enumerate(verdicts, start=1) if verdict.stop)

@@ -161,7 +161,7 @@ def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
             asking = stage.ask()
             await stage.instance.answer(0, [7])
             batch = await asking
-            stage.driver.broken = RuntimeError("no more")
+            stage.driver.pump.broken = RuntimeError("no more")
             assert await stage.trainer.next_batch() is batch
             with pytest.raises(RuntimeError, match="no more"):
                 await stage.trainer.next_batch(0)
