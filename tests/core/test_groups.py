@@ -101,8 +101,7 @@ def test_what_has_ended_is_forgotten() -> None:
 
 
 def test_the_first_of_many_is_found_as_fast_as_that_of_a_few() -> None:
-    """They leave from the front, and a plain dict keeps the holes: a million prompts took 20 us
-    each, growing with their number."""
+    """They leave from the front, and a plain dict keeps the holes: 40,000 took 6.5 us each."""
 
     def seconds_each(count: int) -> float:
         groups = Groups()

@@ -472,6 +472,28 @@ def test_removed_and_drained() -> None:
     run(scene())
 
 
+def test_what_is_sent_to_an_instance_while_it_is_lost_goes_elsewhere() -> None:
+    """What its streams had brought is told first, and the scheduler may act on that."""
+
+    async def scene() -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        async with Stage(first) as stage:
+            stage.ask(stream_every=1)
+            await first.stream(0, [5])
+            late: list[Client] = []
+            stage.driver.pump.watch(lambda event: late.append(stage.ask()), TokensArrived)
+            await stage.driver.remove_instance("i0")
+            assert stage.driver.broken is None
+            assert len(stage.driver.attempts) == 0
+            await stage.driver.add_instance(second)
+            await second.answer(0, [6])
+            await second.answer(1, [7])
+            await until(lambda: late[0].sample)
+            assert not stage.scheduler.anomalies
+
+    run(scene())
+
+
 def test_weights_that_cannot_be_loaded_make_an_instance_unfit_until_restarted() -> None:
     async def scene() -> None:
         first, second = Scripted("i0"), Scripted("i1")
