@@ -255,6 +255,13 @@ class AttemptTable:
             except Exception as error:  # the payload's own
                 self._tell_failed(running, error, usable=False)
 
+    def forget_lost(self, instance: str) -> None:
+        """The scheduler knows of the loss: what it sent there meanwhile is made elsewhere."""
+        sent = [e for e in self._running.values() if e.dispatch.instance == instance]
+        for running in sent:
+            self._take(running)
+            running.cancel()
+
     async def close(self) -> None:
         """Give up all of them; nobody is told."""
         for running in self._running.values():

@@ -204,8 +204,8 @@ class Driver:
             await supervisor.membership.drained.wait()
         if self.supervisors.get(name) is not supervisor:
             return  # removed while it drained
-        del self.supervisors[name]
         self.lose(name, "removed")
+        del self.supervisors[name]
         await supervisor.remove()
 
     def join(self, name: str, description: Description) -> None:
@@ -221,6 +221,7 @@ class Driver:
         if self.view.instance(name) is not None:
             log.warning("instance %s lost: %s", name, reason)
             self.tell(InstanceLost(name, reason))
+        self.attempts.forget_lost(name)
 
     def max_model_len(self) -> int:
         """Tokens of prompt and response that every instance here takes; 0 without instances."""
