@@ -1,4 +1,4 @@
-"""From the pieces of an answer to an Output: joined, and believed only where they can be true."""
+"""From the chunks of an answer to an Output: joined, and believed only where they can be true."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rollout_sched.integrations.vllm.protocol.answers import (
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, OnTokens, Order, Output
 
 
-class Piece(msgspec.Struct):
-    """One chunk of a stream, or a whole answer. `versions` come with the last piece, if at all."""
+class Chunk(msgspec.Struct):
+    """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
@@ -24,7 +24,7 @@ class Piece(msgspec.Struct):
 
 
 class Assembly:
-    """Joins the pieces of one answer and hands streamed tokens on.
+    """Joins the chunks of one answer and hands streamed tokens on.
 
     An answer that breaks off is an InstanceError, one that cannot be true an AnswerUntrue.
     `labelled` as for `spans_of`.
@@ -42,23 +42,23 @@ class Assembly:
         self._finish: Finish | None = None
         self._versions: list[VersionSpan] | None = None
 
-    def add(self, piece: Piece) -> None:
-        tokens = len(piece.token_ids)
-        if self._finish is not None and (tokens or piece.finish is not None):
+    def add(self, chunk: Chunk) -> None:
+        tokens = len(chunk.token_ids)
+        if self._finish is not None and (tokens or chunk.finish is not None):
             raise AnswerUntrue("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:
             raise AnswerUntrue(f"it sent more than the {self._limit} tokens it may make")
-        logprobs = piece.logprobs if piece.logprobs is not None else []
+        logprobs = chunk.logprobs if chunk.logprobs is not None else []
         if self._wants_logprobs and len(logprobs) != tokens:
             raise AnswerUntrue(f"it sent {len(logprobs)} log-probs with {tokens} tokens")
-        if piece.finish is not None:
-            self._finish = finish_of(piece.finish)
-            self._versions = piece.versions
-        self._token_ids += piece.token_ids
+        if chunk.finish is not None:
+            self._finish = finish_of(chunk.finish)
+            self._versions = chunk.versions
+        self._token_ids += chunk.token_ids
         if self._wants_logprobs:
             self._logprobs += logprobs
         if self._on_tokens is not None and tokens:
-            self._on_tokens(piece.token_ids, logprobs if self._wants_logprobs else None)
+            self._on_tokens(chunk.token_ids, logprobs if self._wants_logprobs else None)
 
     def output(self) -> Output:
         """The whole answer."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from rollout_sched.integrations.vllm.answers import Piece
+from rollout_sched.integrations.vllm.answers import Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, decoded
 from rollout_sched.integrations.vllm.protocol.endpoints import COMPLETIONS, GENERATE
 from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
@@ -43,7 +43,7 @@ class Dialect(Protocol):
     def body(self, order: Order, model: str) -> bytes:
         """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
 
-    def read(self, data: bytes) -> Piece:
+    def read(self, data: bytes) -> Chunk:
         """A whole answer or one chunk of a stream. Raises AnswerUntrue if it is neither."""
 
 
@@ -96,10 +96,10 @@ class Generate:
             request["cache_salt"] = order.salt
         return _encoded(request)
 
-    def read(self, data: bytes) -> Piece:
+    def read(self, data: bytes) -> Chunk:
         choice = _only(decoded(self._decode, data).choices)
         if choice is None:
-            return Piece([])
+            return Chunk([])
         logprobs = None
         if choice.logprobs is not None:
             content = choice.logprobs.content
@@ -107,7 +107,7 @@ class Generate:
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs name other tokens than its answer")
-        return Piece(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -160,14 +160,14 @@ class Completions:
             request["cache_salt"] = order.salt
         return _encoded(request)
 
-    def read(self, data: bytes) -> Piece:
+    def read(self, data: bytes) -> Chunk:
         choice = _only(decoded(self._decode, data).choices)
         if choice is None:
-            return Piece([])
+            return Chunk([])
         if choice.token_ids is None:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        return Piece(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
 
 
 def _encoded(request: dict[str, Any]) -> bytes:

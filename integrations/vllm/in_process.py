@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.answers import Assembly, Piece
+from rollout_sched.integrations.vllm.answers import Assembly, Chunk
 from rollout_sched.integrations.vllm.engine_gauges import EngineGauges
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, version_of
 from rollout_sched.live.ports import (
@@ -74,7 +74,7 @@ class InProcessInstance:
         wants_logprobs = order.sampling.get("logprobs") is not None
         async with aclosing(self._answers(order)) as answers:
             async for answer in answers:
-                assembly.add(_piece(answer.outputs[0], wants_logprobs))
+                assembly.add(_chunk(answer.outputs[0], wants_logprobs))
         return assembly.output()
 
     async def _answers(self, order: Order) -> AsyncGenerator[Any, None]:
@@ -162,7 +162,7 @@ def _sampling_params(order: Order) -> Any:
         raise RequestRejected(f"sampling: {error}", body=str(error).encode()) from error
 
 
-def _piece(choice: Any, wants_logprobs: bool) -> Piece:
+def _chunk(choice: Any, wants_logprobs: bool) -> Chunk:
     token_ids = list(choice.token_ids)
     logprobs = None
     if wants_logprobs and choice.logprobs is not None:
@@ -170,7 +170,7 @@ def _piece(choice: Any, wants_logprobs: bool) -> Piece:
         logprobs = [_bounded(entry[token].logprob) for token, entry in pairs]
     spans = choice.weight_versions
     versions = None if spans is None else [VersionSpan(s.version, s.start, s.end) for s in spans]
-    return Piece(token_ids, logprobs, choice.finish_reason, versions)
+    return Chunk(token_ids, logprobs, choice.finish_reason, versions)
 
 
 def _bounded(logprob: float) -> float:

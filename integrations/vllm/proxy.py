@@ -60,7 +60,7 @@ class ProxyCall:
         self._receiver = receiver
         self._register = register
         self._exchange: Exchange | None = None
-        self._waiting: asyncio.Task[None] | None = None  # for its turn
+        self._waiting: asyncio.Task[None] | None = None  # for the throttle
         self._paused = False
         register[order_id] = self
 

@@ -127,7 +127,7 @@ class LiveAttempt:
 class AttemptTask:
     """An attempt that is a coroutine (`live.ports.Attempting`).
 
-    `over` is told within the turn of the loop in which the coroutine ends: in the next one,
+    `over` is told within the iteration of the loop in which the coroutine ends: in the next one,
     something that happened later could come first.
     """
 

@@ -158,7 +158,7 @@ class Driver:
     # -- weights ---------------------------------------------------------------------------
 
     def publish(self, version: int, loader: WeightLoader) -> None:
-        """New weights; `loader` brings them to each instance when its turn comes."""
+        """New weights; `loader` brings them to each instance when the scheduler orders it."""
         self.pump.check()
         before, self._loader = self._loader, loader
         try:

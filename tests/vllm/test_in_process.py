@@ -105,11 +105,11 @@ def test_what_was_streamed_is_the_answer(
     runner: asyncio.Runner, instance: InProcessInstance
 ) -> None:
     async def use() -> None:
-        pieces: list[list[int]] = []
+        chunks: list[list[int]] = []
         an_order = order(100, stream_every=16)
-        output = await instance.generate(an_order, lambda tokens, _: pieces.append(list(tokens)))
-        assert [len(piece) for piece in pieces][:3] == [1, 16, 16]
-        assert [token for piece in pieces for token in piece] == output.token_ids
+        output = await instance.generate(an_order, lambda tokens, _: chunks.append(list(tokens)))
+        assert [len(chunk) for chunk in chunks][:3] == [1, 16, 16]
+        assert [token for chunk in chunks for token in chunk] == output.token_ids
         assert (len(output.token_ids), len(output.logprobs or [])) == (100, 100)
 
     runner.run(use())

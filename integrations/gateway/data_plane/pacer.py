@@ -2,8 +2,8 @@
 
 Taking a call in, or seeing one off, costs as much as passing on several events. When a batch of
 streams has ended together its successors begin together, and all that run would wait for each of
-them. So while streams are open such work is done piece by piece, one in each turn of the event
-loop, and what has arrived for the streams is passed on in between.
+them. So while streams are open such work is done a call at a time, one in each iteration of the
+event loop, and what has arrived for the streams is passed on in between.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-#: Work that may wait at once. With more the oldest is done out of turn, so that neither a flood of
+#: Work that may wait at once. With more the oldest is done at once, so that neither a flood of
 #: calls is held in memory before it is counted, nor the first of them wait for long.
 MOST_WAITING = 1024
 
 Subject = TypeVar("Subject")
 
-#: What is done if a piece of work raises.
+#: Called with what a call raises.
 Failed = Callable[[Exception], None]
 
 
 class Pacer:
-    """Calls what it is given, in order: at once, or in a later turn if `streams` are open.
+    """Calls what it is given, in order: at once, or in a later iteration if `streams` are open.
 
-    What a piece of work raises is its own: it neither reaches who happens to be in turn nor stops
-    the others.
+    What a call raises is its own: it neither reaches who happens to be next nor stops the others.
     """
 
     def __init__(self) -> None:
         self.streams = 0
-        self._taken = False  # this turn has had its piece of work
+        self._taken = False  # this iteration has had its call
         self._waiting: deque[tuple[Callable[[Any], None], Any, Failed]] = deque()
 
     def take(self, do: Callable[[Subject], None], subject: Subject, failed: Failed) -> None:

@@ -47,7 +47,7 @@ def header_lines(instance: str) -> bytes:
 
 
 class Raw(msgspec.Struct):
-    """An answer as it came; the whole response in one piece."""
+    """An answer as it came; the whole response."""
 
     body: bytes
 

@@ -1,28 +1,28 @@
-"""Pieces of an answer: joined when they can be true, refused when they cannot."""
+"""Chunks of an answer: joined when they can be true, refused when they cannot."""
 
 from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.vllm.answers import Assembly, Piece
+from rollout_sched.integrations.vllm.answers import Assembly, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.vllm.scripted import an_order
 
 
-def assembled(pieces):
+def assembled(chunks):
     assembly = Assembly(an_order())
-    for piece in pieces:
-        assembly.add(piece)
+    for chunk in chunks:
+        assembly.add(chunk)
     return assembly.output()
 
 
 def test_pieces_are_joined_and_handed_on():
     got = []
     assembly = Assembly(an_order(tokens=3), lambda tokens, logprobs: got.append((tokens, logprobs)))
-    assembly.add(Piece([1], [-0.5]))
-    assembly.add(Piece([]))
-    assembly.add(Piece([2, 3], [-0.25, -1.0], "length", [VersionSpan("4", 0, 3)]))
+    assembly.add(Chunk([1], [-0.5]))
+    assembly.add(Chunk([]))
+    assembly.add(Chunk([2, 3], [-0.25, -1.0], "length", [VersionSpan("4", 0, 3)]))
     output = assembly.output()
     assert (output.token_ids, output.logprobs) == ([1, 2, 3], [-0.5, -0.25, -1.0])
     assert (output.finish, output.spans) == ("length", ((4, 3),))
@@ -31,38 +31,38 @@ def test_pieces_are_joined_and_handed_on():
 
 def test_logprobs_not_asked_for_are_left_out():
     assembly = Assembly(an_order(sampling={}))
-    assembly.add(Piece([1], [-0.5], "stop"))
+    assembly.add(Chunk([1], [-0.5], "stop"))
     assert assembly.output().logprobs is None
 
 
 def test_an_abort_before_the_first_token_is_an_answer():
-    output = assembled([Piece([], None, "abort", [])])
+    output = assembled([Chunk([], None, "abort", [])])
     assert (output.token_ids, output.logprobs, output.finish, output.spans) == ([], [], "abort", ())
 
 
 @pytest.mark.parametrize(
-    ("pieces", "says"),
+    ("chunks", "says"),
     [
-        ([Piece([1, 2, 3, 4, 5], [-1.0] * 5)], "more than the 4 tokens"),
-        ([Piece([1, 2], [-1.0])], "1 log-probs with 2 tokens"),
-        ([Piece([1, 2], None, "stop")], "0 log-probs with 2 tokens"),
-        ([Piece([1], [-1.0], "error")], "finish_reason 'error'"),
-        ([Piece([1], [-1.0], "stop"), Piece([2], [-1.0])], "after the end"),
-        ([Piece([1], [-1.0])], "broke off"),
-        ([Piece([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
+        ([Chunk([1, 2, 3, 4, 5], [-1.0] * 5)], "more than the 4 tokens"),
+        ([Chunk([1, 2], [-1.0])], "1 log-probs with 2 tokens"),
+        ([Chunk([1, 2], None, "stop")], "0 log-probs with 2 tokens"),
+        ([Chunk([1], [-1.0], "error")], "finish_reason 'error'"),
+        ([Chunk([1], [-1.0], "stop"), Chunk([2], [-1.0])], "after the end"),
+        ([Chunk([1], [-1.0])], "broke off"),
+        ([Chunk([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
     ],
 )
-def test_what_cannot_be_true_is_the_instances_fault(pieces, says):
+def test_what_cannot_be_true_is_the_instances_fault(chunks, says):
     with pytest.raises(InstanceError, match=says):
-        assembled(pieces)
+        assembled(chunks)
 
 
 def test_a_cut_answer_has_what_came():
     assembly = Assembly(an_order())
-    assembly.add(Piece([1], [-1.0]))
+    assembly.add(Chunk([1], [-1.0]))
     output = assembly.cut()
     assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
 
 
 def test_the_usage_may_follow_the_end():
-    assert assembled([Piece([1], [-1.0], "stop"), Piece([])]).finish == "stop"
+    assert assembled([Chunk([1], [-1.0], "stop"), Chunk([])]).finish == "stop"

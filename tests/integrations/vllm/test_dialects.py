@@ -83,21 +83,21 @@ def test_the_ids_that_abort_needs():
 
 
 def test_generate_is_read():
-    piece = Generate().read(encoded(generated([10, 11], "stop", [("4", 0, 2)])))
-    assert (piece.token_ids, piece.logprobs, piece.finish) == ([10, 11], [-0.5, -1.5], "stop")
-    assert [(s.version, s.start, s.end) for s in piece.versions] == [("4", 0, 2)]
+    chunk = Generate().read(encoded(generated([10, 11], "stop", [("4", 0, 2)])))
+    assert (chunk.token_ids, chunk.logprobs, chunk.finish) == ([10, 11], [-0.5, -1.5], "stop")
+    assert [(s.version, s.start, s.end) for s in chunk.versions] == [("4", 0, 2)]
 
 
 def test_completions_is_read():
-    piece = Completions().read(encoded(completed([10, 11], "stop")))
-    assert (piece.token_ids, piece.logprobs, piece.finish) == ([10, 11], [-0.5, -1.5], "stop")
-    assert piece.versions is None
+    chunk = Completions().read(encoded(completed([10, 11], "stop")))
+    assert (chunk.token_ids, chunk.logprobs, chunk.finish) == ([10, 11], [-0.5, -1.5], "stop")
+    assert chunk.versions is None
 
 
 @pytest.mark.parametrize("dialect", [Generate(), Completions()])
 def test_the_usage_chunk_is_an_empty_piece(dialect):
-    piece = dialect.read(b'{"choices": [], "usage": {"prompt_tokens": 3}}')
-    assert (piece.token_ids, piece.finish) == ([], None)
+    chunk = dialect.read(b'{"choices": [], "usage": {"prompt_tokens": 3}}')
+    assert (chunk.token_ids, chunk.finish) == ([], None)
 
 
 def test_logprobs_of_vllm_before_0_32_name_no_tokens():
