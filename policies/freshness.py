@@ -44,7 +44,7 @@ class Bounded(msgspec.Struct, frozen=True):
 
     def room(self, progress: Progress) -> int:
         ever = (progress.fleet_version + self.max_staleness + 1) * progress.prompts_per_step
-        return ever - progress.delivered - progress.held
+        return ever - progress.delivered - progress.started
 
     def oldest_allowed(self, version: int) -> int:
         return version - self.max_staleness

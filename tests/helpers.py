@@ -51,7 +51,7 @@ class ProgressView:
     active: int = 0
     complete: int = 0
     delivered: int = 0
-    held: int = 0
+    started: int = 0
     round: Launch | None = None
     update_pending: bool = False
     updating: int = 0

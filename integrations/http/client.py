@@ -133,7 +133,7 @@ class Pool:
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
-    # What the connections of this pool ask of it (client_connection.Home).
+    # What the connections of this pool ask of it (client_connection.ConnectionOwner).
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

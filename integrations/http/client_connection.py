@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RACE_S = 1.0
 
 
-class Home(Protocol):
+class ConnectionOwner(Protocol):
     """What a connection asks of the pool it belongs to."""
 
     url: str
@@ -60,7 +60,7 @@ class ClientConnection:
         "_exchange",
         "_first",
         "_heads",
-        "_home",
+        "_owner",
         "_keep",
         "_on_data",
         "_paused",
@@ -69,8 +69,8 @@ class ClientConnection:
         "reused",
     )
 
-    def __init__(self, home: Home, first: Exchange | None = None) -> None:
-        self._home = home
+    def __init__(self, owner: ConnectionOwner, first: Exchange | None = None) -> None:
+        self._owner = owner
         self._heads = AnswerHeads()
         self._first = first
         self._transport: asyncio.Transport
@@ -85,14 +85,14 @@ class ClientConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         sock = transport.get_extra_info("socket")
-        watch_peer(sock, self._home.dead_s)
+        watch_peer(sock, self._owner.dead_s)
         # What waits on a TLS socket may be a record that is none of our business.
         if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
             poll = select.poll()
             poll.register(sock.fileno(), select.POLLIN)
             self._readable = poll.poll
         first, self._first = self._first, None
-        self._home.joined(self, first)
+        self._owner.joined(self, first)
 
     def pause_writing(self) -> None:
         """Requests are written whole: there is nothing to hold back."""
@@ -152,16 +152,16 @@ class ClientConnection:
             self._break(f"the answer is not to be taken: {error}", error)
         except RAISED as error:  # the receiver's
             if self._exchange is not None:
-                self.fail(_as_error(self._home.url, error))
+                self.fail(_as_error(self._owner.url, error))
             else:
-                log.exception("%s: a receiver failed after it had cancelled", self._home.url)
+                log.exception("%s: a receiver failed after it had cancelled", self._owner.url)
 
     def eof_received(self) -> None:
         self._closed(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed(exc)
-        self._home.left(self)
+        self._owner.left(self)
 
     def fail(self, error: Exception) -> None:
         """Close at once; the exchange it carries, if any, ends with an error."""
@@ -171,7 +171,7 @@ class ClientConnection:
             exchange.fail(error)
 
     def _break(self, text: str, cause: BaseException | None) -> None:
-        self.fail(_broken(self._home.url, text, cause))
+        self.fail(_broken(self._owner.url, text, cause))
 
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
         heads = self._heads
@@ -223,14 +223,14 @@ class ClientConnection:
         elif self._keep and not self._transport.get_write_buffer_size():
             if self._paused:
                 self.resume()
-            self._home.release(self)
+            self._owner.release(self)
         else:
             self._transport.abort()
         try:
             receiver.on_end()
         except RAISED as error:
             self._drop_if_free()
-            tell(receiver, _as_error(self._home.url, error))
+            tell(receiver, _as_error(self._owner.url, error))
 
     def _drop_if_free(self) -> None:
         """Unless it is another exchange's by now, which has nothing to do with what went wrong."""
@@ -240,8 +240,8 @@ class ClientConnection:
     def _unasked(self) -> None:
         """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
         if not self._transport.is_closing():
-            self._home.unasked += 1
-            log.warning("%s sent something that nobody had asked for", self._home.url)
+            self._owner.unasked += 1
+            log.warning("%s sent something that nobody had asked for", self._owner.url)
             self._transport.abort()
 
     def _closed(self, exc: Exception | None) -> None:
@@ -257,14 +257,14 @@ class ClientConnection:
             self.drop()
             exchange.connection = None
             exchange.redialled = True
-            self._home.dial(exchange)
+            self._owner.dial(exchange)
         else:
             self._break(_because("the connection closed before the answer", exc), exc)
 
     def _may_redial(self, exchange: Exchange) -> bool:
         """Whether this connection was closed before it was reused, as far as one can tell."""
         untouched = self.reused and not self._heads.begun
-        recent = self._home.now() - exchange.sent_at < RACE_S
+        recent = self._owner.now() - exchange.sent_at < RACE_S
         return untouched and recent and not exchange.redialled
 
 

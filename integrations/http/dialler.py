@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from rollout_sched.integrations.http.client_connection import ClientConnection, Home
+from rollout_sched.integrations.http.client_connection import ClientConnection, ConnectionOwner
 from rollout_sched.integrations.http.errors import NotConnected
 from rollout_sched.integrations.http.exchange import Exchange
 from rollout_sched.integrations.http.origin import Origin
@@ -15,15 +15,15 @@ from rollout_sched.integrations.http.origin import Origin
 class Dialler:
     """Connections to an origin that are coming about, for up to `connect_s` seconds.
 
-    They join `home`. `on_done` is called whenever one has come about or not.
+    They join `owner`. `on_done` is called whenever one has come about or not.
     """
 
-    __slots__ = ("_connect_s", "_dialling", "_home", "_on_done", "_origin")
+    __slots__ = ("_connect_s", "_dialling", "_owner", "_on_done", "_origin")
 
     def __init__(
-        self, home: Home, origin: Origin, connect_s: float, on_done: Callable[[], None]
+        self, owner: ConnectionOwner, origin: Origin, connect_s: float, on_done: Callable[[], None]
     ) -> None:
-        self._home = home
+        self._owner = owner
         self._origin = origin
         self._connect_s = connect_s
         self._on_done = on_done
@@ -52,7 +52,7 @@ class Dialler:
 
     async def _dial(self, exchange: Exchange) -> None:
         loop = asyncio.get_running_loop()
-        connection = ClientConnection(self._home, exchange)
+        connection = ClientConnection(self._owner, exchange)
         made = False
         try:
             async with asyncio.timeout(self._connect_s):

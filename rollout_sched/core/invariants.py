@@ -56,9 +56,9 @@ def _check_requests(scheduler: Scheduler) -> None:
 
 def _check_groups(scheduler: Scheduler) -> None:
     groups, buffer, requests = scheduler.groups, scheduler.sample_buffer, scheduler.requests
-    held = listed = 0
+    started = listed = 0
     for group in groups:
-        held += group in buffer
+        started += group in buffer
         listed += len(group.requests)
         whole = len(group.finished) >= group.samples
         assert whole == (group.state is GroupState.COMPLETE), f"{group!r}"
@@ -74,7 +74,7 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
     complete = groups.count(GroupState.COMPLETE)
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
-    assert held == buffer.held, f"{held} held groups, counted {buffer.held}"
+    assert started == buffer.started, f"{started} started groups, counted {buffer.started}"
     direct = [request for request in requests if request.group is None]
     assert listed + len(direct) == len(requests), "a request belongs to no group"
     for request in direct:

@@ -127,7 +127,7 @@ class Outcomes:
     def launch(self, group: Group, oversample: float) -> None:
         """Make a group whole in requests and let them be dispatched."""
         self._groups.move(group, LAUNCH)
-        self._samples.hold(group)
+        self._samples.add(group)
         wanted = ceil(group.samples * oversample - 1e-9)
         used = {request.index for request in group.requests}
         index = 0
@@ -164,7 +164,7 @@ class Outcomes:
         group.finished.clear()
         group.siblings.lengths.clear()
         group.siblings.estimate = None
-        self._samples.release(group)
+        self._samples.remove(group)
 
     def deliver(self, group: Group) -> None:
         """Its samples are on their way to the trainer."""
@@ -191,6 +191,6 @@ class Outcomes:
 
     def _let_go(self, group: Group) -> None:
         """Leave no cycle behind, so that memory does not wait for the garbage collector."""
-        self._samples.release(group)
+        self._samples.remove(group)
         group.siblings.requests.clear()
         group.finished.clear()

@@ -58,8 +58,8 @@ class RunProgress:
         return self._samples.complete
 
     @property
-    def held(self) -> int:
-        return self._samples.held
+    def started(self) -> int:
+        return self._samples.started
 
     @property
     def fleet_version(self) -> int:

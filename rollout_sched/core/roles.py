@@ -38,7 +38,7 @@ class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
     A group is *fresh* until first launched, then *active*, *deferred* (set back to a later round)
-    or *complete*; *delivered* in the end. `held` counts the groups, neither fresh nor delivered,
+    or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
     that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
     counts the instances that are getting weights.
     """
@@ -64,7 +64,7 @@ class Progress(Protocol):
     @property
     def delivered(self) -> int: ...
     @property
-    def held(self) -> int: ...
+    def started(self) -> int: ...
     @property
     def round(self) -> Launch | None: ...
     @property

@@ -1,6 +1,6 @@
 """The sample buffer: groups that hold tokens or will soon, by age, and the whole ones to deliver.
 
-A group is *held* from its launch (or its first kept token) until it is delivered or starts over.
+A group is *started* from its launch (or its first kept token) until it is delivered or starts over.
 Finished members that wait for a slow sibling age like everything else, so age belongs to the group:
 the oldest version that may have made any of its tokens.
 """
@@ -21,30 +21,30 @@ def _oldest_first(group: Group) -> tuple[int, int]:
 
 
 class SampleBuffer:
-    """Held groups indexed by oldest version, complete ones in order of delivery."""
+    """Started groups indexed by oldest version, complete ones in order of delivery."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Group] = {}
+        self._started: dict[str, Group] = {}
         self._by_version: dict[int, dict[str, Group]] = {}
         self._complete: Any = SortedKeyList(key=_oldest_first)
 
     @property
-    def held(self) -> int:
-        return len(self._held)
+    def started(self) -> int:
+        return len(self._started)
 
     @property
     def complete(self) -> int:
         return len(self._complete)
 
     def __contains__(self, group: Group) -> bool:
-        return group.id in self._held
+        return group.id in self._started
 
     def groups(self) -> list[Group]:
-        """Every held group, in order of launch."""
-        return list(self._held.values())
+        """Every started group, in order of launch."""
+        return list(self._started.values())
 
-    def hold(self, group: Group) -> None:
-        self._held[group.id] = group
+    def add(self, group: Group) -> None:
+        self._started[group.id] = group
 
     def note_version(self, group: Group, version: int) -> None:
         """Tokens of this group may now be as old as `version`."""
@@ -59,9 +59,9 @@ class SampleBuffer:
     def completed(self, group: Group) -> None:
         self._complete.add(group)
 
-    def release(self, group: Group) -> None:
-        """The group was delivered or starts over: it holds nothing any more."""
-        del self._held[group.id]
+    def remove(self, group: Group) -> None:
+        """The group was delivered or starts over: nothing of it ages any more."""
+        del self._started[group.id]
         self._complete.discard(group)
         if group.oldest_version is not None:
             self._forget_version(group)
@@ -72,7 +72,7 @@ class SampleBuffer:
         return list(islice(self._complete, groups))
 
     def older_than(self, version: int) -> list[Group]:
-        """Held groups with tokens older than `version`."""
+        """Started groups with tokens older than `version`."""
         return [
             group
             for known in sorted(self._by_version)
@@ -86,7 +86,7 @@ class SampleBuffer:
         Groups launched but never dispatched count as `undated`, the oldest they can become.
         """
         left = {version: len(groups) for version, groups in self._by_version.items()}
-        waiting = len(self._held) - sum(left.values())
+        waiting = len(self._started) - sum(left.values())
         for group in taken:
             assert group.oldest_version is not None
             left[group.oldest_version] -= 1

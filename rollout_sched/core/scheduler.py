@@ -182,10 +182,10 @@ class Scheduler:
 
     def _recall_oldest(self) -> None:
         """The batch may be waiting for groups that were set back: the oldest of them go on."""
-        held = [group for group in self.groups.of(DEFERRED) if group in self.sample_buffer]
+        set_back = [group for group in self.groups.of(DEFERRED) if group in self.sample_buffer]
         newest = self.progress.fleet_version
-        ages = [newest if g.oldest_version is None else g.oldest_version for g in held]
-        for group, age in zip(held, ages, strict=True):
+        ages = [newest if g.oldest_version is None else g.oldest_version for g in set_back]
+        for group, age in zip(set_back, ages, strict=True):
             if age == min(ages):
                 self.outcomes.launch(group, 1.0)
 

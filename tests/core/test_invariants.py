@@ -158,9 +158,9 @@ def complete(told: Told) -> None:
     told.scheduler.sample_buffer.completed(told.scheduler.groups["a"])
 
 
-@corruption("4 held groups, counted 5")
-def held(told: Told) -> None:
-    told.scheduler.sample_buffer.hold(make_group("nobody"))
+@corruption("4 started groups, counted 5")
+def started(told: Told) -> None:
+    told.scheduler.sample_buffer.add(make_group("nobody"))
 
 
 @corruption("<Group e fresh 0/1 vNone> is misplaced")

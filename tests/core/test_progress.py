@@ -35,7 +35,7 @@ def progress(fleet: Fleet, groups: Groups, samples: SampleBuffer) -> RunProgress
 def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
     assert (progress.prompts_per_step, progress.version) == (4, 3)
     facts = ["trainer_waiting", "closed", "round", "update_pending"]
-    counts = ["fresh", "deferred", "active", "complete", "delivered", "held", "batches"]
+    counts = ["fresh", "deferred", "active", "complete", "delivered", "started", "batches"]
     assert not any(getattr(progress, name) for name in facts + counts)
 
 
@@ -53,10 +53,10 @@ def test_held_and_complete_are_the_sample_buffers(
     progress: RunProgress, samples: SampleBuffer
 ) -> None:
     for name in ("a", "b"):
-        samples.hold(group := make_group(name))
+        samples.add(group := make_group(name))
         samples.note_version(group, 0)
     samples.completed(group)
-    assert (progress.held, progress.complete) == (2, 1)
+    assert (progress.started, progress.complete) == (2, 1)
 
 
 def test_without_instances_the_fleet_has_the_trainers_version(progress: RunProgress) -> None:

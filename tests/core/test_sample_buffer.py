@@ -18,7 +18,7 @@ def fill(**versions: int | None) -> tuple[SampleBuffer, list[Group]]:
     buffer, groups = SampleBuffer(), []
     for serial, (name, version) in enumerate(versions.items()):
         groups.append(group := make_group(name, serial=serial))
-        buffer.hold(group)
+        buffer.add(group)
         if version is not None:
             buffer.note_version(group, version)
     return buffer, groups
@@ -80,23 +80,23 @@ def test_what_was_never_dispatched_counts_as_the_oldest_it_can_become() -> None:
 def test_remaining_leaves_out_what_is_taken() -> None:
     buffer, (a, b, _) = fill(a=1, b=2, c=2)
     assert buffer.remaining([a, b], undated=0) == {2: 1}
-    assert buffer.held == 3, "only asking"
+    assert buffer.started == 3, "only asking"
 
 
 def test_a_released_group_is_forgotten() -> None:
     buffer, (a, b) = fill(a=1, b=1)
     buffer.completed(a)
-    buffer.release(a)
+    buffer.remove(a)
     assert a not in buffer
     assert a.oldest_version is None
-    assert (buffer.held, buffer.complete) == (1, 0)
+    assert (buffer.started, buffer.complete) == (1, 0)
     assert buffer.groups() == buffer.older_than(2) == [b]
 
 
 def test_a_group_that_was_never_dispatched_can_be_released() -> None:
     buffer, (group,) = fill(a=None)
-    buffer.release(group)
-    assert buffer.held == 0
+    buffer.remove(group)
+    assert buffer.started == 0
 
 
 def test_groups_are_listed_in_order_of_launch() -> None:
@@ -111,7 +111,7 @@ class BruteForce(RuleBasedStateMachine):
         super().__init__()
         self.buffer = SampleBuffer()
         self.serials = count()
-        self.held: dict[Group, None] = {}
+        self.started: dict[Group, None] = {}
         self.versions: dict[str, int] = {}
         self.complete: list[Group] = []
 
@@ -119,48 +119,48 @@ class BruteForce(RuleBasedStateMachine):
     def hold(self) -> None:
         serial = next(self.serials)
         group = make_group(f"g{serial}", serial=serial)
-        self.held[group] = None
-        self.buffer.hold(group)
+        self.started[group] = None
+        self.buffer.add(group)
 
     def pick(self, data: st.DataObject, groups: list[Group]) -> Group:
         return groups[data.draw(st.integers(0, len(groups) - 1))]
 
-    @precondition(lambda self: len(self.held) > len(self.complete))
+    @precondition(lambda self: len(self.started) > len(self.complete))
     @rule(data=st.data(), version=st.integers(0, 4))
     def note(self, data: st.DataObject, version: int) -> None:
-        group = self.pick(data, [group for group in self.held if group not in self.complete])
+        group = self.pick(data, [group for group in self.started if group not in self.complete])
         self.buffer.note_version(group, version)
         self.versions[group.id] = min(version, self.versions.get(group.id, version))
 
     @precondition(lambda self: len(self.versions) > len(self.complete))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        dated = [g for g in self.held if g.id in self.versions and g not in self.complete]
+        dated = [g for g in self.started if g.id in self.versions and g not in self.complete]
         group = self.pick(data, dated)
         self.buffer.completed(group)
         self.complete.append(group)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.started)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        group = self.pick(data, list(self.held))
-        self.buffer.release(group)
-        del self.held[group]
+        group = self.pick(data, list(self.started))
+        self.buffer.remove(group)
+        del self.started[group]
         self.versions.pop(group.id, None)
         if group in self.complete:
             self.complete.remove(group)
 
     @invariant()
     def counts(self) -> None:
-        assert (self.buffer.held, self.buffer.complete) == (len(self.held), len(self.complete))
-        assert self.buffer.groups() == list(self.held)
+        assert (self.buffer.started, self.buffer.complete) == (len(self.started), len(self.complete))
+        assert self.buffer.groups() == list(self.started)
 
     @invariant()
     def ages(self) -> None:
-        for group in self.held:
+        for group in self.started:
             assert group.oldest_version == self.versions.get(group.id)
         for version in range(6):
-            older = {g.id for g in self.held if self.versions.get(g.id, 99) < version}
+            older = {g.id for g in self.started if self.versions.get(g.id, 99) < version}
             assert {group.id for group in self.buffer.older_than(version)} == older
 
     @invariant()
@@ -169,7 +169,7 @@ class BruteForce(RuleBasedStateMachine):
         for size in range(len(order) + 1):
             taken = self.buffer.oldest_first(size)
             assert taken == order[:size]
-            left = [group for group in self.held if group not in taken]
+            left = [group for group in self.started if group not in taken]
             ages = Counter(self.versions.get(group.id, 3) for group in left)
             assert self.buffer.remaining(taken, undated=3) == dict(ages)
 

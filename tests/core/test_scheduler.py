@@ -1382,7 +1382,7 @@ def test_nothing_is_left_behind_after_a_run() -> None:
     assert not scheduler.fleet.attempts
     assert not scheduler.requests.waiting
     assert not scheduler.requests.replay_buffer
-    assert scheduler.sample_buffer.held == 0
+    assert scheduler.sample_buffer.started == 0
 
 
 class TestFoundByTheLaws:

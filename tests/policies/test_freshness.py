@@ -28,7 +28,7 @@ def test_room_is_areal_s_formula(
     staleness: int, batch: int, version: int, delivered: int, running: int
 ) -> None:
     """(S + version + 1) * B - (accepted + running)."""
-    progress = ProgressView(batch, fleet_version=version, delivered=delivered, held=running)
+    progress = ProgressView(batch, fleet_version=version, delivered=delivered, started=running)
     room = (staleness + version + 1) * batch - (delivered + running)
     assert Bounded(staleness).room(progress) == room
 

@@ -18,7 +18,7 @@ Rows = Iterable[tuple[Mapping[str, str], float]]
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
 
 
-def exposition(gateway: Gateway) -> str:
+def prometheus_text(gateway: Gateway) -> str:
     """Everything that is counted, as one page."""
     return "".join([*_of_requests(gateway), *_of_samples(gateway), *_of_instances(gateway)])
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.integrations.gateway.control_plane.prometheus import CONTENT_TYPE, exposition
+from rollout_sched.integrations.gateway.control_plane.prometheus import CONTENT_TYPE, prometheus_text
 
 
 class Public:
@@ -41,7 +41,7 @@ class Public:
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = exposition(self._gateway).encode()
+        text = prometheus_text(self._gateway).encode()
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def models(self, request: web.Request) -> web.Response:

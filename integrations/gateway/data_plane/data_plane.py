@@ -107,12 +107,12 @@ class DataPlane:
         envelope = envelopes.read(request.body, endpoint)
         body = Body(request.body, nested=endpoint == "generate")
         ones = split(body, endpoint, envelope, min(limits.samples, limits.requests))
-        held, prompt = len(request.body), len(envelope.prompt)
+        body_bytes, prompt = len(request.body), len(envelope.prompt)
         if len(ones) > 1:
-            held = sum([held - prompt + len(one.prompt) for one in ones])
-        self.calls.check_room(len(ones), held)
+            body_bytes = sum([body_bytes - prompt + len(one.prompt) for one in ones])
+        self.calls.check_room(len(ones), body_bytes)
         client_request = read_client_request(request, endpoint, body, envelope)
-        reply = HttpReply(self.calls, self.driver, request, len(ones), held)
+        reply = HttpReply(self.calls, self.driver, request, len(ones), body_bytes)
         try:
             if len(ones) == 1 and not ones[0].values:
                 reply.submitted(self._submit(client_request, ones[0], reply))

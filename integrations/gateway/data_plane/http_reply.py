@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpReply:
-    """The answer to a client over HTTP, which waits for `count` responses and `held` bytes.
+    """The answer to a client over HTTP, which waits for `count` responses and `body_bytes` bytes.
 
     It is over once: by its answer, its end, a failure on this side or the client's leaving, and
     then its responses are counted no longer, and given up where they are not made yet. What comes
@@ -28,7 +28,7 @@ class HttpReply:
         "_calls",
         "_count",
         "_driver",
-        "_held",
+        "_body_bytes",
         "_request",
         "_requests",
         "_streams",
@@ -36,7 +36,7 @@ class HttpReply:
     )
 
     def __init__(
-        self, calls: OpenCalls, driver: Driver, request: HttpRequest, count: int, held: int
+        self, calls: OpenCalls, driver: Driver, request: HttpRequest, count: int, body_bytes: int
     ) -> None:
         self.over = False
         self._requests: list[str] = []
@@ -44,9 +44,9 @@ class HttpReply:
         self._driver = driver
         self._request = request
         self._count = count
-        self._held = held
+        self._body_bytes = body_bytes
         self._streams = 0
-        calls.enter(self, count, held)
+        calls.enter(self, count, body_bytes)
         request.on_disconnect = self._gone
 
     def submitted(self, name: str) -> None:
@@ -60,7 +60,7 @@ class HttpReply:
         if self.over:
             return False
         self.over = True
-        self._calls.leave(self, self._count, self._held)
+        self._calls.leave(self, self._count, self._body_bytes)
         self._calls.pacer.streams -= self._streams
         return True
 

@@ -35,23 +35,23 @@ class OpenCalls:
         self.replies: set[OpenReply] = set()
         self.pacer = Pacer()
 
-    def enter(self, reply: OpenReply, count: int, held: int) -> None:
+    def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
         """A call of so many responses and bytes."""
         self.replies.add(reply)
         self.requests += count
-        self.body_bytes += held
+        self.body_bytes += body_bytes
 
-    def leave(self, reply: OpenReply, count: int, held: int) -> None:
+    def leave(self, reply: OpenReply, count: int, body_bytes: int) -> None:
         self.replies.discard(reply)
         self.requests -= count
-        self.body_bytes -= held
+        self.body_bytes -= body_bytes
 
-    def check_room(self, count: int, held: int) -> None:
+    def check_room(self, count: int, body_bytes: int) -> None:
         """Raises NotNow if a call of so many responses and bytes cannot be taken at present."""
         limits = self.limits
-        if held > limits.body_bytes:
+        if body_bytes > limits.body_bytes:
             raise BadRequest(
-                f"the bodies of the call's {count} responses come to {held} bytes, and all bodies "
+                f"the bodies of the call's {count} responses come to {body_bytes} bytes, and all bodies "
                 f"here may have {limits.body_bytes}; ask for fewer responses in one call",
                 413,
             )
@@ -60,8 +60,8 @@ class OpenCalls:
                 f"{self.requests} responses are waited for here, of at most "
                 f"{limits.requests}, and the call asks for {count}"
             )
-        if self.body_bytes + held > limits.body_bytes:
+        if self.body_bytes + body_bytes > limits.body_bytes:
             raise NotNow(
                 f"bodies of {self.body_bytes} bytes are here, of at most {limits.body_bytes}, and "
-                f"the call has {held}"
+                f"the call has {body_bytes}"
             )

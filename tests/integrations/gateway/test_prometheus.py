@@ -9,7 +9,7 @@ import pytest
 
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import Woke
-from rollout_sched.integrations.gateway.control_plane.prometheus import exposition
+from rollout_sched.integrations.gateway.control_plane.prometheus import prometheus_text
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.test_counters import sample
 
@@ -21,7 +21,7 @@ def test_every_line_is_a_comment_or_a_sample_of_the_family_above() -> None:
         async with House(Upstream('http://a:1/"x"\\')) as house:
             gateway = house.service.gateway
             gateway.driver.pump.scheduler.anomalies["late"] += 2
-            text = exposition(gateway)
+            text = prometheus_text(gateway)
         family = ""
         for line in text.splitlines():
             if line.startswith("# TYPE "):
@@ -43,7 +43,7 @@ def test_buckets_are_cumulative() -> None:
             samples = (sample(1, 0), sample(1, 2), sample(1, 99))
             gateway = house.service.gateway
             gateway.counters.observe(0.0, Woke(), [Deliver(0, 0, samples)])
-            text = exposition(gateway)
+            text = prometheus_text(gateway)
         name = "rollout_sched_staleness_versions"
         buckets = dict(re.findall(name + r'_bucket\{le="([^"]+)"\} (\d+)', text))
         assert (buckets["0"], buckets["1"], buckets["2"], buckets["+Inf"]) == ("1", "1", "2", "3")
@@ -70,7 +70,7 @@ def test_names_come_back_as_they_are(name: str) -> None:
         async with House() as house:
             gateway = house.service.gateway
             gateway.counters.generated[name] = 7
-            text = exposition(gateway)
+            text = prometheus_text(gateway)
         lines = [line for line in text.split("\n") if line and not line.startswith("#")]
         assert all(_SAMPLE.fullmatch(line) for line in lines)
         of_instances = [line for line in lines if "_instance_" in line]
@@ -89,13 +89,13 @@ def _unescaped(text: str) -> str:
 def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
     async def scene() -> None:
         async with House() as house:
-            assert "journal" not in exposition(house.service.gateway)
+            assert "journal" not in prometheus_text(house.service.gateway)
         async with House(journal=tmp_path / "journal") as house:
             gateway = house.service.gateway
-            assert "\nrollout_sched_journal_broken 0\n" in exposition(gateway)
+            assert "\nrollout_sched_journal_broken 0\n" in prometheus_text(gateway)
             assert gateway.journal is not None
             gateway.journal.broken = "No space left on device"
-            assert "\nrollout_sched_journal_broken 1\n" in exposition(gateway)
+            assert "\nrollout_sched_journal_broken 1\n" in prometheus_text(gateway)
             _, state = await house.ask("GET", "/admin/state")
             assert state["journal"]["broken"] == "No space left on device"
 
