@@ -18,7 +18,7 @@ class Dialler:
     They join `owner`. `on_done` is called whenever one has come about or not.
     """
 
-    __slots__ = ("_connect_s", "_dialling", "_owner", "_on_done", "_origin")
+    __slots__ = ("_connect_s", "_dialling", "_on_done", "_origin", "_owner")
 
     def __init__(
         self, owner: ConnectionOwner, origin: Origin, connect_s: float, on_done: Callable[[], None]

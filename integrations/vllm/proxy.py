@@ -28,11 +28,29 @@ class Exchange(Protocol):
     def resume(self) -> None: ...
 
 
+class _Nobody:
+    """Receives what comes after the end."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_error(self, error: Exception) -> None: ...
+
+
+_NOBODY = _Nobody()
+_NO_HEAD = _NOBODY.on_head
+_NO_DATA = _NOBODY.on_data
+
+
 class ProxyCall:
     """Between an exchange and who receives its answer (`integrations.http.exchange.Receiver`).
 
     Bounds the rate of such calls, knows what an abort must name, and says what went wrong as
-    InstanceError. `register` holds it under its order's id until its end, its error or `cancel`.
+    InstanceError. `register` holds it under its order's id until its end, its error or `cancel`;
+    then it lets go of its receiver, which knows it: that would be a cycle, for the collector.
     """
 
     __slots__ = (
@@ -57,7 +75,7 @@ class ProxyCall:
         self.on_head = receiver.on_head
         self.on_data = receiver.on_data
         self._order_id = order_id
-        self._receiver = receiver
+        self._receiver: Receiver = receiver
         self._register = register
         self._exchange: Exchange | None = None
         self._waiting: asyncio.Task[None] | None = None  # for the throttle
@@ -96,7 +114,7 @@ class ProxyCall:
 
     def cancel(self) -> None:
         """End the call from this side; the receiver hears nothing more."""
-        self._register.pop(self._order_id, None)
+        self._let_go()
         if self._exchange is not None:
             self._exchange.cancel()
         elif self._waiting is not None:
@@ -104,8 +122,9 @@ class ProxyCall:
 
     def cut(self) -> None:
         """End the call from this side, where the instance offers no abort."""
+        receiver = self._receiver
         self.cancel()
-        self._receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
+        receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
 
     def pause(self) -> None:
         """As of an exchange."""
@@ -120,11 +139,19 @@ class ProxyCall:
 
     def on_end(self) -> None:
         self._register.pop(self._order_id, None)
-        self._receiver.on_end()
+        self._receiver.on_end()  # if this raises, it will hear of that
+        self._let_go()
 
     def on_error(self, error: Exception) -> None:
+        receiver = self._receiver
+        self._let_go()
+        receiver.on_error(as_instance_error(error))
+
+    def _let_go(self) -> None:
         self._register.pop(self._order_id, None)
-        self._receiver.on_error(as_instance_error(error))
+        self._receiver = _NOBODY
+        self.on_head = _NO_HEAD
+        self.on_data = _NO_DATA
 
 
 class ProxyCalls:

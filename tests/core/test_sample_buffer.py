@@ -152,7 +152,10 @@ class BruteForce(RuleBasedStateMachine):
 
     @invariant()
     def counts(self) -> None:
-        assert (self.buffer.started, self.buffer.complete) == (len(self.started), len(self.complete))
+        assert (self.buffer.started, self.buffer.complete) == (
+            len(self.started),
+            len(self.complete),
+        )
         assert self.buffer.groups() == list(self.started)
 
     @invariant()

@@ -8,7 +8,10 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.integrations.gateway.control_plane.prometheus import CONTENT_TYPE, prometheus_text
+from rollout_sched.integrations.gateway.control_plane.prometheus import (
+    CONTENT_TYPE,
+    prometheus_text,
+)
 
 
 class Public:

@@ -25,10 +25,10 @@ class HttpReply:
     """
 
     __slots__ = (
+        "_body_bytes",
         "_calls",
         "_count",
         "_driver",
-        "_body_bytes",
         "_request",
         "_requests",
         "_streams",

@@ -51,8 +51,8 @@ class OpenCalls:
         limits = self.limits
         if body_bytes > limits.body_bytes:
             raise BadRequest(
-                f"the bodies of the call's {count} responses come to {body_bytes} bytes, and all bodies "
-                f"here may have {limits.body_bytes}; ask for fewer responses in one call",
+                f"the bodies of the call's {count} responses come to {body_bytes} bytes, and all "
+                f"bodies here may have {limits.body_bytes}; ask for fewer responses in one call",
                 413,
             )
         if self.requests + count > limits.requests:
