@@ -148,11 +148,11 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
             name: getattr(progress, name)
             for name in (
                 *("version", "fleet_version", "trainer_waiting", "closed", "active", "delivered"),
-                *("batches", "round", "fresh", "deferred", "complete", "held", "update_pending"),
+                *("batches", "round", "fresh", "deferred", "complete", "started", "update_pending"),
             )
         },
         "by state": {state: [g.id for g in scheduler.groups.of(state)] for state in HERE},
-        "held": [group.id for group in scheduler.sample_buffer.groups()],
+        "started": [group.id for group in scheduler.sample_buffer.groups()],
         "complete": [group.id for group in scheduler.sample_buffer.oldest_first(10**6)],
         "waiting": [request.id for request in scheduler.requests.waiting],
         "parked": [request.id for request in scheduler.requests.replay_buffer],
