@@ -1,7 +1,7 @@
 """WeightLoaders: how new weights come into a vLLM instance.
 
 An loader only changes weights. The driver has closed the gate and paused the instance before, and
-labels, resumes and opens it afterwards. Whatever an loader raises makes the instance unfit: after
+labels, resumes and opens it afterwards. Whatever a loader raises makes the instance unfit: after
 a failed load vLLM's model is half torn down, and the next request kills the engine.
 
 A user's own loader is any `async def apply(client, version)`.
@@ -26,7 +26,7 @@ from rollout_sched.live.ports import InstanceClient
 LOAD_LIMIT_S = 900.0
 CHECK_LIMIT_S = 60.0
 
-#: A checkpoint that was whole so many seconds ago is not looked at again, so that a update is
+#: A checkpoint that was whole so many seconds ago is not looked at again, so that an update is
 #: checked once however many instances load it; one that joins later has it looked at anew.
 GOOD_FOR_S = 60.0
 

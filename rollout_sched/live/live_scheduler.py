@@ -1,4 +1,4 @@
-"""A policy at work: the scheduler with its driver, the trainer's trainer and the journal."""
+"""A policy at work: the scheduler with its driver, the trainer session and the journal."""
 
 from __future__ import annotations
 

@@ -75,10 +75,11 @@ class PayloadBook:
     # -- told ------------------------------------------------------------------------------
 
     def note_error(self, dispatch: Dispatch, error: Exception) -> None:
-        """Why an attempt has failed: said to whoever waits, should it be the last."""
-        if dispatch.group:
+        """Why an attempt has failed: said to whoever waits, should it be the last. Of what is over
+        nobody asks any more."""
+        if dispatch.group in self._factories:
             self._group_errors[dispatch.group] = error
-        else:
+        elif dispatch.request in self._payloads:
             self._errors[dispatch.request] = error
 
     def deliver(self, action: Deliver) -> None:

@@ -114,6 +114,20 @@ def test_a_group_fails_with_the_last_error_in_it_whichever_sample_had_it() -> No
     run(scene)
 
 
+def test_an_error_of_what_is_over_is_not_kept() -> None:
+    """As of an attempt that nobody wanted any more when it failed."""
+
+    def scene(it: Book) -> None:
+        it.group("a", 1)
+        it.book.deliver(Deliver(0, 0, (sample("a", 0),)))
+        it.book.note_error(dispatch("a", 0), RuntimeError("late"))
+        it.book.note_error(Dispatch("gone", 1, "i0", 1, 9, 0), RuntimeError("late"))
+        assert not it.book._group_errors
+        assert not it.book._errors
+
+    run(scene)
+
+
 @pytest.mark.parametrize(
     ("reason", "heard"),
     [

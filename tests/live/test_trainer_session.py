@@ -1,4 +1,4 @@
-"""The trainer's trainer: batches come when asked for, whole, once, with tokens and versions."""
+"""The trainer session: batches come when asked for, whole, once, with tokens and versions."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Way(NamedTuple):
 
 
 async def as_trainer(the: House) -> None:
-    """Whole groups of two from the trainer's trainer."""
+    """Whole groups of two from the trainer session."""
     async with RolloutScheduler.connect(the.url) as rollouts:
         await rollouts.submit(prompts())
         await rollouts.close_submissions()

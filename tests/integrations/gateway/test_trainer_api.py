@@ -1,4 +1,4 @@
-"""/rollout/v1: the trainer's trainer over HTTP, and nothing lost with a connection."""
+"""/rollout/v1: the trainer session over HTTP, and nothing lost with a connection."""
 
 from __future__ import annotations
 
