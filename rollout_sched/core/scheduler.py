@@ -25,14 +25,16 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, Groups
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
-from rollout_sched.core.model import Instance, Request
+from rollout_sched.core.model import Group, Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.selection_window import SelectionWindow
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
@@ -94,7 +96,14 @@ class Scheduler:
             max_failures,
         )
         trainer = TrainerEvents(
-            groups, samples, outcomes, progress, updater, roles.freshness, serials
+            groups,
+            samples,
+            outcomes,
+            progress,
+            updater,
+            roles.freshness,
+            serials,
+            LengthHistory() if roles.uses_history else None,
         )
         client = ClientEvents(requests, self.siblings, outcomes, self.sessions, self.anomalies)
         instance = InstanceEvents(
@@ -110,6 +119,7 @@ class Scheduler:
             self.anomalies,
             keeps_partial=roles.interruption.keeps_partial,
         )
+        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
         # A round that starts over what it leaves behind has nothing that could grow stale.
         self._carries_over = (
             roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
@@ -213,6 +223,7 @@ class Scheduler:
             return  # instances that get their weights one after the other still make older tokens
         if progress.round is None:
             progress.round = launch
+        starting: list[Group] = []
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -220,12 +231,13 @@ class Scheduler:
                 if allowed <= 0:
                     break
                 allowed -= 1
+                starting.append(group)
             self.outcomes.launch(group, launch.oversample)
             deferred -= 1
-        for _ in range(min(fresh, allowed, progress.fresh)):
-            group = groups.first(FRESH)
-            assert group is not None
-            self.outcomes.launch(group, launch.oversample)
+        fresh = min(fresh, allowed, progress.fresh)
+        if fresh > 0:
+            for group in self.selection_window.take(fresh, starting):
+                self.outcomes.launch(group, launch.oversample)
 
     def _renew_budgets(self) -> None:
         """Nothing runs and nothing waits: let those that used up their segment go on."""
