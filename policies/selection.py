@@ -46,7 +46,7 @@ class LikeLengths(msgspec.Struct, frozen=True):
     """
 
     window: Annotated[int, msgspec.Meta(ge=1)] = 8
-    quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.75
     max_step_bias: Share = 0.5
     order: Literal["shortest_first", "longest_first"] = "shortest_first"
 

@@ -1,8 +1,8 @@
 """The history of response lengths by prompt: what earlier groups of a prompt came to.
 
-A prompt comes again in every epoch, and its responses are about as long as they were (RhymeRL, arXiv
-2508.18588, schedules by that). The history is fed by every delivery and begins with what the trainer
-knew of a prompt when it first came; nothing else goes in, so the journal gives it back.
+A prompt comes again in every epoch, and its responses are about as long as they were (RhymeRL,
+arXiv 2508.18588, schedules by that). The history is fed by every delivery and begins with what the
+trainer knew of a prompt when it first came; nothing else goes in, so the journal gives it back.
 """
 
 from __future__ import annotations

@@ -39,9 +39,7 @@ class SelectionWindow:
         self.left -= len(chosen)
         return chosen
 
-    def _choose(
-        self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
-    ) -> list[Group]:
+    def _choose(self, window: Sequence[Group], wanted: int, beside: Sequence[Group]) -> list[Group]:
         if wanted >= len(window):
             return list(window)
         chosen = list(self._selection.choose(window, wanted, beside))

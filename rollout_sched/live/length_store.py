@@ -1,4 +1,4 @@
-"""Keeps the response lengths of prompts from one run to the next: a fold over deliveries, in a file.
+"""Keeps the response lengths of prompts from run to run: a fold over deliveries, in a file.
 
 The core learns the lengths of a run from its events alone. What was learnt in earlier runs reaches
 it as the `history` of each group that is submitted, and so it is in the journal, too.
@@ -37,12 +37,12 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthStore:
-    """The lengths in one file, which is read at the start, where it is there, and then written whole
-    every minute and at the end. Make it inside a running event loop; one run at a time.
+    """The lengths in one file, which is read at the start, where it is there, and then written
+    whole every minute and at the end. Make it inside a running event loop; one run at a time.
 
     A thread writes, so that a slow disk keeps nobody waiting. `broken` says why the last try to
-    write failed, as does the log; the next one is a minute later. Raises CallerError for a file that
-    cannot be read or written.
+    write failed, as does the log; the next one is a minute later. Raises CallerError for a file
+    that cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -17,8 +17,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                       0 does not stream, which is faster
     seed              of the dice that policies roll
     journal           write every event to this file, a new one
-    length_history    learn the response lengths of named prompts, and keep them in this file from one
-                      run to the next
+    length_history    learn the response lengths of named prompts, and keep them in this file from
+                      one run to the next
     """
 
     prompts_per_step: Annotated[int, msgspec.Meta(ge=1)] = 64

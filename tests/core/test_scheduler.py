@@ -1477,10 +1477,9 @@ class TestFoundByReview:
 class TestSelection:
     """Rounds of two out of three like ones, in a window of two rounds; three more come later."""
 
-    ALIKE = {"use": "like_lengths", "window": 2, "max_step_bias": 1.0}
-
     def told(self) -> Told:
-        told = Told(2, slots=9, batching=tail(1.5, 1.0), selection=self.ALIKE)
+        alike = {"use": "like_lengths", "window": 2, "max_step_bias": 1.0}
+        told = Told(2, slots=9, batching=tail(1.5, 1.0), selection=alike)
         for group, length in zip("abcdefghi", (60, 10, 50, 20, 40, 30, 5, 1, 3), strict=True):
             told(GroupSubmitted(group, 1, PROMPT, LIMIT, group, (length,)))
         told(BatchRequested())

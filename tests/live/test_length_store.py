@@ -84,7 +84,7 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str)
     path.write_text(text)
 
     async def scene() -> None:
-        with pytest.raises(CallerError, match="cannot be read.*move it away"):
+        with pytest.raises(CallerError, match=r"cannot be read.*move it away"):
             LengthStore(path)
 
     asyncio.run(scene())
