@@ -171,10 +171,21 @@ class Group:
 
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
     that may have made any of its tokens (None: none were made). `groups.py` says how its state
-    moves.
+    moves. `launch_place` is its place, from 0, among the `launch_size` groups last launched with
+    it.
     """
 
-    __slots__ = ("finished", "id", "oldest_version", "samples", "serial", "siblings", "state")
+    __slots__ = (
+        "finished",
+        "id",
+        "launch_place",
+        "launch_size",
+        "oldest_version",
+        "samples",
+        "serial",
+        "siblings",
+        "state",
+    )
 
     def __init__(self, id: str, serial: int, samples: int, siblings: Siblings) -> None:
         self.id = id
@@ -184,6 +195,8 @@ class Group:
         self.state = GroupState.FRESH
         self.finished: list[Request] = []
         self.oldest_version: int | None = None
+        self.launch_place = 0
+        self.launch_size = 1
 
     @property
     def requests(self) -> list[Request]:

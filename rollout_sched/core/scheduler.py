@@ -223,7 +223,8 @@ class Scheduler:
             return  # instances that get their weights one after the other still make older tokens
         if progress.round is None:
             progress.round = launch
-        starting: list[Group] = []
+        launched: list[Group] = []
+        anew: list[Group] = []  # those that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -231,13 +232,17 @@ class Scheduler:
                 if allowed <= 0:
                     break
                 allowed -= 1
-                starting.append(group)
+                anew.append(group)
             self.outcomes.launch(group, launch.oversample)
+            launched.append(group)
             deferred -= 1
         fresh = min(fresh, allowed, progress.fresh)
         if fresh > 0:
-            for group in self.selection_window.take(fresh, starting):
+            for group in self.selection_window.take(fresh, anew):
                 self.outcomes.launch(group, launch.oversample)
+                launched.append(group)
+        for place, group in enumerate(launched):
+            group.launch_place, group.launch_size = place, len(launched)
 
     def _renew_budgets(self) -> None:
         """Nothing runs and nothing waits: let those that used up their segment go on."""

@@ -1508,3 +1508,14 @@ class TestSelection:
         self.step(told, "b/0", "d/0")
         assert self.step(told, "c/0", "e/0") == ["a/0", "f/0"]
         assert self.step(told, "a/0", "f/0") == ["g/0", "h/0", "i/0"]
+
+
+def test_groups_know_their_place_among_those_launched_with_them() -> None:
+    told = Told(3, batching="sync")
+    told.submit("a", "b", "c", "d")
+    told(BatchRequested())
+
+    def places() -> list[tuple[str, int, int]]:
+        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.groups]
+
+    assert places() == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3), ("d", 0, 1)]
