@@ -412,7 +412,9 @@ def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
         if over and (said.request, said.attempt) not in acting:
             continue
         for action in actions:
-            if type(action) is Discard and not action.attempt:
+            if type(action) is Discard and action.attempt:
+                acting.discard((action.request, action.attempt))  # abandoned as its turn ended
+            elif type(action) is Discard:
                 acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue
