@@ -129,6 +129,13 @@ class Fleet:
         instance.tokens -= attempt.context_tokens + attempt.expected_tokens
         self.touch(instance)
 
+    def shrink(self, attempt: Attempt, tokens: int) -> None:
+        """So much of its context was rejected; it may make as much more, and is expected to."""
+        attempt.context_tokens -= tokens
+        attempt.max_new_tokens += tokens
+        attempt.instance.tokens -= tokens
+        self.expect(attempt, attempt.expected_tokens + tokens)
+
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))
