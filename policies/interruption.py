@@ -27,11 +27,11 @@ class Partial(msgspec.Struct, frozen=True):
     "recompute" makes it anew (AReaL), "verify" makes it anew and keeps, of the tokens that older
     weights made, the longest prefix that the new ones pass: token i passes with probability
     min(1, e^leniency p_new / p_old), which with `leniency` 0 is the test of speculative decoding
-    (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, is lenient by 0.5). `at_update` = "in_place" freezes requests where they are,
-    "resubmit" brings them back to be dispatched anew, "drain" lets them finish.
-    What is frozen never comes back to be verified, so "verify" resubmits. `segment_tokens` bounds
-    the tokens of one attempt (Kimi k1.5's output budget per iteration);
-    0 for no bound.
+    (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, is lenient by 0.5).
+    `at_update` = "in_place" freezes requests where they are, "resubmit" brings them back to be
+    dispatched anew, "drain" lets them finish. What is frozen never comes back to be verified, so
+    "verify" resubmits unless told to drain. `segment_tokens` bounds the tokens of one attempt
+    (Kimi k1.5's output budget per iteration); 0 for no bound.
     """
 
     kv: Literal["retain", "recompute", "verify"] = "recompute"

@@ -22,7 +22,6 @@ from rollout_sched.live.ports import (
     PromptToken,
 )
 
-
 #: What is told of a place in a prompt: of the token that stands there, and perhaps of others.
 ById = dict[int, PromptToken]
 

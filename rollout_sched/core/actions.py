@@ -96,9 +96,10 @@ class Discard(_Action, frozen=True):
 
     `attempt`: only what that attempt made; 0: everything kept so far, but of "rejected" the last
     `tokens` that were generated, or everything where a tool has answered one of those.
-    Reasons: "rejected" (not passed by the new weights), "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "oversized" (no
-    instance that was ever here can hold it), "failed", "withdrawn".
+    Reasons: "rejected" (newer weights do not pass it), "surplus" (more samples than the group
+    needs), "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (it
+    cannot be what it says), "oversized" (no instance that was ever here can hold it), "failed",
+    "withdrawn".
     """
 
     request: str

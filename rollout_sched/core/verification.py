@@ -4,8 +4,8 @@ What was interrupted or set back has to be prefilled again before it can go on, 
 tells what the new weights think of the tokens. So they are the *draft* of speculative decoding
 (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): the longest prefix whose tokens
 pass its test is kept, and the rest is made anew. What is kept is distributed as if the new weights
-had made it, so it counts as theirs. SPEC-RL (arXiv 2509.23232) does so with the responses of earlier
-epochs, inside a trainer.
+had made it, so it counts as theirs. SPEC-RL (arXiv 2509.23232) does so with the responses of
+earlier epochs, inside a trainer.
 
 The driver has the tokens, so it makes the test and rolls the dice: a Dispatch names the draft, a
 PrefixVerified says how much of it was kept. Whoever verifies has no old tokens in what waits, for

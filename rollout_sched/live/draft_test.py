@@ -6,11 +6,11 @@ test of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., a
 is e^l times as likely as under the new weights at most. At the first that is not kept the answer is
 cut and goes on by p_new.
 
-Speculative sampling draws the token at the cut from the residual, max(0, p_new - p_old) made to sum
-to one; then all is distributed exactly as p_new. Drawn from p_new itself, as here, the token at that
-place is off by the total variation between p_old and p_new there (the probability of the cut) times
-that between p_new and the residual, and no other place is (`tests/live/test_draft_test.py` counts
-it out). For the residual the whole of p_old would have to be kept for every token.
+Speculative sampling draws the token at the cut from the residual, max(0, p_new - p_old) made to
+sum to one; then all is distributed exactly as p_new. Drawn from p_new itself, as here, the token at
+that place is off by the total variation between p_old and p_new there (the probability of the cut)
+times that between p_new and the residual, and no other place is (`tests/live/test_draft_test.py`
+counts it out). For the residual the whole of p_old would have to be kept for every token.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.transcript import Piece, TokenTranscript
 
-
 #: A logarithm of 1 may be rounded up; a logit is not that small.
 _ABOVE_ZERO = 1e-3
 

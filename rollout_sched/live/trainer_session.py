@@ -38,8 +38,9 @@ _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 class TrainerSession:
     """What a trainer may do, on top of a driver.
 
-    `seed`: of the dice that verify drafts. `stream_every`: tokens between partial results of an instance, so that they survive its death;
-    0 does not stream, which is faster, and loses what a dying instance had not answered.
+    `stream_every`: tokens between partial results of an instance, so that they survive its death;
+    0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
+    the dice that verify drafts.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """

@@ -96,9 +96,9 @@ class SimFleet:
         if self._verifies:
             verified = self._attempts.verified(ended)
             if verified is not None:
-                event, rest = verified
+                passed, rest = verified
                 node.instance.submit(rest, self._queue.now)  # first, so that it can be stopped
-                self._tell(event)
+                self._tell(passed)
                 return
         answer = self._attempts.end(ended)
         if answer is None:
