@@ -14,7 +14,7 @@ from setuptools import setup
 HOT = {
     "core": "attempts backoff blame event_handlers fleet groups length_history lifecycle model "
     "outcomes progress replay_buffer requests sample_buffer scheduler selection_window sessions "
-    "siblings updater validation waiting",
+    "siblings updater validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "sim_instance step_scheduler",

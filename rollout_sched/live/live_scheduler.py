@@ -56,7 +56,7 @@ class LiveScheduler:
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
         self.trainer = TrainerSession(
-            self.driver, stream_every=run.stream_every, lengths=self.lengths
+            self.driver, stream_every=run.stream_every, seed=run.seed, lengths=self.lengths
         )
 
     def state(self) -> dict[str, Any]:
