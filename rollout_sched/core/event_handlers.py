@@ -20,6 +20,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    InstanceReturned,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -37,6 +38,7 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
+from rollout_sched.core.lender import Lender
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
 from rollout_sched.core.outcomes import Outcomes
@@ -63,6 +65,7 @@ class TrainerEvents:
         outcomes: Outcomes,
         progress: RunProgress,
         updater: WeightUpdater,
+        lender: Lender,
         freshness: Freshness,
         serials: count[int],
     ) -> None:
@@ -71,6 +74,7 @@ class TrainerEvents:
         self._outcomes = outcomes
         self._progress = progress
         self._updater = updater
+        self._lender = lender
         self._freshness = freshness
         self._serials = serials
 
@@ -84,10 +88,12 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
         self._progress.version = event.version
         self._progress.dirty = True
+        self._lender.published(event.version)
         self._updater.publish(event.version)
         oldest = self._freshness.oldest_allowed(event.version)
         for group in self._samples.older_than(oldest):
@@ -137,6 +143,7 @@ class InstanceEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
@@ -147,6 +154,7 @@ class InstanceEvents:
     ) -> None:
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
@@ -182,6 +190,7 @@ class InstanceEvents:
     def reported(self, event: InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
+            instance.report_before = instance.report
             instance.report = event
 
     def paused(self, event: InstancePaused, now: float) -> None:
@@ -200,6 +209,12 @@ class InstanceEvents:
         elif not self._updater.updated(instance, event.version, self._out):
             self._anomalies["update_not_asked_for"] += 1
 
+    def returned(self, event: InstanceReturned, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._lender.returned(instance):
+            self._anomalies["instance_not_lent"] += 1
+
     def woke(self, event: Woke, now: float) -> None:
         for who in self._backoff.wake(now):
             if isinstance(who, Instance):
@@ -215,6 +230,7 @@ class InstanceEvents:
         return instance
 
     def _lose(self, instance: Instance) -> None:
+        self._lender.lost(instance)
         self._updater.lost(instance)
         lost = self._fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
@@ -246,6 +262,7 @@ class AttemptEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
@@ -258,6 +275,7 @@ class AttemptEvents:
         self.max_failures = max_failures
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
@@ -401,6 +419,7 @@ class AttemptEvents:
         self._fleet.close(attempt)
         if not instance.attempts:
             self._progress.dirty |= self._updater.emptied(instance, self._out)
+            self._lender.emptied(instance)
             if instance.leaving:
                 self._out.append(Release(instance.id))
 

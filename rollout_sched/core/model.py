@@ -51,13 +51,15 @@ class GroupState(StrEnum):
 
 
 class InstanceStatus(StrEnum):
-    """What an instance may be asked to do; `updater.py` says how it moves."""
+    """What an instance may be asked to do; `updater.py` and `lender.py` say how it moves."""
 
     SERVING = "serving"
     DRAINING = "draining"  # takes nothing new, finishes what it has, then gets its weights
     PAUSING = "pausing"  # told to pause, has not confirmed
     UPDATING = "updating"  # weights are on their way
     GATED = "gated"  # has its weights, waits for those updated together with it
+    LENDING = "lending"  # makes way for the trainer: what it has goes on elsewhere
+    LENT = "lent"  # the trainer has its GPUs
     LOST = "lost"  # gone; only old references still show it
 
 
@@ -68,7 +70,8 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is. `open_index` and `heap_version` are the fleet's.
+    `report` is its last poll, as old as that is, `report_before` the one before that. `open_index`
+    and `heap_version` are the fleet's.
     """
 
     __slots__ = (
@@ -81,6 +84,7 @@ class Instance:
         "leaving",
         "open_index",
         "report",
+        "report_before",
         "rests",
         "rests_until",
         "serial",
@@ -107,6 +111,7 @@ class Instance:
         self.suspects: set[str] = set()
         self.leaving = False
         self.report: InstanceReported | None = None
+        self.report_before: InstanceReported | None = None
         self.open_index = -1
         self.heap_version = 0
 
@@ -183,6 +188,7 @@ class Request:
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
     instance before. `rank` is its entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
+    `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
     __slots__ = (
@@ -198,6 +204,7 @@ class Request:
         "index",
         "last_attempt",
         "last_instance",
+        "migrations",
         "rank",
         "response_tokens",
         "rests_until",
@@ -240,6 +247,7 @@ class Request:
         self.failures = 0
         self.failed_on: tuple[str, ...] = ()
         self.unasked_aborts = 0
+        self.migrations = 0
         self.rests_until = 0.0
         self.finish = ""
         self.rank: Any = None

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rollout_sched.core.model import Instance, Request, Siblings
+from rollout_sched.core.model import Attempt, Instance, Request, Siblings
 
 
 class Dice(Protocol):
@@ -22,6 +22,10 @@ class Dice(Protocol):
 
 class FleetView(Protocol):
     """The instances that may take a request now ("open"), ordered by the routing's load."""
+
+    @property
+    def instances(self) -> Mapping[str, Instance]:
+        """All that are here, open or not, by name, in the order of their joining."""
 
     @property
     def open(self) -> Sequence[Instance]:
@@ -178,6 +182,44 @@ class Weights(Protocol):
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 
 
+class Migrant(msgspec.Struct, frozen=True):
+    """A running attempt to interrupt, and the open instance its request is to go on on."""
+
+    attempt: Attempt
+    instance: Instance
+
+
+class Migration(Protocol):
+    """Which running requests go on elsewhere, and where?
+
+    A migrant keeps its tokens. It costs an interruption, and the prefill of its whole context where
+    it goes on. Only what runs can migrate (`Attempt.request` is RUNNING, on an instance that is
+    SERVING or DRAINING), and only to an open instance of the same version.
+    """
+
+    @property
+    def interval_s(self) -> float:
+        """Asked so often at most, and only while nothing waits; infinity: never."""
+
+    def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
+
+
+class Lending(Protocol):
+    """Which instances make way for a trainer on their GPUs, before its batch is whole?
+
+    Their requests go on elsewhere, as migrants do. What was lent comes back with the end of the
+    training step.
+    """
+
+    @property
+    def lends(self) -> bool:
+        """False: never asked."""
+
+    def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
+        """Instances that serve, and not all of them. Asked while nothing waits and no weights are
+        on their way, if the trainer that waits shares the instances' GPUs."""
+
+
 class Roles(msgspec.Struct, frozen=True):
     """One answerer for every question: what a policy file assembles."""
 
@@ -189,6 +231,8 @@ class Roles(msgspec.Struct, frozen=True):
     freshness: Freshness
     interruption: Interruption
     weights: Weights
+    migration: Migration
+    lending: Lending
 
     @property
     def weigh_tokens(self) -> bool:
@@ -202,6 +246,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Admission",
+    "Attempt",
     "Batching",
     "Dice",
     "FleetView",
@@ -209,6 +254,9 @@ __all__ = [
     "Instance",
     "Interruption",
     "Launch",
+    "Lending",
+    "Migrant",
+    "Migration",
     "Ordering",
     "Prediction",
     "Progress",

@@ -26,7 +26,9 @@ from rollout_sched.core.event_handlers import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.lender import Lender
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
+from rollout_sched.core.migrator import Migrator
 from rollout_sched.core.model import Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
@@ -81,9 +83,12 @@ class Scheduler:
         self.outcomes = outcomes = Outcomes(
             roles, fleet, groups, requests, self.siblings, samples, progress, out
         )
+        self.migrator = Migrator(roles.migration, fleet, requests)
+        self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
         self.attempt_events = AttemptEvents(
             fleet,
             updater,
+            lender,
             ledger,
             requests,
             outcomes,
@@ -94,11 +99,20 @@ class Scheduler:
             max_failures,
         )
         trainer = TrainerEvents(
-            groups, samples, outcomes, progress, updater, roles.freshness, serials
+            groups, samples, outcomes, progress, updater, lender, roles.freshness, serials
         )
         client = ClientEvents(requests, self.siblings, outcomes, self.sessions, self.anomalies)
         instance = InstanceEvents(
-            fleet, updater, ledger, requests, outcomes, progress, self.backoff, self.anomalies, out
+            fleet,
+            updater,
+            lender,
+            ledger,
+            requests,
+            outcomes,
+            progress,
+            self.backoff,
+            self.anomalies,
+            out,
         )
         self._apply = _table(trainer, client, instance, self.attempt_events)
         self.view = SchedulerView(
@@ -126,6 +140,8 @@ class Scheduler:
             CHECKS[kind](self, event)
         self._apply[kind](event, now)
         self._decide()
+        if now >= self.migrator.due_at and self.fleet.open and not self.requests.waiting.size:
+            self.migrator.ask(now)
         out = self._out
         actions = out[:]
         out.clear()
@@ -139,7 +155,8 @@ class Scheduler:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, requests = self.progress, self.fleet, self.requests
         waiting = requests.waiting
-        if progress.dirty:
+        changed = progress.dirty
+        if changed:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliver()
@@ -150,6 +167,8 @@ class Scheduler:
             self._renew_budgets()
         if fleet.open and waiting.size:
             self._dispatch()
+        if self.lender.lends:
+            self._lend(changed)
 
     # -- delivering ------------------------------------------------------------------------
 
@@ -175,6 +194,7 @@ class Scheduler:
         progress.delivered += len(groups)
         progress.trainer_waiting = False
         progress.round = None
+        self.lender.call_off()
         if self.roles.batching.stops_at_delivery and progress.active:
             for group in self.sample_buffer.groups():
                 if group.state is ACTIVE:
@@ -233,6 +253,21 @@ class Scheduler:
             if request.active and not request.rests_until:
                 self.requests.wait(request)
 
+    # -- lending ---------------------------------------------------------------------------
+
+    def _lend(self, changed: bool) -> None:
+        """Instances make way for the trainer, unless work or weights are on their way."""
+        progress = self.progress
+        if self.requests.waiting.size:
+            if not self.fleet.attempts:
+                self.lender.reclaim()
+        elif changed and self._may_lend(progress):
+            self.lender.ask()
+
+    def _may_lend(self, progress: RunProgress) -> bool:
+        wanted = progress.shares_gpus and progress.trainer_waiting
+        return wanted and not progress.update_pending
+
     # -- dispatching -----------------------------------------------------------------------
 
     def _dispatch(self) -> None:
@@ -242,7 +277,7 @@ class Scheduler:
             request = waiting.first()
             if request is None:
                 return
-            instance = routing.choose(request, fleet)
+            instance = self.migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
                 return
             if instance.open_index < 0:
@@ -317,6 +352,7 @@ def _table(
         ev.InstanceLeaving: instance.leaving,
         ev.InstanceReported: instance.reported,
         ev.InstancePaused: instance.paused,
+        ev.InstanceReturned: instance.returned,
         ev.WeightsUpdated: instance.updated,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
