@@ -162,8 +162,8 @@ class SessionCap(msgspec.Struct, frozen=True):
     fit `fill` of the cache, those whose tool works included; where they have outgrown it, the next
     that return give their KV up and wait until the others are done (ThunderAgent's pause and
     resume under KV pressure, arXiv 2602.13692). What they hold is what the instance reports for
-    those that run, and our own count for those that do not; a preemption says that it was too much, and takes a
-    fifth of `fill` until it has grown back by 2 % a report.
+    those that run, and our own count for those that do not; a preemption says that it was too
+    much, and takes a fifth of `fill` until it has grown back by 2 % a report.
     """
 
     fill: Positive = 0.9

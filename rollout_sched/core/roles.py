@@ -44,8 +44,8 @@ class Progress(Protocol):
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
     of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
-    `started` counts the groups, neither fresh nor delivered, that staleness applies to. `round` is the
-    launch in effect since the last delivery. `updating` counts the instances that are getting
+    `started` counts the groups, neither fresh nor delivered, that staleness applies to. `round` is
+    the launch in effect since the last delivery. `updating` counts the instances that are getting
     weights.
     """
 
