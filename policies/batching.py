@@ -11,14 +11,27 @@ from rollout_sched.core.roles import Launch, Progress
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
+#: Groups of a part of a batch, at least; 0: a batch goes as a whole.
+PartPrompts = Annotated[int, msgspec.Meta(ge=0)]
 
-def _batch(progress: Progress) -> int:
-    """A full batch, or all that is left once nothing more will come."""
-    size = progress.prompts_per_step
-    if progress.closed:
-        left = progress.complete + progress.active + progress.deferred + progress.fresh
-        size = min(size, left)
-    return size if progress.complete >= size else 0
+
+def _batch(progress: Progress, part_prompts: int) -> int:
+    """What the batch lacks, once that is complete; until then a part of it, if that is enough for
+    one.
+
+    Parts go to the trainer as groups become whole, and it accumulates gradients until the batch is
+    whole (StreamRL, arXiv 2504.15930, and the stream trainer of RollPacker, arXiv 2509.21009): it
+    trains during the tail instead of after it, on the same groups.
+    """
+    complete, missing = progress.complete, progress.missing
+    if complete >= missing:
+        return missing
+    return complete if part_prompts and complete >= part_prompts else 0
+
+
+def _on_the_way(progress: Progress) -> int:
+    """Groups of the present batch and of those after it, but for what must be launched yet."""
+    return progress.in_batch + progress.complete + progress.active
 
 
 def _fill(progress: Progress, wanted: int) -> Launch | None:
@@ -26,7 +39,7 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
     None while too few have been submitted for a batch. A group that failed is made up for.
     """
-    under_way = progress.complete + progress.active
+    under_way = _on_the_way(progress)
     missing = max(0, wanted - under_way)
     deferred = min(missing, progress.deferred)
     fresh = min(missing - deferred, progress.fresh)
@@ -37,7 +50,7 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
 def _short(progress: Progress) -> bool:
     """True if the groups on the way can no longer fill a batch."""
-    return progress.complete + progress.active < progress.prompts_per_step
+    return _on_the_way(progress) < progress.prompts_per_step
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -48,6 +61,7 @@ class Sync(msgspec.Struct, frozen=True):
     """
 
     over_prompts: AtLeastOne = 1.0
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -58,7 +72,7 @@ class Sync(msgspec.Struct, frozen=True):
         return _fill(progress, progress.prompts_per_step) if _short(progress) else None
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class TailBatching(msgspec.Struct, frozen=True):
@@ -73,6 +87,7 @@ class TailBatching(msgspec.Struct, frozen=True):
 
     over_prompts: AtLeastOne = 1.25
     over_samples: AtLeastOne = 1.25
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -83,16 +98,18 @@ class TailBatching(msgspec.Struct, frozen=True):
             return _fill(progress, size) if _short(progress) else None
         if progress.deferred >= size or progress.fresh < size:
             return _fill(progress, size)
-        wanted = max(0, ceil(size * self.over_prompts - 1e-9) - progress.complete)
-        return Launch(fresh=min(wanted, progress.fresh), oversample=self.over_samples)
+        wanted = ceil(size * self.over_prompts - 1e-9) - progress.complete - progress.in_batch
+        fresh = max(0, min(wanted, progress.fresh))
+        return Launch(fresh=fresh, oversample=self.over_samples)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class OneStepOff(msgspec.Struct, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
     least_staleness = 1
 
@@ -105,7 +122,7 @@ class OneStepOff(msgspec.Struct, frozen=True):
         return None if progress.update_pending else _fill(progress, size)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class FullyAsync(msgspec.Struct, frozen=True):
@@ -115,6 +132,7 @@ class FullyAsync(msgspec.Struct, frozen=True):
     """
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
+    part_prompts: PartPrompts = 0
     stops_at_delivery = False
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -130,4 +148,4 @@ class FullyAsync(msgspec.Struct, frozen=True):
         return Launch(fresh=fresh, deferred=deferred)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)

@@ -185,7 +185,13 @@ class WeightsUpdated(_Event, frozen=True):
 
 
 class BatchRequested(_Event, frozen=True):
-    """The trainer is idle and wants the next batch."""
+    """The trainer is idle and wants the next batch.
+
+    With `parts` it takes groups of it as they become whole, where the policy hands them out so.
+    Said again before the last part has come, it only changes that.
+    """
+
+    parts: bool = False
 
 
 class Woke(_Event, frozen=True):

@@ -38,7 +38,7 @@ class LengthFold:
     def __init__(self, offered: Callable[[str], Sequence[int]] | None) -> None:
         self._offered_of = offered
         self._offered: list[int] = []
-        self._steps: list[list[int]] = []
+        self._steps: list[list[int]] = [[]]  # the last one is under way
         self._group_ratios: list[float] = []
 
     def handlers(self) -> Mapping[type[Any], Handler]:
@@ -49,7 +49,11 @@ class LengthFold:
         by_group: dict[str, list[int]] = {}
         for sample in action.samples:
             by_group.setdefault(sample.group, []).append(sample.response_tokens)
-        self._steps.append([length for lengths in by_group.values() for length in lengths])
+        step = self._steps[-1]
+        for lengths in by_group.values():
+            step += lengths
+        if action.last:
+            self._steps.append([])
         for group, lengths in by_group.items():
             offered = self._offered_of(group)
             self._offered.extend(offered)
@@ -59,7 +63,7 @@ class LengthFold:
         if not self._offered:
             return LengthBias(1.0, 0.0, 0.0, 1.0)
         offered = np.sort(np.asarray(self._offered))
-        steps = [np.sort(np.asarray(lengths)) for lengths in self._steps]
+        steps = [np.sort(np.asarray(lengths)) for lengths in self._steps if lengths]
         trained = np.sort(np.concatenate(steps))
         return LengthBias(
             mean_ratio=float(trained.mean() / offered.mean()),

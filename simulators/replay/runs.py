@@ -94,6 +94,7 @@ def run_policy(
         reference_batch(workload, scenario),
         workload.offered,
         colocated=scenario.trainer.colocated,
+        train_s_per_token=scenario.trainer.seconds_per_token,
     )
     delivered: list[list[Sample]] = []
     events = 0
@@ -103,7 +104,9 @@ def run_policy(
         events += 1
         for action in actions:
             if isinstance(action, Deliver):
-                delivered.append([workload.sample(s.group, s.index) for s in action.samples])
+                if action.part == 0:
+                    delivered.append([])
+                delivered[-1] += [workload.sample(s.group, s.index) for s in action.samples]
                 if progress is not None:
                     progress(len({sample.group for sample in action.samples}))
 

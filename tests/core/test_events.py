@@ -36,7 +36,7 @@ WHOLE: list[ev.Event] = [
     ev.WeightsPublished(3),
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
-    ev.BatchRequested(),
+    ev.BatchRequested(True),
     ev.Woke(),
 ]
 
@@ -51,6 +51,7 @@ SHORT: list[ev.Event] = [
     ev.TrajectoryEnded("a/0", 1, "stop"),
     ev.RequestInterrupted("a/1", 2, 7, ()),
     ev.RequestFailed("a/1", 3, "", blame="unclear", usable=True),
+    ev.BatchRequested(False),
 ]
 
 

@@ -98,6 +98,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "one_step_off"},
         "freshness": {"use": "bounded", "max_staleness": 1},
     },
+    "sync_in_parts": {"batching": {"use": "sync", "over_prompts": 1.5, "part_prompts": 1}},
+    "partial_rollout_in_parts": {
+        "batching": {"use": "sync", "over_prompts": 1.5, "part_prompts": 2},
+        "interruption": {"use": "partial", "at_update": "resubmit"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    "one_step_off_in_parts": {
+        "batching": {"use": "one_step_off", "part_prompts": 1},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    "async_in_parts": {
+        "batching": {"use": "fully_async", "part_prompts": 1},
+        "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
 }
 
 
@@ -343,21 +358,25 @@ class Live:
             )
         if workload.prompts:
             self.driver.tell(SubmissionsClosed())
-            self.driver.tell(BatchRequested())
+            self.driver.tell(BatchRequested(parts=True))
 
     async def train(self) -> None:
         prompts = len(self.workload.prompts)
+        in_step = 0
         while True:
-            batch = await self.batches.get()
-            tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
-            await asyncio.sleep(self.scenario.trainer.step_s(tokens))
-            groups = len({sample.group for sample in batch.samples})
-            prompts -= groups
-            self.left -= groups
+            part = await self.batches.get()
+            tokens = sum(s.prompt_tokens + s.response_tokens for s in part.samples)
+            await asyncio.sleep(self.scenario.trainer.step_s(tokens, last=part.last))
+            in_step += len({sample.group for sample in part.samples})
+            if not part.last:
+                continue
+            prompts -= in_step
+            self.left -= in_step
+            in_step = 0
             self.look()
             if prompts - self.failed:
-                self.driver.publish(batch.version + 1, self.load)
-                self.driver.tell(BatchRequested())
+                self.driver.publish(part.version + 1, self.load)
+                self.driver.tell(BatchRequested(parts=True))
 
     failed = 0
 
