@@ -1,11 +1,11 @@
-"""What the documentation shows runs as it stands there, before simulated servers."""
+"""The programs that the documentation shows run as they stand there, before simulated servers."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,52 +16,68 @@ from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
 
-DOCS = Path(rollout_sched.__file__).parents[1] / "docs"
-
-#: Whole programs, not excerpts.
-PROGRAMS = [
+CLIENT = Path(rollout_sched.__file__).parents[1] / "docs/client.md"
+WHOLE, IN_PARTS = (
     block
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "client.md").read_text(), re.DOTALL)
+    for block in re.findall(r"```python\n(.*?)```", CLIENT.read_text(), re.DOTALL)
     if "asyncio.run(" in block
-]
+)
+PORTS = (8101, 8102)
 
 
 @contextmanager
-def servers(count: int) -> Iterator[list[int]]:
-    """Their ports; they run on an event loop of their own."""
+def servers() -> Iterator[list[int]]:
+    """The ports of two, which run in a thread of their own until the end."""
     spec = load_scenario("qwen7b-8xh100").instance
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    ports: list[int] = []
+    up, stop = threading.Event(), asyncio.Event()
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loop.append(asyncio.get_running_loop())
+        running = [FakeServer(EngineSettings(spec, speed=100.0)) for _ in PORTS]
+        try:
+            for server in running:
+                ports.append(await server.start("127.0.0.1", 0))
+            up.set()
+            await stop.wait()
+        finally:
+            for server in running:
+                await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-
-    def run(scene: object) -> object:
-        return asyncio.run_coroutine_threadsafe(scene, loop).result(10)  # type: ignore[arg-type]
-
-    up = [FakeServer(EngineSettings(spec, speed=100.0)) for _ in range(count)]
+    assert up.wait(20)
     try:
-        yield [run(server.start("127.0.0.1", 0)) for server in up]  # type: ignore[misc]
+        yield ports
     finally:
-        for server in up:
-            run(server.close())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        loop[0].call_soon_threadsafe(stop.set)
+        thread.join(20)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[-60:].split("\n")[0])
-def test_a_program_of_the_documentation(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with servers(2) as ports:
-        for written, port in zip((8101, 8102), ports, strict=True):
-            assert f"127.0.0.1:{written}" in program
-            program = program.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
-        exec(compile(program, "docs/client.md", "exec"), {"__name__": "__main__"})
-    prompts = {
-        line.split("prompt-")[1].split()[0]
-        for line in capsys.readouterr().out.splitlines()
-        if "prompt-" in line
-    }
-    assert len(prompts) in (6, 8)
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
+    """The lines that a program prints."""
+
+    def lines(program: str) -> list[str]:
+        with servers() as ports:
+            for written, port in zip(PORTS, ports, strict=True):
+                program = program.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
+            exec(compile(program, str(CLIENT), "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out.splitlines()
+
+    return lines
 
 
-def test_both_programs_are_found() -> None:
-    assert len(PROGRAMS) == 2
+def test_the_training_loop(run: Callable[[str], list[str]]) -> None:
+    said = sorted(line.split()[1] for line in run(WHOLE))
+    assert said == [f"prompt-{number}" for number in range(6)]
+
+
+def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> None:
+    said = run(IN_PARTS)
+    steps = [line for line in said if line.startswith("step")]
+    assert steps == ["step 0 1.0", "step 1 1.0"], "the stand-in's gradient is 1 for each token"
+    assert said[-1] == steps[-1]
+    prompts = sorted(line.split()[2] for line in said if line not in steps)
+    assert prompts == [f"prompt-{number}" for number in range(8)]
