@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,29 @@ class RoundRobin(msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         return fleet.least()
+
+
+class StaticSplit(msgspec.Struct, frozen=True):
+    """Each instance its contiguous share of the prompts launched together, siblings together.
+
+    What trainers do that know no router: the batch is cut into as many pieces as there are ranks,
+    and each engine keeps its piece to the end (`DataProto.chunk` in verl; HybridFlow,
+    arXiv 2409.19256). Fleets change here and ranks there do not: a share whose instance takes
+    nothing now goes to the least busy one, as do direct requests.
+    """
+
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> int:
+        return len(instance.attempts)
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        group = request.group
+        if group is None or not fleet.open:
+            return fleet.least()
+        rank = group.launch_place * len(fleet.instances) // group.launch_size
+        mine = next(islice(fleet.instances.values(), rank, None))
+        return fleet.open_instance(mine.id) or fleet.least()
 
 
 class Random(msgspec.Struct, frozen=True):
@@ -79,6 +103,54 @@ class LeastTokens(msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         return fleet.least()
+
+
+class VllmInternalLb(msgspec.Struct, frozen=True):
+    """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
+
+    The counts are as old as the last report; meanwhile each request sent counts as one that waits
+    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms, a scenario's `poll_s` is
+    that interval here). It sees neither KV nor what has finished since.
+    """
+
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> int:
+        report = instance.report
+        if report is None:
+            return 4 * instance.unreported
+        return 4 * (report.waiting + instance.unreported) + report.running
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        return fleet.least()
+
+
+class GroupTokens(msgspec.Struct, frozen=True):
+    """The instance with the fewest tokens; the samples of a long prompt go there together.
+
+    A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
+    together. They part where that instance holds more than the emptiest by `margin` such prompts
+    (llm-d's placement of rollout groups; cache_aware routers fall back to the shortest queue alike).
+    """
+
+    shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    margin: Positive = 8.0
+
+    def load(self, instance: Instance) -> int:
+        return instance.tokens
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        least = fleet.least()
+        prompt_tokens = request.siblings.prompt_tokens
+        if least is None or prompt_tokens < self.shared_tokens:
+            return least
+        for sibling in request.siblings.requests:
+            if sibling.attempt is not None:
+                instance = fleet.open_instance(sibling.attempt.instance.id)
+                if instance is not None:
+                    ahead = instance.tokens - least.tokens
+                    return instance if ahead <= self.margin * prompt_tokens else least
+        return least
 
 
 class SessionAffinity(msgspec.Struct, frozen=True):

@@ -49,6 +49,7 @@ class ProgressView:
     fresh: int = 0
     deferred: int = 0
     active: int = 0
+    spent: int = 0
     complete: int = 0
     delivered: int = 0
     started: int = 0
@@ -59,9 +60,13 @@ class ProgressView:
 
     @property
     def missing(self) -> int:
-        left = self.complete + self.active + self.deferred + self.fresh
+        left = self.complete + self.active + self.spent + self.deferred + self.fresh
         places = self.places
         return min(places, left) if self.closed else places
+
+    @property
+    def on_the_way(self) -> int:
+        return self.in_batch + self.complete + self.active
 
     @property
     def places(self) -> int:
@@ -137,6 +142,8 @@ def make_scenario(
     samples: int = 0,
     max_tokens: int = 0,
     batches: bool = True,
+    epochs: int = 1,
+    known: int = 0,
     traffic: TrafficModel | None = None,
     faults: Sequence[Fault] = (),
 ) -> Scenario:
@@ -153,7 +160,7 @@ def make_scenario(
         ),
         weights=WeightTransfer(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
-        job=Job(prompts_per_step, samples, max_tokens, batches),
+        job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known),
         traffic=traffic,
         faults=tuple(faults),
     )

@@ -59,12 +59,20 @@ class InstanceReported(_Event, frozen=True):
 
 
 class GroupSubmitted(_Event, frozen=True):
-    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`."""
+    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`.
+
+    prompt           names the prompt, and is equal in every epoch; "": as the group
+    history          response lengths of earlier samples of it, as far as the trainer knows some
+    expected_tokens  of one response, as far as the trainer has an idea; 0: none
+    """
 
     group: str
     samples: int
     prompt_tokens: int
     max_tokens: int
+    prompt: str = ""
+    history: tuple[int, ...] = ()
+    expected_tokens: int = 0
 
 
 class RequestSubmitted(_Event, frozen=True):
@@ -99,6 +107,15 @@ class SubmissionsClosed(_Event, frozen=True):
 
 class TokensArrived(_Event, frozen=True):
     """A stream said that the attempt has made `tokens` tokens so far (cumulative)."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
+class PrefixVerified(_Event, frozen=True):
+    """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
+    attempt goes on from there. Where that lies before what a tool has answered, none have."""
 
     request: str
     attempt: int
@@ -220,4 +237,5 @@ Event = (
     | WeightsUpdated
     | BatchRequested
     | Woke
+    | PrefixVerified
 )

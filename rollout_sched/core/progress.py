@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
@@ -68,6 +68,10 @@ class RunProgress:
         return missing
 
     @property
+    def on_the_way(self) -> int:
+        return self.in_batch + self.complete + self.active
+
+    @property
     def places(self) -> int:
         return 0 if self._whole_at == self.version else self.prompts_per_step - self.in_batch
 
@@ -78,6 +82,10 @@ class RunProgress:
     @property
     def active(self) -> int:
         return self._groups.count(ACTIVE)
+
+    @property
+    def spent(self) -> int:
+        return self._groups.count(SPENT)
 
     @property
     def deferred(self) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout_sched.core import model
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
 
 #: A group's id, which is kept, journaled and shown.
@@ -23,6 +24,10 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
+#: Response lengths of one prompt: as many as a long training has made, few enough to be journaled.
+History = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=4096)
+]
 
 #: The version of a token that no version made: a tool returned it.
 OBSERVED = -1
@@ -31,10 +36,14 @@ OBSERVED = -1
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One group to generate: `samples` responses to one prompt, each of at most `max_tokens`.
 
-    uid       the group's id, used once; at most 256 characters, without control characters
-    sampling  vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for log-probs
-    each      what differs from that by sample, such as the seed; over-sampling begins anew
-    extra     comes back with every sample
+    uid              the group's id, used once; at most 256 characters, without control characters
+    sampling         vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for
+                     log-probs
+    each             what differs from that by sample, such as the seed; over-sampling begins anew
+    extra            comes back with every sample
+    prompt_key       names the prompt, and is equal in every epoch; "": nothing is learnt of it
+    history          lengths of responses to it that are known from before this run, in tokens
+    expected_tokens  how long its responses may be expected to be; 0: no idea
     """
 
     uid: Uid
@@ -44,6 +53,22 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: dict[str, Any] = {}
     each: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
+    prompt_key: Uid = ""
+    history: History = []
+    expected_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+    @property
+    def submitted(self) -> GroupSubmitted:
+        """What the scheduler is told of it."""
+        return GroupSubmitted(
+            self.uid,
+            self.samples,
+            len(self.prompt_ids),
+            self.max_tokens,
+            self.prompt_key,
+            tuple(self.history),
+            self.expected_tokens,
+        )
 
     def sampling_of(self, index: int) -> dict[str, Any]:
         """The sampling parameters of the sample with this index."""
@@ -53,12 +78,16 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Response tokens [start, end) made by one version on one instance."""
+    """Response tokens [start, end) made by one version on one instance.
+
+    `verified`: older versions have made them, and this one has passed them.
+    """
 
     version: int
     instance: str
     start: int
     end: int
+    verified: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -66,8 +95,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     index              of the sample within its group
     response_mask      1 for every generated token, 0 for those that a tool returned
-    rollout_log_probs  None if none were asked for; 0.0 where a tool returned the token
-    versions           policy version that made the token; -1 where a tool returned it
+    rollout_log_probs  by the version that the token counts as, None if none were asked for; 0.0
+                       where a tool returned the token
+    versions           policy version that made the token, or has verified it; -1 where a tool
+                       returned it
+    drawn_log_probs    by the version that drew the token: differs where a newer one has verified
+                       it; None if none was verified
     segments           of generated tokens only
     staleness          the trainer's version at delivery less the oldest that made a token
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
@@ -86,6 +119,7 @@ class Sample(msgspec.Struct, frozen=True):
     status: Literal["COMPLETED", "TRUNCATED"]
     num_interruptions: int
     extra: dict[str, Any] = {}
+    drawn_log_probs: list[float] | None = None
 
     @property
     def oldest_version(self) -> int | None:
@@ -149,6 +183,7 @@ def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> S
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
         num_interruptions=max(0, transcript.attempts - transcript.turns - 1),
         extra=prompt.extra,
+        drawn_log_probs=transcript.drawn_logprobs if counted.verified_tokens else None,
     )
 
 
@@ -166,7 +201,7 @@ def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]
             end = at
             while end < at + todo and end < len(mask) and mask[end]:
                 end += 1
-            spans.append(Span(segment.version, segment.instance, at, end))
+            spans.append(Span(segment.version, segment.instance, at, end, segment.verified))
             todo -= end - at
             at = end
     return spans

@@ -21,7 +21,7 @@ WHOLE: list[ev.Event] = [
     ev.InstanceLost("i0", "gone"),
     ev.InstanceLeaving("i0"),
     ev.InstanceReported("i0", 1, 2, 0.25, 3, 4, 5, 6, 7),
-    ev.GroupSubmitted("a", 2, 10, 100),
+    ev.GroupSubmitted("a", 2, 10, 100, "p", (7, 9), 50),
     ev.RequestSubmitted("d1", "p", 10, 100, "s"),
     ev.RequestWithdrawn("d1"),
     ev.SessionEnded("s"),
@@ -38,6 +38,7 @@ WHOLE: list[ev.Event] = [
     ev.WeightsUpdated("i0", 3),
     ev.BatchRequested(True),
     ev.Woke(),
+    ev.PrefixVerified("a/0", 5, 6),
 ]
 
 #: What an event means that says only what it must.
@@ -45,6 +46,7 @@ SHORT: list[ev.Event] = [
     ev.InstanceJoined("i0", 8, 4096, 0),
     ev.InstanceLost("i0", ""),
     ev.InstanceReported("i0", 1, 2, 0.25, 0, 0, 0, 0, 0),
+    ev.GroupSubmitted("a", 2, 10, 100, "", (), 0),
     ev.RequestSubmitted("d1", "p", 10, 100, ""),
     ev.RequestFinished("a/0", 4, 7, (), "stop"),
     ev.TurnFinished("a/0", 1, 5, ()),

@@ -10,7 +10,7 @@ actions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,8 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     Order,
     Outcome,
+    Passed,
+    PromptToken,
     RequestRejected,
     Responder,
 )
@@ -60,6 +62,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
+from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -68,6 +71,12 @@ from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {},
     "tail_batching": {"batching": {"use": "tail_batching"}, "prediction": {"use": "group_history"}},
+    "like_lengths": {
+        "batching": {"use": "tail_batching", "over_samples": 1.0},
+        "selection": {"use": "like_lengths", "window": 2},
+        "prediction": {"use": "prompt_history"},
+        "ordering": {"use": "longest_first"},
+    },
     "partial_rollout": {
         "batching": {"use": "sync", "over_prompts": 1.5},
         "interruption": {"use": "partial", "at_update": "resubmit"},
@@ -76,6 +85,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "segments": {
         "interruption": {"use": "partial", "segment_tokens": 37},
         "freshness": {"use": "bounded", "max_staleness": 3},
+    },
+    "chunks": {
+        "interruption": {"use": "partial", "segment_tokens": 37, "segment": "chunk"},
+        "freshness": {"use": "bounded", "max_staleness": 3},
+        "routing": {"use": "vllm_internal_lb"},
+        "admission": {"use": "kv_growth"},
+    },
+    "async_ahead": {
+        "batching": {"use": "fully_async", "max_ahead": 1.5},
+        "interruption": {"use": "partial", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "routing": {"use": "session_affinity"},
+        "admission": {"use": "aimd_concurrency", "longest": 200_000},
     },
     "async_in_place": {
         "batching": {"use": "fully_async"},
@@ -113,6 +135,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
         "freshness": {"use": "bounded", "max_staleness": 1},
     },
+    "verify_in_rounds": {
+        "batching": {"use": "sync", "over_prompts": 1.5},
+        "interruption": {"use": "partial", "kv": "verify"},
+    },
+    "verify_async": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "verify"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+    },
 }
 
 
@@ -146,6 +177,7 @@ def scenario(
         ),
         trainer=change(base.trainer, fixed_s=1.7, seconds_per_token=1e-4),
         visibility=change(base.visibility, poll_s=0.0, stream_s=NEVER if streams else 0.0),
+        policy_drift=PolicyDrift(0.02),
         job=change(base.job, prompts_per_step=3),
         faults=tuple(faults),
     )
@@ -180,15 +212,36 @@ class Payload(TokenPayload):
         super().__init__(prompt_ids, {"temperature": 1}, stream_every=every, responder=responder)
         self.world = world
         self.length = length
+        self.verifying = False
 
     async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
         self.sampling = {"temperature": 1, "length": self.length - dispatch.response_tokens}
+        attempt = super().attempt(client, dispatch, order_id)
+        return await (attempt if self.verifying else self.befall(dispatch, attempt))
+
+    async def attempt_verified(
+        self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed
+    ) -> Outcome:
+        self.sampling = {"temperature": 1, "length": 1}
+        self.verifying = True
+        attempt = super().attempt_verified(client, dispatch, order_id, passed)
+        try:
+            return await self.befall(dispatch, attempt)
+        finally:
+            self.verifying = False
+
+    def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
+        drift, seed = self.world.scenario.policy_drift, self.world.workload.seed
+        return drift.kept(dispatch, self.transcript.settled, seed)
+
+    async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """The attempt, unless it breaks off."""
         failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
         if failing is None:
-            return await super().attempt(client, dispatch, order_id)
+            return await attempt
         try:
             async with asyncio.timeout(failing.after_s):
-                return await super().attempt(client, dispatch, order_id)
+                return await attempt
         except TimeoutError:
             raise ERRORS[failing.blame](failing.reason) from None
 
@@ -282,7 +335,7 @@ class Live:
         self.journal: list[Any] = []
         self.failures = Failures(scenario.faults)
         self.clients = [] if workload.traffic is None else workload.traffic.conversations()
-        self.left = len(workload.prompts) + len(self.clients)
+        self.left = len(workload.groups) + len(self.clients)
         # All are made now, so that their clocks begin as the loop's does: another origin rounds
         # otherwise. Each joins twice at most.
         self.instances = {
@@ -346,22 +399,19 @@ class Live:
 
     def submit(self) -> None:
         workload = self.workload
-        for number, group in enumerate(workload.prompts):
-            tokens = workload.prompt_tokens(group)
+        for number, group in enumerate(workload.groups):
 
             def payload(index: int, number: int = number, group: str = group) -> Payload:
                 ids = [number + 1] * workload.prompt_tokens(group)
                 return Trajectory(self, ids, workload.sample(group, index))
 
-            self.driver.submit_group(
-                group, workload.samples_per_prompt, tokens, workload.max_tokens, payload
-            )
-        if workload.prompts:
+            self.driver.submit_group(workload.submission(group), payload)
+        if workload.groups:
             self.driver.tell(SubmissionsClosed())
             self.driver.tell(BatchRequested(parts=True))
 
     async def train(self) -> None:
-        prompts = len(self.workload.prompts)
+        left = len(self.workload.groups)
         in_step = 0
         while True:
             part = await self.batches.get()
@@ -370,11 +420,11 @@ class Live:
             in_step += len({sample.group for sample in part.samples})
             if not part.last:
                 continue
-            prompts -= in_step
+            left -= in_step
             self.left -= in_step
             in_step = 0
             self.look()
-            if prompts - self.failed:
+            if left - self.failed:
                 self.driver.publish(part.version + 1, self.load)
                 self.driver.tell(BatchRequested(parts=True))
 
@@ -418,7 +468,9 @@ def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
         if over and (said.request, said.attempt) not in acting:
             continue
         for action in actions:
-            if type(action) is Discard and not action.attempt:
+            if type(action) is Discard and action.attempt:
+                acting.discard((action.request, action.attempt))  # abandoned as its turn ended
+            elif type(action) is Discard:
                 acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue
