@@ -29,9 +29,12 @@ from rollout_sched.policies import (
     batching,
     freshness,
     interruption,
+    lending,
+    migration,
     ordering,
     prediction,
     routing,
+    selection,
     weights,
 )
 
@@ -69,12 +72,17 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "group_history": prediction.GroupHistory,
         "none": prediction.Unknown,
         "oracle": prediction.Oracle,
+        "prompt_history": prediction.PromptHistory,
     },
     "batching": {
         "fully_async": batching.FullyAsync,
         "one_step_off": batching.OneStepOff,
         "sync": batching.Sync,
         "tail_batching": batching.TailBatching,
+    },
+    "selection": {
+        "in_order": selection.InOrder,
+        "like_lengths": selection.LikeLengths,
     },
     "freshness": {
         "bounded": freshness.Bounded,
@@ -85,6 +93,12 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "partial": interruption.Partial,
     },
     "weights": {"all_at_once": weights.AllAtOnce, "rolling": weights.Rolling},
+    "migration": {
+        "by_cost": migration.ByCost,
+        "none": migration.Stay,
+        "repack": migration.Repack,
+    },
+    "lending": {"none": lending.Keep},
 }
 
 DEFAULTS = {
@@ -93,9 +107,12 @@ DEFAULTS = {
     "admission": "slots",
     "prediction": "none",
     "batching": "sync",
+    "selection": "in_order",
     "freshness": "bounded",
     "interruption": "none",
     "weights": "all_at_once",
+    "migration": "none",
+    "lending": "none",
 }
 
 #: Constructor parameters that the assembly supplies, not the file.

@@ -20,6 +20,8 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    InstanceReturned,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -37,6 +39,8 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
+from rollout_sched.core.lender import Lender
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
 from rollout_sched.core.outcomes import Outcomes
@@ -47,6 +51,7 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.verification import Verification
 
 #: A request that was stopped so often by somebody else is given up. A trainer that drives the
 #: weights around us may stop a long one once for each of its steps.
@@ -63,24 +68,29 @@ class TrainerEvents:
         outcomes: Outcomes,
         progress: RunProgress,
         updater: WeightUpdater,
+        lender: Lender,
         freshness: Freshness,
         serials: count[int],
+        history: LengthHistory | None,
     ) -> None:
         self._groups = groups
         self._samples = samples
         self._outcomes = outcomes
         self._progress = progress
         self._updater = updater
+        self._lender = lender
         self._freshness = freshness
         self._serials = serials
+        self._history = history
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        history = self._history
         siblings = Siblings(
             event.group,
             event.prompt_tokens,
             event.max_tokens,
             event.prompt,
-            event.history,
+            None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
         self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))
@@ -91,10 +101,12 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
         self._progress.version = event.version
         self._progress.dirty = True
+        self._lender.published(event.version)
         self._updater.publish(event.version)
         oldest = self._freshness.oldest_allowed(event.version)
         for group in self._samples.older_than(oldest):
@@ -149,6 +161,7 @@ class InstanceEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
@@ -159,6 +172,7 @@ class InstanceEvents:
     ) -> None:
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
@@ -212,6 +226,12 @@ class InstanceEvents:
         elif not self._updater.updated(instance, event.version, self._out):
             self._anomalies["update_not_asked_for"] += 1
 
+    def returned(self, event: InstanceReturned, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._lender.returned(instance):
+            self._anomalies["instance_not_lent"] += 1
+
     def woke(self, event: Woke, now: float) -> None:
         for who in self._backoff.wake(now):
             if isinstance(who, Instance):
@@ -227,6 +247,7 @@ class InstanceEvents:
         return instance
 
     def _lose(self, instance: Instance) -> None:
+        self._lender.lost(instance)
         self._updater.lost(instance)
         for request in list(instance.kept.values()):
             self._requests.leave_home(request)
@@ -260,9 +281,11 @@ class AttemptEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
+        verification: Verification,
         progress: RunProgress,
         backoff: Backoff,
         anomalies: Counter[str],
@@ -272,9 +295,11 @@ class AttemptEvents:
         self.max_failures = max_failures
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
+        self._verification = verification
         self._progress = progress
         self._backoff = backoff
         self._anomalies = anomalies
@@ -284,12 +309,23 @@ class AttemptEvents:
         attempt = self._ledger.find(event)
         if attempt is None or attempt.abandoned:
             return
-        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
+        most = 0 if attempt.draft_tokens else attempt.max_new_tokens
+        if not attempt.tokens <= event.tokens <= most:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
         self._requests.learn(attempt.request.siblings)
         self._requests.expect_running(attempt.request)
+
+    def verified(self, event: PrefixVerified, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None or attempt.abandoned:
+            return
+        if not attempt.draft_tokens:
+            self._anomalies["verified_unasked"] += 1
+            return
+        self._verification.passed(attempt, event.tokens)
+        self._progress.dirty = True  # a batch may have waited for what is younger now
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -321,6 +357,7 @@ class AttemptEvents:
         if event.observation_tokens < 0:
             self._anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
+        request.settled_tokens = request.response_tokens
         self._outcomes.go_on(request)
 
     def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
@@ -330,6 +367,7 @@ class AttemptEvents:
         if event.reason == "failed":
             self._outcomes.give_up(request)
         else:
+            request.turn -= 1  # a turn that no tool has answered may yet be made anew
             self._outcomes.finish(request, event.reason)
 
     def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
@@ -353,6 +391,8 @@ class AttemptEvents:
                 return
             self._backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
+        if self._verification.on and request.group is not None:
+            self._verification.renew(request.group)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)
@@ -404,11 +444,22 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
+        if attempt.draft_tokens and (tokens or not isinstance(event, RequestInterrupted)):
+            self._unverified(attempt)
+            return None
         if attempt.request.failed_on:
             for at_fault in blame.succeed(attempt.request, self._fleet.instances):
                 self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
+
+    def _unverified(self, attempt: Attempt) -> None:
+        """It went on from a draft that nobody has verified: what it made counts for nothing."""
+        self._anomalies["draft_not_verified"] += 1
+        self._ledger.waste(attempt, "untrue")
+        attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._outcomes.go_on(attempt.request)
 
     def _free(self, attempt: Attempt) -> None:
         """The instance holds the attempt no longer."""
@@ -416,6 +467,7 @@ class AttemptEvents:
         self._fleet.close(attempt)
         if not instance.attempts:
             self._progress.dirty |= self._updater.emptied(instance, self._out)
+            self._lender.emptied(instance)
             if instance.leaving:
                 self._out.append(Release(instance.id))
 

@@ -113,6 +113,15 @@ class TokensArrived(_Event, frozen=True):
     tokens: int
 
 
+class PrefixVerified(_Event, frozen=True):
+    """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
+    attempt goes on from there. Where that lies before what a tool has answered, none have."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
 class RequestFinished(_Event, frozen=True):
     """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
 
@@ -192,8 +201,19 @@ class WeightsUpdated(_Event, frozen=True):
     version: int
 
 
+class InstanceReturned(_Event, frozen=True):
+    """The trainer has given an instance back that was lent to it (see Lend)."""
+
+    instance: str
+
+
 class BatchRequested(_Event, frozen=True):
-    """The trainer is idle and wants the next batch."""
+    """The trainer is idle and wants the next batch.
+
+    shares_gpus  it trains on the instances' GPUs, and begins on those that are lent to it
+    """
+
+    shares_gpus: bool = False
 
 
 class Woke(_Event, frozen=True):
@@ -220,6 +240,8 @@ Event = (
     | WeightsPublished
     | InstancePaused
     | WeightsUpdated
+    | InstanceReturned
     | BatchRequested
     | Woke
+    | PrefixVerified
 )

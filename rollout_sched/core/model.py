@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollout_sched.core.events import InstanceReported
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.core.samples import Sample, Segment
 
 __all__ = [
@@ -52,13 +53,15 @@ class GroupState(StrEnum):
 
 
 class InstanceStatus(StrEnum):
-    """What an instance may be asked to do; `updater.py` says how it moves."""
+    """What an instance may be asked to do; `updater.py` and `lender.py` say how it moves."""
 
     SERVING = "serving"
     DRAINING = "draining"  # takes nothing new, finishes what it has, then gets its weights
     PAUSING = "pausing"  # told to pause, has not confirmed
     UPDATING = "updating"  # weights are on their way
     GATED = "gated"  # has its weights, waits for those updated together with it
+    LENDING = "lending"  # makes way for the trainer: what it has goes on elsewhere
+    LENT = "lent"  # the trainer has its GPUs
     LOST = "lost"  # gone; only old references still show it
 
 
@@ -69,10 +72,11 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is; `unreported` counts the attempts sent since, and
-    `observed` is what the admission makes of the polls. `kept` are the requests between two turns
-    whose KV is here. `finished` counts those that were finished here, `finished_tokens` the tokens
-    of their contexts, if the admission wants to know. `open_index`, `heap_version` and `takes_new` are the fleet's.
+    `report` is its last poll, as old as that is, `report_before` the one before that; `unreported`
+    counts the attempts sent since, and `observed` is what the admission makes of the polls. `kept`
+    are the requests between two turns whose KV is here. `finished` counts those that were finished
+    here, `finished_tokens` the tokens of their contexts, if the admission wants to know.
+    `open_index`, `heap_version` and `takes_new` are the fleet's.
     """
 
     __slots__ = (
@@ -89,6 +93,7 @@ class Instance:
         "observed",
         "open_index",
         "report",
+        "report_before",
         "rests",
         "rests_until",
         "serial",
@@ -122,6 +127,7 @@ class Instance:
         self.kept: dict[str, Request] = {}
         self.finished = 0
         self.finished_tokens = 0
+        self.report_before: InstanceReported | None = None
         self.open_index = -1
         self.heap_version = 0
         self.takes_new = False
@@ -144,8 +150,9 @@ class Siblings:
 
     `lengths` holds the response lengths of those that have finished, ascending; `estimate` is what
     the prediction made of them. `requests` are those that are here; `joined` counts those that came
-    one by one (direct requests). `prompt` names the prompt wherever it comes again; `history` and
-    `expected_tokens` are what was known of its lengths before (see GroupSubmitted).
+    one by one (direct requests). `prompt` names the prompt wherever it comes again. `history` holds
+    what its earlier responses came to (None where no role asks), `expected_tokens` what the trainer
+    expects of one (0: it has no idea).
     """
 
     __slots__ = (
@@ -167,7 +174,7 @@ class Siblings:
         prompt_tokens: int,
         max_tokens: int,
         prompt: str = "",
-        history: tuple[int, ...] = (),
+        history: PromptLengths | None = None,
         expected_tokens: int = 0,
     ) -> None:
         self.id = id
@@ -244,8 +251,10 @@ class Request:
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
     instance before. `home` is the instance that keeps its KV between two turns, None at any other
-    time. `rank` is its entry in the waiting queue, None outside of it. `failures` counts
+    time. `settled_tokens` of the response were made before a tool last returned. `rank` is its
+    entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
+    `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
     __slots__ = (
@@ -262,6 +271,7 @@ class Request:
         "index",
         "last_attempt",
         "last_instance",
+        "migrations",
         "rank",
         "response_tokens",
         "rests_until",
@@ -269,6 +279,7 @@ class Request:
         "segments",
         "serial",
         "session",
+        "settled_tokens",
         "siblings",
         "state",
         "turn",
@@ -296,6 +307,7 @@ class Request:
         self.response_tokens = 0
         self.expected_tokens = 0
         self.computed_tokens = 0
+        self.settled_tokens = 0
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None
@@ -305,6 +317,7 @@ class Request:
         self.failures = 0
         self.failed_on: tuple[str, ...] = ()
         self.unasked_aborts = 0
+        self.migrations = 0
         self.rests_until = 0.0
         self.finish = ""
         self.rank: Any = None
@@ -338,12 +351,13 @@ class Attempt:
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
     `abandoned` is the reason its tokens are no longer wanted; the instance still holds the slot
-    until it has answered.
+    until it has answered. `draft_tokens` are to be verified before it makes any.
     """
 
     __slots__ = (
         "abandoned",
         "context_tokens",
+        "draft_tokens",
         "expected_tokens",
         "id",
         "instance",
@@ -371,4 +385,5 @@ class Attempt:
         self.max_new_tokens = max_new_tokens
         self.expected_tokens = expected_tokens
         self.tokens = 0
+        self.draft_tokens = 0
         self.abandoned = ""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Instance, Request, Siblings
+from rollout_sched.core.model import Attempt, Group, Instance, Request, Siblings
 
 
 class Dice(Protocol):
@@ -43,9 +43,10 @@ class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
-    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
-    that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
-    counts the instances that are getting weights.
+    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
+    `started` counts the groups, neither fresh nor delivered, that staleness applies to. `round` is
+    the launch in effect since the last delivery. `updating` counts the instances that are getting
+    weights.
     """
 
     @property
@@ -130,7 +131,7 @@ class SessionAdmission(Admission, Protocol):
         """May it take a request whose KV is not there? True of an instance without sessions."""
 
     def continues(self, instance: Instance) -> bool:
-        """May a request whose KV is there go on? If not, it waits with those whose KV is nowhere."""
+        """May a request whose KV is there go on? If not, it waits with those that have none."""
 
 
 class Prediction(Protocol):
@@ -163,6 +164,25 @@ class Batching(Protocol):
         """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits."""
 
 
+class Selection(Protocol):
+    """Which fresh groups start together?"""
+
+    @property
+    def window(self) -> int:
+        """It chooses among the groups of so many rounds, all of which start before the next ones
+        are looked at. 0: they start in the order they came, and it is not asked.
+        """
+
+    def choose(
+        self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
+    ) -> Sequence[Group]:
+        """So many of `window`, which holds more, in the order they came; `beside` start with them.
+
+        What groups carry: `group.siblings.history`, `.expected_tokens`, `.prompt_tokens` and
+        `.max_tokens`.
+        """
+
+
 class Freshness(Protocol):
     """How old may a delivered sample be, and who waits for whom?"""
 
@@ -180,7 +200,11 @@ class Freshness(Protocol):
 
 
 class Interruption(Protocol):
-    """What happens to a running request when its instance gets weights, or its round ends?"""
+    """What happens to a running request when its instance gets weights, or its round ends?
+
+    One whose requests are verified before they go on says so in an attribute `verifies`, with the
+    `leniency` of the test (see `core.verification`); it keeps what is partial, and no KV.
+    """
 
     @property
     def keeps_partial(self) -> bool:
@@ -209,6 +233,44 @@ class Weights(Protocol):
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 
 
+class Migrant(msgspec.Struct, frozen=True):
+    """A running attempt to interrupt, and the open instance its request is to go on on."""
+
+    attempt: Attempt
+    instance: Instance
+
+
+class Migration(Protocol):
+    """Which running requests go on elsewhere, and where?
+
+    A migrant keeps its tokens. It costs an interruption, and the prefill of its whole context where
+    it goes on. Only what runs can migrate (`Attempt.request` is RUNNING, on an instance that is
+    SERVING or DRAINING), and only to an open instance of the same version.
+    """
+
+    @property
+    def interval_s(self) -> float:
+        """Asked so often at most, and only while nothing waits; infinity: never."""
+
+    def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
+
+
+class Lending(Protocol):
+    """Which instances make way for a trainer on their GPUs, before its batch is whole?
+
+    Their requests go on elsewhere, as migrants do. What was lent comes back with the end of the
+    training step.
+    """
+
+    @property
+    def lends(self) -> bool:
+        """False: never asked."""
+
+    def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
+        """Instances that serve, and not all of them. Asked while nothing waits and no weights are
+        on their way, if the trainer that waits shares the instances' GPUs."""
+
+
 class Roles(msgspec.Struct, frozen=True):
     """One answerer for every question: what a policy file assembles."""
 
@@ -217,9 +279,30 @@ class Roles(msgspec.Struct, frozen=True):
     admission: Admission
     prediction: Prediction
     batching: Batching
+    selection: Selection
     freshness: Freshness
     interruption: Interruption
     weights: Weights
+    migration: Migration
+    lending: Lending
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what older weights made is verified before it goes on."""
+        return bool(getattr(self.interruption, "verifies", False))
+
+    @property
+    def leniency(self) -> float | None:
+        """Of the test by which drafts are verified; None where they are not."""
+        return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
+
+    @property
+    def uses_history(self) -> bool:
+        """True if selection or prediction looks at `Siblings.history`.
+
+        They say so by a class attribute `uses_history = True`; for nobody it is not kept.
+        """
+        return any(getattr(r, "uses_history", False) for r in (self.selection, self.prediction))
 
     @property
     def weigh_tokens(self) -> bool:
@@ -244,19 +327,25 @@ class Roles(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Admission",
+    "Attempt",
     "Batching",
     "Dice",
     "FleetView",
     "Freshness",
+    "Group",
     "Instance",
     "Interruption",
     "Launch",
+    "Lending",
+    "Migrant",
+    "Migration",
     "Ordering",
     "Prediction",
     "Progress",
     "Request",
     "Roles",
     "Routing",
+    "Selection",
     "SessionAdmission",
     "Siblings",
     "Weights",

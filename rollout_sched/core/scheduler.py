@@ -25,18 +25,23 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, SPENT, Groups
+from rollout_sched.core.lender import Lender
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
+from rollout_sched.core.migrator import Migrator
 from rollout_sched.core.model import Group, Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.selection_window import SelectionWindow
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.validation import CHECKS
+from rollout_sched.core.verification import Verification
 from rollout_sched.core.view import SchedulerView
 
 
@@ -83,15 +88,28 @@ class Scheduler:
         self.backoff = Backoff(backoff_s, out)
         ledger = AttemptLedger(fleet, samples, self.anomalies, out)
         self.requests = requests = Requests(roles, fleet, ledger, serials, out)
+        self.verification = Verification(roles.verifies, fleet, samples, self.anomalies, out)
         self.outcomes = outcomes = Outcomes(
-            roles, fleet, groups, requests, self.siblings, samples, progress, out
+            roles,
+            fleet,
+            groups,
+            requests,
+            self.siblings,
+            samples,
+            self.verification,
+            progress,
+            out,
         )
+        self.migrator = Migrator(roles.migration, fleet, requests)
+        self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
         self.attempt_events = AttemptEvents(
             fleet,
             updater,
+            lender,
             ledger,
             requests,
             outcomes,
+            self.verification,
             progress,
             self.backoff,
             self.anomalies,
@@ -99,13 +117,30 @@ class Scheduler:
             max_failures,
         )
         trainer = TrainerEvents(
-            groups, samples, outcomes, progress, updater, roles.freshness, serials
+            groups,
+            samples,
+            outcomes,
+            progress,
+            updater,
+            lender,
+            roles.freshness,
+            serials,
+            LengthHistory() if roles.uses_history else None,
         )
         client = ClientEvents(
             requests, self.siblings, outcomes, self.sessions, fleet, self.anomalies
         )
         instance = InstanceEvents(
-            fleet, updater, ledger, requests, outcomes, progress, self.backoff, self.anomalies, out
+            fleet,
+            updater,
+            lender,
+            ledger,
+            requests,
+            outcomes,
+            progress,
+            self.backoff,
+            self.anomalies,
+            out,
         )
         self._apply = _table(trainer, client, instance, self.attempt_events)
         self.view = SchedulerView(
@@ -116,11 +151,13 @@ class Scheduler:
             self.sessions,
             self.anomalies,
             keeps_partial=roles.interruption.keeps_partial,
+            leniency=roles.leniency,
         )
-        # A round that starts over what it leaves behind has nothing that could grow stale.
-        self._carries_over = (
-            roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
-        )
+        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
+        # A round that starts over what it leaves behind, or verifies it, has nothing that could
+        # grow stale.
+        keeps_old = roles.interruption.keeps_partial and not roles.verifies
+        self._carries_over = keeps_old or not roles.batching.stops_at_delivery
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -133,6 +170,8 @@ class Scheduler:
             CHECKS[kind](self, event)
         self._apply[kind](event, now)
         self._decide()
+        if now >= self.migrator.due_at and self.fleet.open and not self.requests.waiting.size:
+            self.migrator.ask(now)
         out = self._out
         actions = out[:]
         out.clear()
@@ -145,7 +184,8 @@ class Scheduler:
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
-        if progress.dirty:
+        changed = progress.dirty
+        if changed:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliver()
@@ -156,6 +196,8 @@ class Scheduler:
                 self._renew_budgets()
         if fleet.open and waiting.size:
             self._dispatch()
+        if self.lender.lends:
+            self._lend(changed)
 
     # -- delivering ------------------------------------------------------------------------
 
@@ -181,6 +223,7 @@ class Scheduler:
         progress.delivered += len(groups)
         progress.trainer_waiting = False
         progress.round = None
+        self.lender.call_off()
         if self.roles.batching.stops_at_delivery and progress.active + progress.spent:
             for group in self.sample_buffer.groups():
                 if group.state is ACTIVE or group.state is SPENT:
@@ -221,6 +264,7 @@ class Scheduler:
         if progress.round is None:
             progress.round = launch
         launched: list[Group] = []
+        anew: list[Group] = []  # those that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -228,14 +272,15 @@ class Scheduler:
                 if allowed <= 0:
                     break
                 allowed -= 1
+                anew.append(group)
             self.outcomes.launch(group, launch.oversample)
             launched.append(group)
             deferred -= 1
-        for _ in range(min(fresh, allowed, progress.fresh)):
-            group = groups.first(FRESH)
-            assert group is not None
-            self.outcomes.launch(group, launch.oversample)
-            launched.append(group)
+        fresh = min(fresh, allowed, progress.fresh)
+        if fresh > 0:
+            for group in self.selection_window.take(fresh, anew):
+                self.outcomes.launch(group, launch.oversample)
+                launched.append(group)
         for place, group in enumerate(launched):
             group.launch_place, group.launch_size = place, len(launched)
 
@@ -246,6 +291,21 @@ class Scheduler:
             group = self.groups.first(SPENT)
             assert group is not None
             self.outcomes.launch(group, 1.0)
+
+    # -- lending ---------------------------------------------------------------------------
+
+    def _lend(self, changed: bool) -> None:
+        """Instances make way for the trainer, unless work or weights are on their way."""
+        progress = self.progress
+        if self.requests.waiting.size:
+            if not self.fleet.attempts:
+                self.lender.reclaim()
+        elif changed and self._may_lend(progress):
+            self.lender.ask()
+
+    def _may_lend(self, progress: RunProgress) -> bool:
+        wanted = progress.shares_gpus and progress.trainer_waiting
+        return wanted and not progress.update_pending
 
     # -- dispatching -----------------------------------------------------------------------
 
@@ -259,7 +319,7 @@ class Scheduler:
                 return
             if capped and not fleet.taking and request.home is None:
                 return  # and whoever comes after it has no home either
-            instance = routing.choose(request, fleet)
+            instance = self.migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
                 return
             if instance.open_index < 0:
@@ -298,6 +358,10 @@ class Scheduler:
         request.last_instance = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
+        draft: ev.Spans = ()
+        if self.verification.on:
+            draft = self.verification.draft(request, instance.version)
+            attempt.draft_tokens = sum([tokens for _, tokens in draft])
         group = request.group
         if group is not None:
             self.sample_buffer.note_version(group, instance.version)
@@ -316,6 +380,7 @@ class Scheduler:
                 request.turn,
                 "" if group is None else group.id,
                 0 if group is None else request.index,
+                draft,
             )
         )
 
@@ -337,9 +402,11 @@ def _table(
         ev.InstanceLeaving: instance.leaving,
         ev.InstanceReported: instance.reported,
         ev.InstancePaused: instance.paused,
+        ev.InstanceReturned: instance.returned,
         ev.WeightsUpdated: instance.updated,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
+        ev.PrefixVerified: attempt.verified,
         ev.RequestFinished: attempt.finished,
         ev.TurnFinished: attempt.turn_finished,
         ev.ToolReturned: attempt.tool_returned,

@@ -21,7 +21,9 @@ from rollout_sched.core.actions import (
     Discard,
     Dispatch,
     Interrupt,
+    Lend,
     Pause,
+    Reclaim,
     Release,
     Resume,
     UpdateWeights,
@@ -67,7 +69,9 @@ class ClosedLoop:
         self._inbox: deque[Event] = deque()
         self._telling = False
         self._queue = queue = EventQueue()
-        self._attempts = attempts = SimAttempts(workload)
+        drift = scenario.policy_drift if scheduler.verification.on else None
+        stopping = scheduler.view.is_stopping
+        self._attempts = attempts = SimAttempts(workload, drift, stopping)
         self._fleet = SimFleet(scenario, attempts, queue, self._tell)
         self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
         self._trainer = SimTrainer(scenario.trainer, workload, self._fleet.gpus, queue, self._tell)
@@ -153,6 +157,8 @@ class ClosedLoop:
             Resume: fleet.resume,
             Release: self._membership.release,
             UpdateWeights: fleet.update_weights,
+            Lend: self._trainer.take,
+            Reclaim: self._trainer.give_back,
             Deliver: self._deliver,
             Answer: self._clients.answer,
             Discard: self._discard,

@@ -15,7 +15,7 @@ from rollout_sched.core.events import BatchRequested, RequestFinished
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Instance
 from rollout_sched.core.progress import RunProgress
-from tests.core.told import FULLY_ASYNC, Told
+from tests.core.told import FULLY_ASYNC, Told, make_group
 
 PROTOCOLS: dict[str, Any] = typing.get_type_hints(roles.Roles)
 
@@ -93,6 +93,11 @@ CHECKS: dict[str, Check] = {
         and isinstance(p.batch(t.scheduler.progress), int)
         and isinstance(p.stops_at_delivery, bool)
     ),
+    "selection": lambda p, t: (
+        p.window >= 0
+        and [group.id for group in p.choose([make_group("x"), make_group("y")], 1, [])]
+        in (["x"], ["y"])
+    ),
     "freshness": lambda p, t: (
         isinstance(p.room(t.scheduler.progress), int)
         and isinstance(p.oldest_allowed(3), int)
@@ -107,6 +112,14 @@ CHECKS: dict[str, Check] = {
     ),
     "weights": lambda p, t: (
         set(p.choose((t.instance("i0"),), t.scheduler.progress)) <= {t.instance("i0")}
+    ),
+    "migration": lambda p, t: (
+        p.interval_s > 0 and all(isinstance(m, roles.Migrant) for m in p.choose(t.scheduler.fleet))
+    ),
+    "lending": lambda p, t: (
+        isinstance(p.lends, bool)
+        and set(p.choose(t.scheduler.fleet, t.scheduler.progress))
+        < set(t.scheduler.fleet.instances.values())
     ),
 }
 

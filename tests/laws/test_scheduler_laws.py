@@ -7,7 +7,9 @@ and the machine keeps books of its own, from the actions alone:
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
 * a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows;
+* whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
+* the trainer gets instances without work, and what it is asked to give back it has;
 * in the end, when the world behaves, every group that did not fail is delivered;
 * the same events, replayed through a new scheduler, give the same actions.
 """
@@ -49,6 +51,7 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "none"},
                 {"use": "group_history"},
                 {"use": "group_history", "method": "censored", "quantile": 0.5},
+                {"use": "prompt_history", "quantile": 0.5},
             ]
         ),
         "batching": st.sampled_from(
@@ -62,6 +65,11 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "fully_async", "max_ahead": 1.0},
                 {"use": "fully_async", "max_ahead": 1.5},
             ]
+        ),
+        "selection": st.sampled_from(
+            [{"use": "in_order"}]
+            + [{"use": "like_lengths", "window": 2, "max_step_bias": bias} for bias in (0, 0.5, 1)]
+            + [{"use": "like_lengths", "window": 3, "order": "longest_first"}]
         ),
         "freshness": st.sampled_from(
             [
@@ -83,10 +91,30 @@ POLICIES = st.fixed_dictionaries(
                     {"segment_tokens": 7, "segment": "chunk"},
                 )
             ]
+            + [
+                {"use": "partial", "kv": "verify", "at_update": at, "segment_tokens": segment}
+                for at in ("resubmit", "drain")
+                for segment in (0, 7)
+            ]
         ),
         "weights": st.sampled_from(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
             + [{"use": "rolling", "at_once": n} for n in (1, 2)]
+        ),
+        "migration": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Restless"},
+                {"use": "tests.helpers:Restless", "interval_s": 1.0},
+                {"use": "by_cost", "context_s": 1.0, "interval_s": 0.5, "most": 5},
+                {"use": "repack", "interval_s": 0.5, "most": 5},
+            ]
+        ),
+        "lending": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Generous"},
+            ]
         ),
     }
 )
@@ -95,8 +123,13 @@ POLICIES = st.fixed_dictionaries(
 class World(RuleBasedStateMachine):
     """Everything outside the scheduler, with books of its own."""
 
-    @initialize(policy=POLICIES, prompts_per_step=st.integers(1, 3), instances=st.integers(1, 3))
-    def start(self, policy, prompts_per_step, instances):
+    @initialize(
+        policy=POLICIES,
+        prompts_per_step=st.integers(1, 3),
+        instances=st.integers(1, 3),
+        shares_gpus=st.booleans(),
+    )
+    def start(self, policy, prompts_per_step, instances, shares_gpus):
         if policy["batching"]["use"] == "one_step_off":
             assume(policy["freshness"].get("max_staleness", 1) > 0)
         self.policy = parse_policy("machine", policy)
@@ -106,6 +139,8 @@ class World(RuleBasedStateMachine):
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
+        self.made: Counter[str] = Counter()  # tokens of a request that we have
+        self.streamed: Counter[int] = Counter()  # tokens of an attempt that we have already
         self.over: list[ev.Event] = []
         self.told_to_stop: set[int] = set()
         self.acting: list[ev.ToolReturned] = []
@@ -119,13 +154,16 @@ class World(RuleBasedStateMachine):
         self.delivered: set[str] = set()
         self.asked: list[str] = []
         self.leaving: set[str] = set()
+        self.lent: set[str] = set()
+        self.reclaimed: set[str] = set()
+        self.request = ev.BatchRequested(shares_gpus=shares_gpus)
         self.training = False
         self.version = 0
         self.names = 0
         self.submissions_closed = False
         for _ in range(instances):
             self.join()
-        self.tell(ev.BatchRequested())
+        self.tell(self.request)
 
     # -- the wire --------------------------------------------------------------------------
 
@@ -152,6 +190,7 @@ class World(RuleBasedStateMachine):
             if d.request == action.request and d.attempt not in self.told_to_stop
         ]
         assert not owners, "two attempts of one request are wanted at once"
+        assert action.response_tokens == self.made[action.request], "tokens were lost"
         self.running[action.attempt] = action
         self.held[action.instance].append(action.attempt)
         assert len(self.held[action.instance]) <= SLOTS, "more requests than slots"
@@ -178,6 +217,17 @@ class World(RuleBasedStateMachine):
         assert action.instance in self.leaving
         assert not self.held[action.instance], "released with work in flight"
 
+    def on_lend(self, action):
+        assert self.request.shares_gpus, "lent to a trainer that cannot take it"
+        assert not self.held[action.instance], "lent with work in flight"
+        assert action.instance not in self.lent | self.leaving
+        self.lent.add(action.instance)
+        self.closed_instances.add(action.instance)
+
+    def on_reclaim(self, action):
+        assert action.instance in self.lent - self.reclaimed
+        self.reclaimed.add(action.instance)
+
     def on_deliver(self, action):
         assert not self.training, "a batch nobody asked for"
         self.training = True
@@ -189,7 +239,7 @@ class World(RuleBasedStateMachine):
             if self.bound is not None:
                 assert sample.staleness <= self.bound, f"{sample} is too old"
             assert sum(s.tokens for s in sample.segments) == sample.response_tokens
-            assert sample.response_tokens <= MAX_TOKENS
+            assert sample.response_tokens == self.made[sample.request] <= MAX_TOKENS
         for group, indices in members.items():
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
@@ -199,6 +249,7 @@ class World(RuleBasedStateMachine):
 
     def on_discard(self, action):
         assert action.tokens >= 0
+        self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
             if action.reason == "failed" and action.request not in self.asked:
@@ -229,9 +280,11 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: not self.submissions_closed)
     @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40))
     def submit(self, samples, prompt):
-        name = f"g{len(self.groups)}"
+        number = len(self.groups)
+        name, known = f"g{number}", tuple(range(number % 3))
         self.groups[name] = samples
-        self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS))
+        named = f"p{number % 4}" if number % 4 else ""
+        self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS, named, known, number % 2))
 
     @rule(prompt=st.integers(1, 3), sibling=st.integers(0, 2), session=st.sampled_from(["", "s"]))
     def ask(self, prompt, sibling, session):
@@ -265,22 +318,51 @@ class World(RuleBasedStateMachine):
         self.training = False
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
-        self.tell(ev.BatchRequested())
+        self.tell(self.request)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
     def answer(self, data, share, kind):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running[attempt]
+        dispatch = self.verify(attempt, data.draw(st.floats(0, 1)))
         tokens = max(1, round(share * dispatch.max_new_tokens))
         if kind == "length":
             tokens = dispatch.max_new_tokens
         self.finish(attempt, tokens, kind)
 
+    def verify(self, attempt, share=1.0):
+        """So much of its draft passes, if it has one and nobody has said so; how it goes on."""
+        dispatch = self.running[attempt]
+        draft = sum(tokens for _, tokens in dispatch.draft)
+        if draft:
+            self.tell(ev.PrefixVerified(dispatch.request, attempt, round(share * draft)))
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+        return self.running[attempt]
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def verify_first(self, data, share):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.verify(data.draw(st.sampled_from(drafts)), share)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 3, 10_000]))
+    def verify_wrongly(self, data, tokens):
+        attempt = data.draw(st.sampled_from(sorted(self.running)))
+        dispatch = self.running[attempt]
+        self.tell(ev.PrefixVerified(dispatch.request, attempt, tokens))
+        if dispatch.draft:
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), kind=st.sampled_from(["stop", "turn", "interrupted"]))
+    def go_on_unverified(self, data, kind):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
+
     def finish(self, attempt, tokens, kind):
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += tokens
         if kind == "turn":
             event = ev.TurnFinished(dispatch.request, attempt, tokens)
             self.acting.append(ev.ToolReturned(dispatch.request, attempt, 5))
@@ -291,10 +373,21 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    def take(self, attempt):
+        """An attempt is over: it holds its slot no longer."""
+        dispatch = self.running.pop(attempt)
+        self.held[dispatch.instance].remove(attempt)
+        self.told_to_stop.discard(attempt)
+        return dispatch
+
     @precondition(lambda self: self.told_to_stop)
     @rule(data=st.data(), share=st.floats(0, 1))
     def stop(self, data, share):
         attempt = data.draw(st.sampled_from(sorted(self.told_to_stop)))
+        if share:
+            self.verify(attempt, share)
+        if attempt not in self.told_to_stop:
+            return
         most = self.running[attempt].max_new_tokens - 1
         self.finish(attempt, round(share * most), "interrupted")
 
@@ -304,6 +397,9 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
+        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        if wanted and tokens > self.streamed[attempt]:
+            self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
 
     @precondition(lambda self: self.acting)
@@ -348,6 +444,22 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data):
+        self.returned(data.draw(st.sampled_from(sorted(self.lent))))
+
+    def returned(self, name):
+        self.forget_loan(name)
+        self.closed_instances.discard(name)
+        event = ev.InstanceReturned(name)
+        self.over.append(event)
+        self.tell(event)
+
+    def forget_loan(self, name):
+        self.lent.discard(name)
+        self.reclaimed.discard(name)
+
     @precondition(lambda self: len(self.held) - len(self.leaving) > 1)
     @rule(data=st.data())
     def leave(self, data):
@@ -366,11 +478,13 @@ class World(RuleBasedStateMachine):
         for attempt in self.held.pop(name):
             dispatch = self.running.pop(attempt)
             self.told_to_stop.discard(attempt)
+            self.made[dispatch.request] += self.streamed[attempt]
             # Its answer may still be on the wire.
             self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
         self.pausing = [action for action in self.pausing if action.instance != name]
         self.updating = [action for action in self.updating if action.instance != name]
         self.closed_instances.discard(name)
+        self.forget_loan(name)
         self.tell(ev.InstanceLost(name))
 
     @precondition(lambda self: self.running)
@@ -381,9 +495,8 @@ class World(RuleBasedStateMachine):
     )
     def fail(self, data, blame, usable):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += self.streamed[attempt]
         event = ev.RequestFailed(dispatch.request, attempt, "500", blame, usable)
         self.over.append(event)
         self.tell(event)
@@ -398,7 +511,7 @@ class World(RuleBasedStateMachine):
     def repeat(self, data):
         before = self.scheduler.anomalies.total()
         event = data.draw(st.sampled_from(self.over))
-        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused):
+        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused | ev.InstanceReturned):
             return  # true again by now, perhaps: see `confirm_twice`
         self.tell(event)
         assert self.scheduler.anomalies.total() == before + 1
@@ -427,9 +540,8 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 10_000]), lie=st.booleans())
     def lie(self, data, tokens, lie):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += min(max(0, tokens), dispatch.max_new_tokens)
         spans = ((self.version + 7, 1),) if lie else ()
         event = ev.RequestFinished(dispatch.request, attempt, tokens, spans)
         self.over.append(event)
@@ -486,12 +598,15 @@ class World(RuleBasedStateMachine):
                 self.paused()
             elif self.updating:
                 self.updated()
+            elif self.reclaimed or (self.lent and self.training):
+                self.returned(min(self.reclaimed or self.lent))
             elif self.told_to_stop:
                 self.finish(min(self.told_to_stop), 0, "interrupted")
             elif self.acting:
                 self.tell(self.acting.pop())
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
+                self.verify(oldest)
                 self.finish(oldest, self.running[oldest].max_new_tokens, "stop")
             elif self.training:
                 self.train()
