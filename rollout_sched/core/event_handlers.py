@@ -38,6 +38,7 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
 from rollout_sched.core.outcomes import Outcomes
@@ -67,6 +68,7 @@ class TrainerEvents:
         updater: WeightUpdater,
         freshness: Freshness,
         serials: count[int],
+        history: LengthHistory | None,
     ) -> None:
         self._groups = groups
         self._samples = samples
@@ -75,14 +77,16 @@ class TrainerEvents:
         self._updater = updater
         self._freshness = freshness
         self._serials = serials
+        self._history = history
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        history = self._history
         siblings = Siblings(
             event.group,
             event.prompt_tokens,
             event.max_tokens,
             event.prompt,
-            event.history,
+            None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
         self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))
@@ -112,12 +116,14 @@ class ClientEvents:
         siblings: DirectSiblings,
         outcomes: Outcomes,
         sessions: Sessions,
+        fleet: Fleet,
         anomalies: Counter[str],
     ) -> None:
         self._requests = requests
         self._siblings = siblings
         self._outcomes = outcomes
         self._sessions = sessions
+        self._fleet = fleet
         self._anomalies = anomalies
 
     def request_submitted(self, event: RequestSubmitted, now: float) -> None:
@@ -125,6 +131,9 @@ class ClientEvents:
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
         request.last_instance = self._sessions.last_instance(event.session)
+        home = self._fleet.instances.get(request.last_instance or "")
+        if home is not None:
+            self._fleet.keep(request, home)
         self._requests.wait(request)
 
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
@@ -191,7 +200,7 @@ class InstanceEvents:
     def reported(self, event: InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
-            instance.report = event
+            self._fleet.report(instance, event)
 
     def paused(self, event: InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
@@ -225,6 +234,8 @@ class InstanceEvents:
 
     def _lose(self, instance: Instance) -> None:
         self._updater.lost(instance)
+        for request in list(instance.kept.values()):
+            self._requests.leave_home(request)
         lost = self._fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
         for attempt in lost:
@@ -318,6 +329,7 @@ class AttemptEvents:
         if self._requests.room_for(request):
             move(request, ACT)
             request.turn += 1
+            self._fleet.keep(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
 
