@@ -96,6 +96,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--seeds", type=_positive, default=1, metavar="K", help="runs per policy")
     add("--prompts-per-step", type=_positive, default=0, metavar="N")
     add("--samples-per-prompt", type=_positive, default=0, metavar="N")
+    add("--epochs", type=_positive, default=0, metavar="N", help="each trains other samples")
     add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
@@ -213,8 +214,8 @@ def _replay(options: argparse.Namespace) -> None:
     with _progress() as bar:
 
         def follow(policy: str, seed: int) -> Deliveries:
-            task = bar.add_task(f"{policy}, seed {seed}", total=len(workload.prompts))
-            return lambda prompts: bar.advance(task, prompts)
+            task = bar.add_task(f"{policy}, seed {seed}", total=len(workload.groups))
+            return lambda groups: bar.advance(task, groups)
 
         runs = replay(
             trace,
@@ -272,7 +273,7 @@ def _baseline_first(names: list[str]) -> list[str]:
 def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     given = {
         key: getattr(options, key)
-        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens")
+        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens", "epochs")
         if getattr(options, key)
     }
     job = msgspec.structs.replace(scenario.job, **given)
@@ -289,7 +290,7 @@ def _progress() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} prompts"),
+        TextColumn("{task.completed}/{task.total} groups"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

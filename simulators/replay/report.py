@@ -33,10 +33,13 @@ def document(
         "trace": trace.name,
         "scenario": scenario.name,
         "prompts": len(load.prompts),
+        "epochs": load.epochs,
+        "groups": len(load.groups),
         "prompts_per_step": load.prompts_per_step,
         "samples_per_prompt": load.samples_per_prompt,
         "max_tokens": load.max_tokens,
         "seeds": seeds,
+        "warnings": _warnings(load),
         **({} if load.traffic is None else {"conversations": len(load.traffic)}),
         "lower_bound": {
             "total_s": {
@@ -54,6 +57,18 @@ def document(
             for of_policy in runs
         ],
     }
+
+
+def _warnings(load: Workload) -> list[str]:
+    """What must be known before the figures are believed."""
+    if not load.overlapping:
+        return []
+    return [
+        f"{load.overlapping} of {len(load.groups)} groups train samples that another epoch trains "
+        f"too, for the trace holds fewer than {load.epochs} x {load.samples_per_prompt} of a "
+        f"prompt: history sees the future here, and what a policy gains by it is too good to be "
+        f"true."
+    ]
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:
@@ -88,8 +103,9 @@ def heading(report: dict[str, Any]) -> str:
     lines = []
     if report["prompts"]:
         bound = report["lower_bound"]["total_s"]["mean"]
+        epochs = f"{report['epochs']} epochs x " if report["epochs"] > 1 else ""
         lines += [
-            f"{report['prompts']} prompts x {report['samples_per_prompt']} samples, "
+            f"{report['prompts']} prompts x {epochs}{report['samples_per_prompt']} samples, "
             f"{report['prompts_per_step']} prompts a step, {report['seeds']} seed(s)",
             f"No policy can train this workload in less than {_seconds(bound)}.",
         ]
@@ -98,6 +114,7 @@ def heading(report: dict[str, Any]) -> str:
     if "conversations" in report:
         lines.append(f"{report['conversations']} conversations of clients.")
     lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
+    lines += [f"WARNING: {warning}" for warning in report["warnings"]]
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace
 
-#: Called with the number of prompts delivered by the batch that has just gone to the trainer.
+#: Called with the number of groups delivered by the batch that has just gone to the trainer.
 Progress = Callable[[int], None]
 
 
@@ -83,7 +83,7 @@ def run_policy(
     progress: Progress | None = None,
     journal_path: Path | None = None,
 ) -> Run:
-    """Replay `trace` under `policy` until every prompt has been trained and every client has its
+    """Replay `trace` under `policy` until every group has been trained and every client has its
     answer, or has gone.
 
     `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit.
@@ -112,7 +112,7 @@ def run_policy(
         if loop.training:
             metrics.observe(now, event, actions)
 
-    outlasted = scenario.traffic is not None and len(workload.prompts) > 0
+    outlasted = scenario.traffic is not None and len(workload.groups) > 0
     observers = [measure_training if outlasted else metrics.observe, note]
     direct, outages = DirectFold(), OutageFold()
     if scenario.traffic is not None or scenario.faults:
@@ -128,7 +128,7 @@ def run_policy(
     restarts = summary.preemptions + summary.resumed_attempts
     demands = [Demand.of_samples(batch) for batch in delivered]
     outage = outages.figures(total_s)
-    asked = len(workload.prompts) - outage.failed_prompts
+    asked = len(workload.groups) - outage.failed_prompts
     return Run(
         policy=policy.name,
         seed=seed,
@@ -154,15 +154,15 @@ def reference_batch(workload: Workload, scenario: Scenario) -> float:
 
     At most `max_num_seqs`: more cannot run at once. Where nobody trains, as many as that.
     """
-    if not workload.prompts:
+    if not workload.groups:
         return scenario.fleet.max_num_seqs
-    batch = min(workload.prompts_per_step, len(workload.prompts)) * workload.samples_per_prompt
+    batch = min(workload.prompts_per_step, len(workload.groups)) * workload.samples_per_prompt
     return min(scenario.fleet.max_num_seqs, max(1.0, batch / scenario.fleet.instances))
 
 
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
     """No policy trains the workload in fewer seconds."""
-    batches = -(-len(workload.prompts) // workload.prompts_per_step)
+    batches = -(-len(workload.groups) // workload.prompts_per_step)
     return run_bound(Demand.of_samples(workload.offered_samples()), batches, scenario)
 
 

@@ -82,6 +82,23 @@ def test_steps_are_kept_run_by_run(document: dict[str, Any]) -> None:
         assert sum(step["samples"] for step in policy["per_step"][0]) == 10
 
 
+class TestWarnings:
+    def heading(self, epochs: int, samples: int) -> str:
+        trace = make_trace({f"g{i}": [5 + i, 6, 7, 8] for i in range(4)})
+        scenario = make_scenario(prompts_per_step=2, epochs=epochs, samples=samples)
+        runs = replay(trace, [make_policy("one")], scenario)
+        return reports.heading(reports.document(trace, scenario, runs, steps=0, seeds=1))
+
+    def test_that_history_sees_the_future(self) -> None:
+        text = self.heading(2, 3)
+        assert "4 prompts x 2 epochs x 3 samples" in text
+        assert "WARNING: 4 of 8 groups train samples that another epoch trains too" in text
+        assert "history sees the future" in text
+
+    def test_nothing_is_said_of_it_where_it_does_not(self) -> None:
+        assert "future" not in self.heading(2, 2)
+
+
 class TestWriting:
     def test_what_is_written_can_be_read(self, document: dict[str, Any], tmp_path: Path) -> None:
         path = tmp_path / "r.json"
