@@ -212,7 +212,8 @@ SPACE: dict[str, tuple[Option, ...]] = {
 #: What is not searched, "role.policy" or "role.policy.parameter", and why.
 LEFT_OUT: dict[str, str] = {
     "routing.power_of_two": "least_requests sees the whole fleet at no greater cost",
-    "routing.random": "no better than round_robin anywhere",
+    "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
+    "routing.static_split": "what to be better than; it is a baseline",
     "routing.session_affinity.prefill_tokens_per_s": "a fact about the fleet; wait_s scales it",
     "prediction.oracle": "only a replay knows true lengths",
     "freshness.unbounded": "nothing would keep the user's bound",
