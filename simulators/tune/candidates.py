@@ -23,7 +23,7 @@ _ANY_VALUE = 0.25
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A policy as tables, and the preset's name if it is one. Equal tables make equal candidates."""
+    """A policy as tables, and the preset's name if it is one."""
 
     table: Table
     preset: str = ""
@@ -78,8 +78,9 @@ def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate
     table = _mended(of.table, setting, dice)
     while True:
         _change(table, setting, dice)
+        table = _mended(table, setting, dice)
         if dice.random() >= _AND_ANOTHER:
-            return Candidate(_mended(table, setting, dice))
+            return Candidate(table)
 
 
 def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Random) -> Candidate:
@@ -133,9 +134,11 @@ def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, di
         if row["use"] not in fitting:
             mended[role] = _draw_role(role, setting, mended, dice)
             continue
-        keys = fitting[row["use"]].keys(setting)
         defaults = _defaults(role, row["use"])
-        said = {key: row.get(key, defaults.get(key, keys[key][0])) for key in keys}
+        said = {
+            key: row.get(key, defaults[key] if defaults.get(key) in values else values[0])
+            for key, values in fitting[row["use"]].keys(setting).items()
+        }
         mended[role] = {"use": row["use"], **said}
     return mended
 
@@ -190,7 +193,13 @@ def _said(table: Table) -> list[str]:
     words: dict[str, list[str]] = {}
     for role, key, value in _departures(table):
         row = words.setdefault(role, [])
-        row.append(str(value) if key == "use" else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
+        row.append(
+            str(value)
+            if key == "use"
+            else f"{key}={value:g}"
+            if isinstance(value, float)
+            else f"{key}={value}"
+        )
     return [
         " ".join(row if table[role]["use"] != config.DEFAULTS[role] else [table[role]["use"], *row])
         for role, row in words.items()

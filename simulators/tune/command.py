@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
     option = parser.add_argument
     option("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
     option("--scenario", required=True, metavar="NAME_OR_TOML")
-    option("--max-staleness", type=_natural, required=True, metavar="K", help="versions, per sample")
+    option(
+        "--max-staleness", type=_natural, required=True, metavar="K", help="versions, per sample"
+    )
     option(
         "--max-length-bias",
         type=_share,

@@ -39,8 +39,8 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """What candidates are evaluated on: two parts of a trace, and a scenario whose job is spelled out,
-    so that a part is trained as the whole would be.
+    """What candidates are evaluated on: two parts of a trace, and a scenario whose job is spelled
+    out, so that a part is trained as the whole would be.
 
     `split`: the parts hold other prompts; else the trace has too few, and both are the whole.
     """
@@ -84,8 +84,8 @@ def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Bench:
     """
     if not scenario.job.batches:
         raise CallerError(
-            f"scenario {scenario.name}: job.batches is false, so nobody trains and there is nothing "
-            f"to tune; let the trainer have its batches"
+            f"scenario {scenario.name}: job.batches is false, so nobody trains and there is "
+            f"nothing to tune; let the trainer have its batches"
         )
     whole = Workload(trace, scenario.job, traffic=scenario.traffic)
     whole.check_fits(scenario)
@@ -115,8 +115,8 @@ def _part(trace: Trace, prompts: set[str]) -> Trace:
 def lasting(part: Trace, prompts: int, seed: int) -> Trace:
     """So many prompts of the part, drawn by `seed`; all of them before any comes again.
 
-    One that comes again is a prompt of another name: who keeps a history of prompts must not find in
-    it what the user's job, with so many epochs, would not have put there.
+    One that comes again is a prompt of another name: who keeps a history of prompts must not find
+    in it what the user's job, with so many epochs, would not have put there.
     """
     names = list(part.groups)
     random.Random(f"{seed}/order").shuffle(names)

@@ -67,8 +67,8 @@ def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]
     )
     lengths = [rung[0].steps for rung in plan.rungs]
     return [
-        f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} samples "
-        f"each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
+        f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} "
+        f"samples each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
         f"search: {result.evaluations} evaluations of {', '.join(map(str, lengths))} steps on 1 to "
         f"{len(lengths)} seeds",
         f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "
@@ -99,9 +99,7 @@ def rows(standing: Standing, limits: Limits, winner: Candidate) -> list[list[str
     """A line for each candidate, the fastest first."""
     reference = standing.preset(REFERENCE)
     speed = {one.key: _over(standing, one, reference) for one in standing.candidates}
-    ranked = sorted(
-        standing.candidates, key=lambda one: -standing.figures(one).tokens_per_s
-    )
+    ranked = sorted(standing.candidates, key=lambda one: -standing.figures(one).tokens_per_s)
     return [_row(standing, one, speed[one.key], limits, winner) for one in ranked]
 
 
@@ -180,7 +178,9 @@ def _toml(result: Result, bench: Bench) -> str:
         f"Tuned for {bench.search.name} on {bench.scenario.name}: {gain}staleness at most "
         f"{figures.staleness_max}, mean {figures.staleness_mean:.2f}."
     )
-    return "\n".join([f"about = {_value(about)}", 'source = "rollout-sched tune"', *_roles(result.winner.table)])
+    return "\n".join(
+        [f"about = {_value(about)}", 'source = "rollout-sched tune"', *_roles(result.winner.table)]
+    )
 
 
 def _roles(table: Table) -> list[str]:

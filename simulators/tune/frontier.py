@@ -15,7 +15,7 @@ def frontier(items: Sequence[Item], figures: Callable[[Item], Figures]) -> list[
     """Those that no other one is as good as in every respect and better in one, fastest first.
 
     Respects: speed, mean staleness, length bias, step bias; each only as fine as matters (1 %, 0.1
-    versions, 0.01), or chance would put nearly all of them on the frontier. Of equal ones the first.
+    versions, 0.01), or chance would put nearly all on the frontier. Of equal ones the first.
     """
     respects = {id(item): _respects(figures(item)) for item in items}
     kept: dict[tuple[int, ...], Item] = {}

@@ -17,8 +17,8 @@ class Figures(msgspec.Struct, frozen=True):
     staleness_max, staleness_mean  of the samples, versions
     length_ratio   mean length trained over offered
     longest_kept   share of the longest tenth of the offered samples that was trained
-    step_bias      mean over the steps of the distance between a step's lengths and all offered, above
-                   what steps drawn by chance have (Kolmogorov-Smirnov)
+    step_bias      mean over the steps of the distance between a step's lengths and all offered,
+                   above what steps drawn by chance have (Kolmogorov-Smirnov)
     discarded      tokens thrown away over tokens trained
     failed         why there are no figures, else empty
     """
@@ -35,9 +35,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def length_bias(self) -> float:
-        """How far from unbiased, 0 or more: the mean's distance from 1, or half of what is missing
-        of the longest tenth, whichever is more. Half, for what is cut off the tail is a larger share
-        of the tail than of the mean."""
+        """The mean's distance from 1, or half of what is missing of the longest tenth, whichever is
+        more. Half, for what is cut off the tail is a larger share of the tail than of the mean."""
         return max(abs(1 - self.length_ratio), (1 - self.longest_kept) / 2)
 
 
@@ -45,10 +44,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Hard limits: what exceeds one is never the winner.
 
     max_staleness    of any sample, versions
-    max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of the offered,
-                     and of the longest tenth of the samples at least 1 - 2 B are trained
-    max_step_bias    C: how far, on average, a step's lengths may be from those of all prompts, beyond
-                     what chance explains
+    max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of that
+                     offered, and of the longest tenth of the samples at least 1 - 2 B are trained
+    max_step_bias    C: how far, on average, a step's lengths may be from those of all prompts,
+                     beyond what chance explains
     """
 
     max_staleness: int

@@ -1,9 +1,9 @@
 """The search: successive halving, bracket after bracket, from presets and draws to what is near.
 
-A bracket measures many candidates briefly and the better third for longer, rung after rung (Jamieson
-and Talwalkar, arXiv 1502.07943; bracket after bracket as in Hyperband, arXiv 1603.06560). The first
-holds presets and draws from the space, later ones also neighbours and crossings of the best so far.
-What is measured, and when, depends on the seed alone; a budget only ends it.
+A bracket measures many candidates briefly and the better third for longer, rung after rung
+(Jamieson and Talwalkar, arXiv 1502.07943; bracket after bracket as in Hyperband, arXiv 1603.06560).
+The first holds presets and draws from the space, later ones also neighbours and crossings of the
+best so far. What is measured, and when, depends on the seed alone; a budget only ends it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ _TRIES = 300
 Rung = tuple[Case, ...]
 
 
+def steps_for(max_staleness: int) -> int:
+    """Steps of the last rung: 24, or four times as many as an async run takes to become steady."""
+    return max(24, 4 * (max_staleness + 1))
+
+
 def rungs(steps: int) -> list[Rung]:
     """The cases of every rung; the last has `steps` steps on three seeds."""
     lengths = (max(1, steps // 3), max(1, 2 * steps // 3), steps)
@@ -75,13 +80,14 @@ class Search:
             pool = [*self.best(_PARENTS), *new]
 
     def best(self, count: int) -> list[Candidate]:
-        """The fastest that keep the limits, those measured longest first."""
-        found: dict[str, Candidate] = {}
+        """The fastest that keep the limits as far as was measured, those measured longest first."""
+        known = list(self._book.candidates.values())
+        found: list[Candidate] = []
         for rung in reversed(self._rungs):
-            for candidate in self._rank(list(self._book.candidates.values()), rung):
-                if len(found) < count and self._allowed(candidate, rung):
-                    found.setdefault(candidate.key, candidate)
-        return list(found.values())
+            here = [one for one in known if self._book.knows(one, rung)]
+            known = [one for one in known if one not in here]
+            found += [one for one in self._rank(here, rung) if self._allowed(one, rung)]
+        return found[:count]
 
     # -- a bracket -------------------------------------------------------------------------------
 
@@ -101,13 +107,15 @@ class Search:
         return list({one.key: one for one in on}.values())
 
     def _rank(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """Those that were measured in the whole rung: what keeps the limits first, then by speed."""
+        """Those measured in the whole rung: what keeps the limits first, then by speed."""
         measured = [
             one
             for one in pool
             if self._book.knows(one, rung) and not self._figures(one, rung).failed
         ]
-        return sorted(measured, key=lambda one: (not self._allowed(one, rung), -self._speed(one, rung)))
+        return sorted(
+            measured, key=lambda one: (not self._allowed(one, rung), -self._speed(one, rung))
+        )
 
     def _speed(self, candidate: Candidate, rung: Rung) -> float:
         """A mean of logarithms, so that every case counts alike."""

@@ -71,18 +71,18 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class UpTo(msgspec.Struct, frozen=True):
-    """Whole numbers from 0 to a field of the setting: all up to 4, then powers of two."""
+    """Whole numbers from 1 to a field of the setting: all up to 4, then powers of two."""
 
     of: str
 
     def values(self, setting: Setting) -> list[int]:
         most = getattr(setting, self.of)
-        steps = [0, 1, 2, 3, 4, *(2**k for k in range(3, 17))]
+        steps = [1, 2, 3, 4, *(2**k for k in range(3, 17))]
         return [*(step for step in steps if step < most), most]
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Values to try, in an order in which neighbours are alike. `when`: else it keeps its default."""
+    """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
 
     of: tuple[Any, ...] | Times | UpTo
     when: Condition = ALWAYS
@@ -129,6 +129,13 @@ READS_LENGTHS = (
 #: Those that are nothing without them.
 LIVES_BY_LENGTHS = READS_LENGTHS[:2]
 
+#: Those that leave something behind that grows stale; without them the bound has nothing to say.
+CARRIES_OVER = (
+    ("batching", "one_step_off"),
+    ("batching", "fully_async"),
+    ("interruption", "partial"),
+)
+
 #: By role, in the order in which they are chosen; the first of a role is the plainest.
 SPACE: dict[str, tuple[Option, ...]] = {
     "batching": (
@@ -160,12 +167,14 @@ SPACE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "freshness": (
+        Option("bounded", bars=CARRIES_OVER),
         Option(
             "bounded",
             {
-                "max_staleness": Parameter(UpTo("max_staleness"), STALENESS),
-                "on_excess": Parameter(("wait", "drop"), STALENESS),
+                "max_staleness": Parameter(UpTo("max_staleness")),
+                "on_excess": Parameter(("wait", "drop")),
             },
+            needs=CARRIES_OVER,
         ),
     ),
     "weights": (
@@ -211,6 +220,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
 
 #: What is not searched, "role.policy" or "role.policy.parameter", and why.
 LEFT_OUT: dict[str, str] = {
+    "interruption.none.at_update": "there is only one",
     "routing.power_of_two": "least_requests sees the whole fleet at no greater cost",
     "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
     "routing.static_split": "what to be better than; it is a baseline",

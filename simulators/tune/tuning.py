@@ -202,6 +202,6 @@ def _nothing(judged: Standing, limits: Limits, plan: Plan) -> CallerError:
     nearest = min(judged.candidates, key=lambda one: limits.excess(judged.figures(one)))
     why = ", ".join(limits.exceeded(judged.figures(nearest)))
     return CallerError(
-        f"no policy that was measured keeps the limits; the nearest is {nearest.name}: {why}. Allow "
-        f"so much, or give more time"
+        f"no policy that was measured keeps the limits; the nearest is {nearest.name}: {why}. "
+        f"Allow so much, or give more time"
     )

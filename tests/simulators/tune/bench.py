@@ -12,6 +12,7 @@ from rollout_sched.simulators.tune.limits import Figures
 from rollout_sched.simulators.tune.space import Setting
 from tests.helpers import make_scenario
 
+
 def setting(**changes: Any) -> Setting:
     usual: dict[str, Any] = {
         "prompts_per_step": 4,
@@ -67,9 +68,7 @@ class Oracle:
     def clock(self) -> float:
         return self.now
 
-    def answers(
-        self, questions: Sequence[Task], left_s: Callable[[], float]
-    ) -> Iterator[Figures]:
+    def answers(self, questions: Sequence[Task], left_s: Callable[[], float]) -> Iterator[Figures]:
         for task in questions:
             if left_s() <= 0:
                 return

@@ -8,7 +8,10 @@ from rollout_sched.simulators.tune.book import Book, Spent
 from rollout_sched.simulators.tune.evaluation import Case
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
-ONE, TWO = candidate(batching="sync", over_prompts=1.0), candidate(batching="sync", over_prompts=2.0)
+ONE, TWO = (
+    candidate(batching="sync", over_prompts=1.0),
+    candidate(batching="sync", over_prompts=2.0),
+)
 CASES = (Case(4, 1), Case(4, 2))
 
 

@@ -50,14 +50,11 @@ def assert_inside(one: Candidate, here: Setting) -> None:
 def test_draws_are_inside_the_space_and_buildable(here: Setting, dice: random.Random) -> None:
     one = draw(here, dice)
     assert_inside(one, here)
-    for key, values in (
-        (key, values)
-        for role in space.SPACE
-        for option in space.SPACE[role]
-        if option.use == one.table[role]["use"]
-        for key, values in option.keys(here).items()
-    ):
-        assert any(row.get(key) in values for row in one.table.values())
+    chosen: dict[str, dict[str, str]] = {}
+    for role, row in one.table.items():
+        (option,) = [o for o in space.options(role, here, chosen) if o.use == row["use"]]
+        assert all(row[key] in values for key, values in option.keys(here).items())
+        chosen[role] = {"use": row["use"]}
 
 
 @given(SETTINGS, DICE)
@@ -73,9 +70,7 @@ def test_a_neighbour_differs_and_is_near() -> None:
     parent = draw(here, dice)
     near = [neighbour(parent, here, dice) for _ in range(30)]
     assert sum(one.key != parent.key for one in near) > 20
-    changed = [
-        sum(one.table[role] != parent.table[role] for role in space.SPACE) for one in near
-    ]
+    changed = [sum(one.table[role] != parent.table[role] for role in space.SPACE) for one in near]
     assert max(changed) <= 4  # what does not fit a change is drawn anew
 
 
@@ -84,7 +79,9 @@ def test_a_crossing_has_every_role_from_one_of_the_two() -> None:
     one = candidate(batching="sync", over_prompts=1.5, ordering="fifo", admission="unbounded")
     other = candidate(batching="tail_batching", ordering="fifo", admission="slots")
     children = [cross(one, other, here, dice) for _ in range(20)]
-    pairs = {(child.table["batching"]["use"], child.table["admission"]["use"]) for child in children}
+    pairs = {
+        (child.table["batching"]["use"], child.table["admission"]["use"]) for child in children
+    }
     assert pairs == {
         (batching, admission)
         for batching in ("sync", "tail_batching")

@@ -11,7 +11,6 @@ from rollout_sched.simulators.tune.limits import Limits
 from rollout_sched.simulators.tune.tuning import Plan, Result, tune
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
-
 LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 BENCH = small_bench()
 PLAN = Plan(steps=24, evaluations=120, held_out_seeds=2)
@@ -46,7 +45,7 @@ def test_the_head_says_what_was_done_and_found() -> None:
     assert "seeds 1001, 1002" in said
     assert "the winner over round_robin_sync: 1.50x [1.50, 1.50]" in said
     assert "the winner over dplb: 1.50x" in said
-    assert re.search(r"1\.500x +1\.500 to 1\.500 .* sync over_prompts=1\.5 \(the winner\)", said)
+    assert re.search(r"1\.500x +1\.500 to 1\.500 .* sync over_prompts=1\.5.* \(the winner\)", said)
     assert not re.search(r"20\d\d-\d\d", said)
 
 
@@ -57,7 +56,7 @@ def test_equal_results_are_equal_files() -> None:
 def test_the_frontier_shows_what_more_would_bring() -> None:
     said = text(tuned())
     frontier = said[said.index("Frontier") :]
-    assert "sync over_prompts=2.0 (step bias 0.100 above 0.051)" in frontier
+    assert re.search(r"sync over_prompts=2.* \(step bias 0\.100 above 0\.051\)", frontier)
     assert "round_robin_sync" in frontier
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from rollout_sched.simulators.tune.limits import Figures, Limits, together
 
-SOUND = Figures(tokens_per_s=1.0, staleness_max=1, length_ratio=0.99, longest_kept=0.98, step_bias=0.1)
+SOUND = Figures(
+    tokens_per_s=1.0, staleness_max=1, length_ratio=0.99, longest_kept=0.98, step_bias=0.1
+)
 LIMITS = Limits(max_staleness=1, max_length_bias=0.01, max_step_bias=0.1)
 
 

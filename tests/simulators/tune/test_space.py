@@ -23,7 +23,7 @@ EVERY_OPTION = [(role, option) for role, of_role in SPACE.items() for option in 
 
 
 def in_config() -> set[str]:
-    """"role.policy" and "role.policy.parameter" of all that a policy file can say."""
+    """ "role.policy" and "role.policy.parameter" of all that a policy file can say."""
     found = set()
     for role, policies in config.REGISTRY.items():
         for use, policy in policies.items():
@@ -44,7 +44,9 @@ def in_space() -> set[str]:
 def test_everything_a_policy_file_can_say_is_searched_or_left_out_for_a_reason() -> None:
     left_out = set(LEFT_OUT)
     excused = {
-        name for name in in_config() if any(name == out or name.startswith(f"{out}.") for out in LEFT_OUT)
+        name
+        for name in in_config()
+        if any(name == out or name.startswith(f"{out}.") for out in LEFT_OUT)
     }
     assert in_config() - in_space() - excused == set()
     assert in_space() - in_config() == set()
@@ -58,7 +60,9 @@ def test_the_first_option_of_a_role_is_the_default_or_the_only_one() -> None:
         assert of_role[0].use == config.DEFAULTS[role]
 
 
-@pytest.mark.parametrize(("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value))
+@pytest.mark.parametrize(
+    ("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value)
+)
 def test_needs_and_bars_name_roles_that_were_chosen_before(role: str, option: Option) -> None:
     before = list(SPACE)[: list(SPACE).index(role)]
     for other, use in (*option.needs, *option.bars):
@@ -67,7 +71,9 @@ def test_needs_and_bars_name_roles_that_were_chosen_before(role: str, option: Op
 
 
 @pytest.mark.parametrize("most", [0, 1, 4])
-@pytest.mark.parametrize(("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value))
+@pytest.mark.parametrize(
+    ("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value)
+)
 def test_every_value_is_one_the_policy_takes(role: str, option: Option, most: int) -> None:
     here = setting(max_staleness=most, multi_turn=True)
     for key, values in option.keys(here).items():
@@ -97,10 +103,14 @@ def test_affinity_is_for_what_comes_back() -> None:
 
 
 def test_values_that_depend_on_the_setting() -> None:
-    assert Times("prompts_per_step", (0, 1, 1.5, 1.51)).values(setting(prompts_per_step=8)) == [0, 8, 12]
-    assert UpTo("max_staleness").values(setting(max_staleness=0)) == [0]
-    assert UpTo("max_staleness").values(setting(max_staleness=2)) == [0, 1, 2]
-    assert UpTo("max_staleness").values(setting(max_staleness=9)) == [0, 1, 2, 3, 4, 8, 9]
+    assert Times("prompts_per_step", (0, 1, 1.5, 1.51)).values(setting(prompts_per_step=8)) == [
+        0,
+        8,
+        12,
+    ]
+    assert UpTo("max_staleness").values(setting(max_staleness=1)) == [1]
+    assert UpTo("max_staleness").values(setting(max_staleness=2)) == [1, 2]
+    assert UpTo("max_staleness").values(setting(max_staleness=9)) == [1, 2, 3, 4, 8, 9]
     assert Parameter((3, 1)).values(setting()) == [3, 1]
 
 

@@ -11,9 +11,7 @@ from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prom
 
 CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))
 LIMITS = Limits(0, 0.01, 0.051)
-PLAIN, FASTER, BIASED = (
-    candidate(batching="sync", over_prompts=over) for over in (1.0, 1.5, 2.0)
-)
+PLAIN, FASTER, BIASED = (candidate(batching="sync", over_prompts=over) for over in (1.0, 1.5, 2.0))
 ODD = candidate(batching="sync", over_prompts=1.5, ordering="shortest_first")
 
 

@@ -104,7 +104,7 @@ class TestBudget:
 
     def test_no_time_at_all_says_what_to_do(self) -> None:
         with pytest.raises(CallerError, match="give more time by --budget"):
-            tuned(Oracle(faster_with_more_prompts), evaluations=None, seconds=0.5)
+            tuned(Oracle(faster_with_more_prompts), evaluations=None, seconds=0.0)
 
     def test_no_validation_where_none_is_wanted(self) -> None:
         result = tuned(Oracle(faster_with_more_prompts), held_out_seeds=0)
