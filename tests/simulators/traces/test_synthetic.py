@@ -4,11 +4,41 @@ import pytest
 
 from rollout_sched.simulators.traces import (
     Sample,
+    Trace,
     Turn,
+    gather,
     read,
 )
 from rollout_sched.simulators.traces.statistics import statistics
-from rollout_sched.simulators.traces.synthetic import draw_extra, synthetic
+from rollout_sched.simulators.traces.synthetic import draw_extra, resampled, synthetic
+
+
+class TestResampled:
+    trace = read("lrm_math_open")
+
+    def test_as_many_prompts_of_the_same_lengths_under_names_of_their_own(self) -> None:
+        drawn = resampled(self.trace, 1)
+        assert len(drawn.groups) == len(self.trace.groups)
+        recorded = [[s.turns for s in members] for members in self.trace.groups.values()]
+        found = [[s.turns for s in members] for members in drawn.groups.values()]
+        assert all(turns in recorded for turns in found)
+        assert {s.group for s in drawn.samples()} == set(drawn.groups)
+
+    def test_some_are_drawn_again_and_some_never(self) -> None:
+        names = [name.partition(".")[2] for name in resampled(self.trace, 1).groups]
+        assert 0.5 < len(set(names)) / len(self.trace.groups) < 0.75  # 1 - 1 / e
+
+    def test_the_number_fixes_it(self) -> None:
+        assert resampled(self.trace, 1) == resampled(self.trace, 1) != resampled(self.trace, 2)
+
+    def test_the_cap_stays_though_the_longest_may_be_missing(self) -> None:
+        assert {resampled(self.trace, n).cap for n in range(9)} == {self.trace.cap}
+
+    def test_arrivals_stay_in_order(self) -> None:
+        samples = [Sample(f"g{n}", 0, 1, (Turn(1),), arrival_s=float(n)) for n in range(9)]
+        drawn = resampled(Trace("t", gather(samples)), 1)
+        arrivals = [members[0].arrival_s for members in drawn.groups.values()]
+        assert arrivals == sorted(arrivals)
 
 
 class TestMadeUpSamples:
