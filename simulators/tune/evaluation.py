@@ -16,6 +16,7 @@ from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.limits import Figures
 from rollout_sched.simulators.tune.space import Setting
 
@@ -52,9 +53,10 @@ class Bench(msgspec.Struct, frozen=True):
 
     def __call__(self, task: Task) -> Figures:
         part = self.held_out if task.case.held_out else self.search
+        scenario = self.scenario if space.reads_polls(task.table) else _without_polls(self.scenario)
         try:
             policy = parse_policy("candidate", task.table)
-            return _measure(policy, part, self.scenario, task.case)
+            return _measure(policy, part, scenario, task.case)
         except RolloutError as error:
             return Figures(failed=str(error))
 
@@ -132,6 +134,11 @@ def lasting(part: Trace, prompts: int, seed: int) -> Trace:
     return msgspec.structs.replace(part, groups=groups)
 
 
+def _without_polls(scenario: Scenario) -> Scenario:
+    visibility = msgspec.structs.replace(scenario.visibility, poll_s=0.0)
+    return msgspec.structs.replace(scenario, visibility=visibility)
+
+
 def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, case: Case) -> Figures:
     job = scenario.job
     trace = part
@@ -143,13 +150,15 @@ def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, case: Case) ->
 
 def _figures(run: Run) -> Figures:
     summary = run.summary
+    bias = summary.length_bias
     trained = summary.accepted_tokens_per_s * summary.total_s
     return Figures(
-        tokens_per_s=summary.accepted_tokens_per_s,
+        tokens_per_s=summary.equal_length_tokens_per_s,
         total_s=summary.total_s,
         staleness_max=summary.staleness_max,
         staleness_mean=summary.staleness_mean,
-        length_ratio=summary.length_bias.mean_ratio,
-        step_bias=summary.length_bias.step_ks,
+        length_ratio=bias.mean_ratio,
+        longest_kept=bias.longest_tenth_kept,
+        step_bias=bias.step_ks_excess,
         discarded=share(summary.discarded_tokens, trained),
     )

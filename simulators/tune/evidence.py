@@ -10,16 +10,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from rollout_sched.simulators.tune.candidates import BASELINES, Candidate
+from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Bench
 from rollout_sched.simulators.tune.limits import Limits
 from rollout_sched.simulators.tune.pairs import SpeedUp
 from rollout_sched.simulators.tune.space import Table
 from rollout_sched.simulators.tune.standing import Standing
 from rollout_sched.simulators.tune.tuning import Plan, Result
-
-#: What speed is measured against.
-REFERENCE = "round_robin_sync"
 
 COLUMNS = (
     f"over {REFERENCE}",
@@ -70,7 +67,7 @@ def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]
         f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} "
         f"samples each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
         f"search: {result.evaluations} evaluations of {', '.join(map(str, lengths))} steps on 1 to "
-        f"{len(lengths)} seeds",
+        f"{max(map(len, plan.rungs))} seeds",
         f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "
         f"bias {limits.max_step_bias:g}",
     ]
@@ -133,7 +130,7 @@ def _frontier(result: Result) -> Standing:
     """Those of the search that none is better than in every respect; with the reference."""
     searched = result.searched
     kept = searched.frontier()
-    kept += [one for one in searched.candidates if one.preset in BASELINES and one not in kept]
+    kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
     return Standing(kept, searched.cases, searched.book)
 
 

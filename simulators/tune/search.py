@@ -1,6 +1,6 @@
 """The search: successive halving, bracket after bracket, from presets and draws to what is near.
 
-A bracket measures many candidates briefly and the better third for longer, rung after rung
+A bracket measures many candidates briefly and the better quarter for longer, rung after rung
 (Jamieson and Talwalkar, arXiv 1502.07943; bracket after bracket as in Hyperband, arXiv 1603.06560).
 The first holds presets and draws from the space, later ones also neighbours and crossings of the
 best so far. What is measured, and when, depends on the seed alone; a budget only ends it.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rollout_sched.simulators.tune.book import Book
 from rollout_sched.simulators.tune.candidates import (
-    BASELINES,
+    REFERENCE,
     Candidate,
     cross,
     draw,
@@ -27,13 +27,13 @@ from rollout_sched.simulators.tune.limits import Figures, Limits, together
 from rollout_sched.simulators.tune.space import Setting
 
 #: New candidates of a bracket, beside the presets of the first and the parents of the others.
-_NEW = 18
-#: Of those of later brackets, what is drawn and not near the best, so that nothing is missed.
-_DRAWN = 6
+_NEW = 24
+#: Of these, what is drawn from the whole space and not near what is known.
+_DRAWN = 8
 #: One in so many goes on to the next rung.
-_GOES_ON = 3
+_GOES_ON = 4
 #: So many more go on for what they are beside fast: less stale, less biased.
-_FOR_THE_FRONTIER = 2
+_FOR_THE_FRONTIER = 1
 #: How many of the best have children.
 _PARENTS = 5
 #: Draws that bring nothing new before the space counts as exhausted.
@@ -48,11 +48,11 @@ def steps_for(max_staleness: int) -> int:
 
 
 def rungs(steps: int) -> list[Rung]:
-    """The cases of every rung; the last has `steps` steps on three seeds."""
+    """The cases of every rung: a third of the steps on one seed, two thirds on two, all on two."""
     lengths = (max(1, steps // 3), max(1, 2 * steps // 3), steps)
     return [
         tuple(Case(length, seed) for seed in range(1, count + 1))
-        for count, length in enumerate(lengths, 1)
+        for length, count in zip(lengths, (1, 2, 2), strict=True)
     ]
 
 
@@ -71,13 +71,10 @@ class Search:
 
     def run(self) -> None:
         """Until the space is exhausted. Raises Spent, or whatever interrupts a measurement."""
-        pool = [*self._presets, *self._new(_NEW, self._draw)]
-        while True:
-            self._bracket(pool)
-            new = self._next_generation()
-            if not new:
-                return
-            pool = [*self.best(_PARENTS), *new]
+        parents = self._presets
+        while new := self._generation(parents):
+            self._bracket([*parents, *new])
+            parents = self.best(_PARENTS)
 
     def best(self, count: int) -> list[Candidate]:
         """The fastest that keep the limits as far as was measured, those measured longest first."""
@@ -97,13 +94,13 @@ class Search:
             pool = self._going_on(pool, rung)
 
     def _going_on(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """The fastest third, a few more of the frontier, the best preset and the baselines."""
+        """The fastest, and beside them what is on the frontier, the best preset, the reference."""
         ranked = self._rank(pool, rung)
         on = ranked[: math.ceil(len(pool) / _GOES_ON)]
         others = frontier(ranked, lambda candidate: self._figures(candidate, rung))
         on += [one for one in others if one not in on][:_FOR_THE_FRONTIER]
         on += [one for one in ranked if one.preset and self._allowed(one, rung)][:1]
-        on += [one for one in pool if one.preset in BASELINES]
+        on += [one for one in pool if one.preset == REFERENCE]
         return list({one.key: one for one in on}.values())
 
     def _rank(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
@@ -131,12 +128,11 @@ class Search:
 
     # -- new candidates --------------------------------------------------------------------------
 
-    def _next_generation(self) -> list[Candidate]:
-        parents = self.best(_PARENTS)
-        if not parents:
-            return self._new(_NEW, self._draw)
-        children = self._new(_NEW - _DRAWN, lambda: self._child(parents))
-        return [*children, *self._new(_DRAWN, self._draw, children)]
+    def _generation(self, parents: Sequence[Candidate]) -> list[Candidate]:
+        """New candidates: most near the parents where there are any, the others drawn."""
+        near = _NEW - _DRAWN if parents else 0
+        children = self._new(near, lambda: self._child(parents))
+        return [*children, *self._new(_NEW - near, self._draw, children)]
 
     def _draw(self) -> Candidate:
         return draw(self._setting, self._dice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -9,11 +11,18 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.traces.synthetic import synthetic
-from rollout_sched.simulators.tune.candidates import Candidate, presets
+from rollout_sched.simulators.tune import space
+from rollout_sched.simulators.tune.candidates import Candidate, draw, presets
 from rollout_sched.simulators.tune.evaluation import Case, Task, bench_of, lasting
 from tests.helpers import make_scenario, make_trace
 from tests.simulators.tune.bench import candidate, small_bench
 
+BLIND = [
+    (role, option.use)
+    for role, of_role in space.SPACE.items()
+    for option in of_role
+    if not option.reads_polls
+]
 TRACE = synthetic(18, 2, median=20, cap=60, seed=1)
 
 
@@ -114,3 +123,21 @@ class TestFigures:
         broken = Candidate({"batching": {"use": "one_step_off"}, "freshness": {"use": "bounded"}})
         figures = self.BENCH(Task(broken.table, Case(4, 1)))
         assert "max_staleness" in figures.failed
+
+
+@pytest.mark.parametrize(("role", "use"), BLIND)
+def test_without_polls_who_does_not_read_them_does_the_same(
+    role: str, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks what the space says of each policy: polls are left out to save time."""
+    bench = small_bench(slots=3, kv_tokens=400, poll_s=1.0, colocated=True)
+    here, dice = bench.setting(2), random.Random(1)
+    drawn = (draw(here, dice) for _ in range(2000))
+    found = next((one for one in drawn if one.table[role]["use"] == use), None)
+    if found is None:
+        pytest.skip("not for this setting")
+    task = Task(found.table, Case(3, 1))
+    blind = not space.reads_polls(found.table)
+    fast = bench(task)
+    monkeypatch.setattr(space, "reads_polls", lambda table: True)
+    assert not blind or bench(task) == fast
