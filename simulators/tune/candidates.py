@@ -168,8 +168,8 @@ def _change(table: dict[str, dict[str, Any]], setting: Setting, dice: random.Ran
         others = [use for use in options if use != table[role]["use"]]
         if others:
             use = dice.choice(others)
-            values = {k: dice.choice(v) for k, v in options[use].keys(setting).items()}
-            table[role] = {"use": use, **values}
+            drawn = {k: dice.choice(v) for k, v in options[use].keys(setting).items()}
+            table[role] = {"use": use, **drawn}
         return
     values = options[table[role]["use"]].keys(setting)[key]
     table[role] = {**table[role], key: _other_value(table[role][key], values, dice)}

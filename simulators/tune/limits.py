@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -83,7 +84,7 @@ def together(figures: Sequence[Figures]) -> Figures:
     for one in figures:
         if one.failed:
             return one
-    means = {
+    means: dict[str, Any] = {
         name: mean([getattr(one, name) for one in figures])
         for name in Figures.__struct_fields__
         if name not in ("staleness_max", "failed")

@@ -45,7 +45,7 @@ def test_it_writes_a_policy_and_says_how_it_was_found(
     assert code == 0
     assert "Finalists" in said
     assert "Frontier" in said
-    assert "the winner over round_robin_sync" in said
+    assert re.search(r"the winner over \w+: \d", said)
     head = out.read_text().splitlines()[0]
     assert head.startswith("# rollout-sched tune ")
     assert "--evaluations 50 --held-out-seeds 2 --seed 0 --out tuned.toml" in head
@@ -62,7 +62,7 @@ def test_the_command_in_the_head_gives_the_file_again(
     first, again = tmp_path / "a" / "t.toml", tmp_path / "b" / "t.toml"
     for path in (first, again):
         path.parent.mkdir()
-    assert run(capsys, trace, first, "--max-staleness", 1, "--budget", 15)[0] == 0
+    assert run(capsys, trace, first, "--max-staleness", 1, "--budget", 6)[0] == 0
     head = first.read_text().splitlines()[0]
     evaluations = re.search(r"--evaluations (\d+) --held-out-seeds (\d+)", head)
     assert evaluations is not None
@@ -75,9 +75,9 @@ def test_the_budget_is_kept(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
 ) -> None:
     began = time.monotonic()
-    code, _, _ = run(capsys, trace, tmp_path / "t.toml", "--max-staleness", 0, "--budget", 6)
+    code, _, _ = run(capsys, trace, tmp_path / "t.toml", "--max-staleness", 0, "--budget", 5)
     assert code == 0
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 7
 
 
 def test_an_interrupt_keeps_the_best_so_far(tmp_path: Path, trace: Path) -> None:
