@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,11 +68,15 @@ def presets(setting: Setting) -> list[Candidate]:
 
 def draw(setting: Setting, dice: random.Random) -> Candidate:
     """Any policy of the space; in half of the roles the plainest."""
-    table: dict[str, dict[str, Any]] = {}
-    for role in space.SPACE:
-        plain = dice.random() < _PLAIN
-        table[role] = _draw_role(role, setting, table, dice, plain=plain)
-    return Candidate(table)
+
+    def make() -> Candidate:
+        table: dict[str, dict[str, Any]] = {}
+        for role in space.SPACE:
+            plain = dice.random() < _PLAIN
+            table[role] = _draw_role(role, setting, table, dice, plain=plain)
+        return Candidate(table)
+
+    return _first_sound(make)
 
 
 def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate:
@@ -80,19 +84,45 @@ def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate
 
     What no longer fits what was changed is drawn anew.
     """
-    table = _mended(of.table, setting, dice)
-    while True:
-        _change(table, setting, dice)
-        table = _mended(table, setting, dice)
-        if dice.random() >= _AND_ANOTHER:
-            return Candidate(table)
+
+    def make() -> Candidate:
+        table = _mended(of.table, setting, dice)
+        while True:
+            _change(table, setting, dice)
+            table = _mended(table, setting, dice)
+            if dice.random() >= _AND_ANOTHER:
+                return Candidate(table)
+
+    return _first_sound(make)
 
 
 def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Random) -> Candidate:
     """Each role as one of the two has it."""
-    tables = [_mended(parent.table, setting, dice) for parent in (one, other)]
-    mixed = {role: dice.choice(tables)[role] for role in space.SPACE}
-    return Candidate(_mended(mixed, setting, dice))
+
+    def make() -> Candidate:
+        tables = [_mended(parent.table, setting, dice) for parent in (one, other)]
+        mixed = {role: dice.choice(tables)[role] for role in space.SPACE}
+        return Candidate(_mended(mixed, setting, dice))
+
+    return _first_sound(make)
+
+
+def _first_sound(make: Callable[[], Candidate]) -> Candidate:
+    while True:
+        candidate = make()
+        if _sound(candidate.table):
+            return candidate
+
+
+def _sound(table: Table) -> bool:
+    """Some parameters do not go with each other; whether they do, the policies say best."""
+    try:
+        for role, row in table.items():
+            parameters = {key: value for key, value in row.items() if key != "use"}
+            config.REGISTRY[role][row["use"]](**parameters)
+    except ValueError:
+        return False
+    return True
 
 
 def _preset(name: str, setting: Setting) -> Candidate:

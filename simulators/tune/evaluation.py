@@ -75,6 +75,7 @@ class Bench(msgspec.Struct, frozen=True):
             disaggregated=not self.scenario.trainer.colocated,
             multi_turn=any(len(sample.turns) > 1 for sample in self.search.samples()),
             max_staleness=max_staleness,
+            drifts=self.scenario.policy_drift.rejection_per_token > 0,
         )
 
 

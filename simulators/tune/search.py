@@ -104,15 +104,16 @@ class Search:
         return list({one.key: one for one in on}.values())
 
     def _rank(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """Those measured in the whole rung: what keeps the limits first, then by speed."""
-        measured = [
-            one
-            for one in pool
-            if self._book.knows(one, rung) and not self._figures(one, rung).failed
-        ]
-        return sorted(
-            measured, key=lambda one: (not self._allowed(one, rung), -self._speed(one, rung))
-        )
+        """Those measured in the whole rung: what keeps the limits first, then by speed.
+
+        Of those that did exactly the same only the simplest: what sets them apart does nothing.
+        """
+        alike: dict[Figures, list[Candidate]] = {}
+        for one in pool:
+            if self._book.knows(one, rung) and not self._figures(one, rung).failed:
+                alike.setdefault(self._figures(one, rung), []).append(one)
+        kept = [min(same, key=lambda one: one.departures) for same in alike.values()]
+        return sorted(kept, key=lambda one: (not self._allowed(one, rung), -self._speed(one, rung)))
 
     def _speed(self, candidate: Candidate, rung: Rung) -> float:
         """A mean of logarithms, so that every case counts alike."""

@@ -28,6 +28,7 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated   the trainer has GPUs of its own
     multi_turn      some samples are trajectories
     max_staleness   the user's bound, versions
+    drifts          the scenario says what of its tokens older weights made newer ones reject
     """
 
     prompts_per_step: int
@@ -38,6 +39,7 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated: bool
     multi_turn: bool
     max_staleness: int
+    drifts: bool
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -54,6 +56,11 @@ SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
 MOVES = Condition(
     "requests come back to the scheduler: between turns, or interrupted",
     lambda s: s.multi_turn or s.max_staleness >= 1,
+)
+DRIFTS = Condition("the scenario says what verification rejects", lambda s: s.drifts)
+CARRYING = Condition(
+    "staleness is allowed, or the scenario says what verification rejects",
+    lambda s: s.max_staleness >= 1 or s.drifts,
 )
 SEVERAL_SAMPLES = Condition("prompts have several samples", lambda s: s.samples_per_prompt >= 2)
 STALE_AND_SEVERAL = Condition(
@@ -83,10 +90,19 @@ class UpTo(msgspec.Struct, frozen=True):
         return [*(step for step in steps if step < most), most]
 
 
+class Each(msgspec.Struct, frozen=True):
+    """Values that have a condition of their own."""
+
+    of: tuple[tuple[Any, Condition], ...]
+
+    def values(self, setting: Setting) -> list[Any]:
+        return [value for value, condition in self.of if condition.holds(setting)]
+
+
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo
+    of: tuple[Any, ...] | Times | UpTo | Each
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
@@ -128,7 +144,9 @@ READS_LENGTHS = (
     ("ordering", "longest_first"),
     ("ordering", "shortest_first"),
     ("admission", "kv_tokens"),
+    ("admission", "kv_growth"),
     ("routing", "least_tokens"),
+    ("routing", "group_tokens"),
 )
 #: Those that are nothing without them.
 LIVES_BY_LENGTHS = READS_LENGTHS[:2]
@@ -154,7 +172,10 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option("one_step_off", when=STALENESS),
         Option(
             "fully_async",
-            {"max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4)))},
+            {
+                "max_ahead": Parameter((0.0, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)),
+                "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
+            },
             STALENESS,
         ),
     ),
@@ -163,11 +184,14 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option(
             "partial",
             {
-                "kv": Parameter(("recompute", "retain")),
-                "at_update": Parameter(("in_place", "resubmit", "drain")),
+                "kv": Parameter(
+                    Each((("recompute", STALENESS), ("retain", STALENESS), ("verify", DRIFTS)))
+                ),
+                "at_update": Parameter(("resubmit", "in_place", "drain")),
                 "segment_tokens": Parameter(Times("max_tokens", (0, 0.125, 0.25, 0.5))),
+                "segment": Parameter(("budget", "chunk")),
             },
-            STALENESS,
+            CARRYING,
         ),
     ),
     "freshness": (
@@ -190,6 +214,14 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option("round_robin"),
         Option("least_tokens"),
         Option(
+            "group_tokens",
+            {
+                "shared_tokens": Parameter((256, 1024, 4096)),
+                "margin": Parameter((2.0, 8.0, 32.0)),
+            },
+            SEVERAL_SAMPLES,
+        ),
+        Option(
             "session_affinity",
             {
                 "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
@@ -207,6 +239,19 @@ SPACE: dict[str, tuple[Option, ...]] = {
     "admission": (
         Option("slots", {"factor": Parameter((0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5))}),
         Option("kv_tokens", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
+        Option("kv_growth", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
+        Option(
+            "session_cap",
+            {"fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2))},
+            SEVERAL_TURNS,
+            reads_polls=True,
+        ),
+        Option(
+            "aimd_concurrency",
+            {"longest": Parameter(Times("max_tokens", (0.25, 0.5, 1, 2)))},
+            SEVERAL_TURNS,
+            reads_polls=True,
+        ),
         Option("unbounded"),
     ),
     "prediction": (
@@ -224,10 +269,13 @@ SPACE: dict[str, tuple[Option, ...]] = {
 
 #: What is not searched, "role.policy" or "role.policy.parameter", and why.
 LEFT_OUT: dict[str, str] = {
+    "admission.aimd_concurrency.most": "a guard that nothing in a trace comes near",
+    "interruption.partial.leniency": "a replay rejects as the scenario says, however lenient",
     "interruption.none.at_update": "there is only one",
     "routing.power_of_two": "least_requests sees the whole fleet at no greater cost",
     "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
     "routing.static_split": "what to be better than; it is a baseline",
+    "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
     "routing.session_affinity.prefill_tokens_per_s": "a fact about the fleet; wait_s scales it",
     "prediction.oracle": "only a replay knows true lengths",
     "freshness.unbounded": "nothing would keep the user's bound",

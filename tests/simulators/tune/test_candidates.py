@@ -28,6 +28,7 @@ SETTINGS = st.builds(
     disaggregated=st.booleans(),
     instances=st.sampled_from([1, 8]),
     samples_per_prompt=st.sampled_from([1, 8]),
+    drifts=st.booleans(),
 )
 DICE = st.integers(0, 10_000).map(random.Random)
 

@@ -111,3 +111,11 @@ def test_a_candidate_that_is_stale_in_one_case_is_not_among_the_best() -> None:
 
     search, book, _ = searched(150, stale_on_seed_two)
     assert all(not book.knows(one, rungs(24)[1]) for one in search.best(99))
+
+
+def test_of_those_that_do_the_same_the_simplest_goes_on() -> None:
+    search, _, oracle = searched(300)
+    best = search.best(20)
+    speeds = [faster_with_more_prompts(Task(one.table, Case(24, 1))).tokens_per_s for one in best]
+    assert len(speeds) == len(set(speeds)) > 3
+    assert best[0].departures <= 2

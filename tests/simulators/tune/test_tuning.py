@@ -94,7 +94,7 @@ class TestBudget:
         assert result.finalists.held_out
 
     def test_too_little_time_for_all_seeds_validates_on_fewer(self) -> None:
-        result = tuned(Oracle(faster_with_more_prompts), evaluations=None, seconds=40.0)
+        result = tuned(Oracle(faster_with_more_prompts), evaluations=None, seconds=20.0)
         assert 1 <= len(result.finalists.cases) < 3
 
     def test_too_little_time_for_any_validates_on_none(self) -> None:
