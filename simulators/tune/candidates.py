@@ -190,7 +190,7 @@ def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, di
 
 def _change(table: dict[str, dict[str, Any]], setting: Setting, dice: random.Random) -> None:
     """Change one key of a complete table."""
-    role = dice.choice(list(table))
+    (role,) = dice.choices(list(table), [space.WEIGHTS.get(role, 1) for role in table])
     key = dice.choice(list(table[role]))
     before = {name: table[name] for name in list(space.SPACE)[: list(space.SPACE).index(role)]}
     options = {option.use: option for option in space.options(role, setting, before)}

@@ -27,6 +27,9 @@ from rollout_sched.whole_file import whole_file
 #: Seconds that a search takes if nothing else is said.
 BUDGET_S = 120.0
 
+#: What the command may say of the job in place of the scenario.
+_JOB = ("prompts_per_step", "epochs", "known_samples")
+
 
 def add(commands: Any) -> None:
     """The command and its options, for an argparse parser of commands."""
@@ -73,14 +76,17 @@ def add(commands: Any) -> None:
         metavar="N",
         help="seeds to validate on, 0 for no validation; default: %(default)s",
     )
-    option("--prompts-per-step", type=_positive, default=0, metavar="N")
+    option("--prompts-per-step", type=_positive, default=0, metavar="N", help="of the job")
+    option(
+        "--epochs", type=_positive, default=0, metavar="N", help="of the job, with other samples"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Tune, write the policy file, print what was found. Raises CallerError and the like."""
     _check_output(options.out)
-    scenario = _with_job(load_scenario(options.scenario), options.prompts_per_step)
+    scenario = _with_job(load_scenario(options.scenario), options)
     bench = bench_of(traces.read(options.trace), scenario, seed=options.seed)
     limits = Limits(options.max_staleness, options.max_length_bias, options.max_step_bias)
     plan = Plan(
@@ -112,10 +118,15 @@ def command_of(options: argparse.Namespace, result: Result) -> str:
         *("--max-step-bias", f"{options.max_step_bias:g}"),
         *("--evaluations", result.evaluations, "--held-out-seeds", seeds),
         *("--seed", options.seed),
-        *(("--prompts-per-step", options.prompts_per_step) if options.prompts_per_step else ()),
+        *_job_words(options),
         *("--out", options.out.name),
     ]
     return shlex.join(map(str, words))
+
+
+def _job_words(options: argparse.Namespace) -> list[str]:
+    given = [key for key in _JOB if getattr(options, key)]
+    return [w for k in given for w in (f"--{k.replace('_', '-')}", str(getattr(options, k)))]
 
 
 def _budget_s(options: argparse.Namespace) -> float | None:
@@ -132,10 +143,9 @@ def _check_output(path: Path) -> None:
         raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
 
 
-def _with_job(scenario: Scenario, prompts_per_step: int) -> Scenario:
-    if not prompts_per_step:
-        return scenario
-    job = msgspec.structs.replace(scenario.job, prompts_per_step=prompts_per_step)
+def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    given = {key: getattr(options, key) for key in _JOB if getattr(options, key)}
+    job = msgspec.structs.replace(scenario.job, **given)
     return msgspec.structs.replace(scenario, job=job)
 
 

@@ -75,6 +75,7 @@ class Bench(msgspec.Struct, frozen=True):
             disaggregated=not self.scenario.trainer.colocated,
             multi_turn=any(len(sample.turns) > 1 for sample in self.search.samples()),
             max_staleness=max_staleness,
+            remembers=job.epochs > 1 or job.known_samples > 0,
             drifts=self.scenario.policy_drift.rejection_per_token > 0,
         )
 

@@ -28,6 +28,7 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated   the trainer has GPUs of its own
     multi_turn      some samples are trajectories
     max_staleness   the user's bound, versions
+    remembers       prompts come again, so that their earlier lengths are known
     drifts          the scenario says what of its tokens older weights made newer ones reject
     """
 
@@ -39,6 +40,7 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated: bool
     multi_turn: bool
     max_staleness: int
+    remembers: bool
     drifts: bool
 
 
@@ -57,6 +59,7 @@ MOVES = Condition(
     "requests come back to the scheduler: between turns, or interrupted",
     lambda s: s.multi_turn or s.max_staleness >= 1,
 )
+REMEMBERS = Condition("prompts come again", lambda s: s.remembers)
 DRIFTS = Condition("the scenario says what verification rejects", lambda s: s.drifts)
 CARRYING = Condition(
     "staleness is allowed, or the scenario says what verification rejects",
@@ -167,6 +170,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "over_prompts": Parameter((1.0, 1.125, 1.25, 1.5)),
                 "over_samples": Parameter((1.0, 1.125, 1.25, 1.5), SEVERAL_SAMPLES),
+                "long_round_share": Parameter((0.25, 0.5, 0.75, 1.0)),
             },
         ),
         Option("one_step_off", when=STALENESS),
@@ -177,6 +181,19 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
             },
             STALENESS,
+        ),
+    ),
+    "selection": (
+        Option("in_order"),
+        Option(
+            "like_lengths",
+            {
+                "window": Parameter((2, 4, 8, 16)),
+                "quantile": Parameter((0.5, 0.75, 0.9, 1.0)),
+                "max_step_bias": Parameter((0.1, 0.25, 0.375, 0.5, 0.75, 1.0)),
+                "order": Parameter(("shortest_first", "longest_first")),
+            },
+            REMEMBERS,
         ),
     ),
     "interruption": (
@@ -264,8 +281,17 @@ SPACE: dict[str, tuple[Option, ...]] = {
             },
             needs=READS_LENGTHS,
         ),
+        Option(
+            "prompt_history",
+            {"quantile": Parameter((0.5, 0.75, 0.9, 1.0))},
+            REMEMBERS,
+            needs=READS_LENGTHS,
+        ),
     ),
 }
+
+#: How often a role is changed, others 1: what is launched, and what is kept, decides most.
+WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
 
 #: What is not searched, "role.policy" or "role.policy.parameter", and why.
 LEFT_OUT: dict[str, str] = {

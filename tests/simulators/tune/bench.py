@@ -23,6 +23,7 @@ def setting(**changes: Any) -> Setting:
         "disaggregated": True,
         "multi_turn": False,
         "max_staleness": 1,
+        "remembers": False,
         "drifts": False,
     }
     return Setting(**{**usual, **changes})

@@ -13,7 +13,7 @@ from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_
 
 LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 BENCH = small_bench()
-PLAN = Plan(steps=24, evaluations=120, held_out_seeds=2)
+PLAN = Plan(steps=24, evaluations=300, held_out_seeds=2)
 
 
 def tuned(**plan: int) -> Result:
@@ -40,7 +40,7 @@ def test_the_head_says_what_was_done_and_found() -> None:
     assert head[0] == "# rollout-sched tune ..."
     said = "\n".join(head)
     assert "12 prompts to search, 6 others held out" in said
-    assert "120 evaluations of 8, 16, 24 steps" in said
+    assert "300 evaluations of 8, 16, 24 steps" in said
     assert "staleness 0, length bias 0.01, step bias 0.051" in said
     assert "seeds 1001, 1002" in said
     assert "the winner over round_robin_sync: 1.50x [1.50, 1.50]" in said

@@ -11,6 +11,7 @@ from rollout_sched.simulators.tune.space import (
     LEFT_OUT,
     SPACE,
     STALENESS,
+    WEIGHTS,
     Option,
     Parameter,
     Times,
@@ -55,6 +56,11 @@ def test_everything_a_policy_file_can_say_is_searched_or_left_out_for_a_reason()
     assert all(LEFT_OUT.values())
 
 
+def test_weights_name_roles() -> None:
+    assert set(WEIGHTS) <= set(SPACE)
+    assert min(WEIGHTS.values()) > 0
+
+
 def test_the_first_option_of_a_role_is_the_default_or_the_only_one() -> None:
     for role, of_role in SPACE.items():
         assert of_role[0].use == config.DEFAULTS[role]
@@ -75,7 +81,7 @@ def test_needs_and_bars_name_roles_that_were_chosen_before(role: str, option: Op
     ("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value)
 )
 def test_every_value_is_one_the_policy_takes(role: str, option: Option, most: int) -> None:
-    here = setting(max_staleness=most, multi_turn=True, drifts=True)
+    here = setting(max_staleness=most, multi_turn=True, remembers=True, drifts=True)
     for key, values in option.keys(here).items():
         assert len(values) == len(set(values)) > 0
         for value in values:
@@ -94,6 +100,16 @@ def test_what_lives_by_lengths_gets_a_prediction() -> None:
     chosen = {"ordering": {"use": "longest_first"}}
     assert [one.use for one in options("prediction", setting(), chosen)] == ["group_history"]
     assert [one.use for one in options("prediction", setting(), {})] == ["none"]
+
+
+def test_history_is_for_prompts_that_come_again() -> None:
+    def uses(remembers: bool) -> set[str]:
+        here = setting(remembers=remembers)
+        chosen = {"ordering": {"use": "longest_first"}}
+        roles = ("selection", "prediction")
+        return {one.use for role in roles for one in options(role, here, chosen)}
+
+    assert uses(True) - uses(False) == {"like_lengths", "prompt_history"}
 
 
 def test_affinity_is_for_what_comes_back() -> None:

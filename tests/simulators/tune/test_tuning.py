@@ -24,7 +24,7 @@ BENCH = small_bench()
 
 
 def tuned(oracle: Oracle, limits: Limits = LIMITS, **plan: float) -> Result:
-    usual = {"steps": 24, "evaluations": 200, "held_out_seeds": 3}
+    usual = {"steps": 24, "evaluations": 300, "held_out_seeds": 3}
     return tune(BENCH, limits, Plan(**{**usual, **plan}), oracle, clock=oracle.clock)
 
 
@@ -33,8 +33,8 @@ def test_the_winner_is_the_fastest_allowed_on_what_was_held_out() -> None:
     result = tuned(oracle)
     assert result.winner.table["batching"] == {"use": "sync", "over_prompts": 1.5}
     assert result.ended == SPENT
-    assert result.evaluations == 200
-    validation = oracle.tasks[200:]
+    assert result.evaluations == 300
+    validation = oracle.tasks[300:]
     assert {(task.case.seed, task.case.held_out) for task in validation} == {
         (seed, True) for seed in (1001, 1002, 1003)
     }
@@ -135,7 +135,7 @@ class TestInterruption:
     def test_in_the_validation_whole_seeds_are_kept(self) -> None:
         whole = tuned(Oracle(faster_with_more_prompts))
         finalists = len(whole.finalists.candidates)
-        result = tuned(Oracle(faster_with_more_prompts, stop_after=200 + finalists + 1))
+        result = tuned(Oracle(faster_with_more_prompts, stop_after=300 + finalists + 1))
         assert [case.seed for case in result.finalists.cases] == [1001]
 
     def test_a_worker_that_died_ends_the_search_but_not_the_validation(self) -> None:
