@@ -81,6 +81,40 @@ class LeastTokens(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
+class LengthSplit(msgspec.Struct, frozen=True):
+    """Requests expected to be long go to instances that run fewer at once, so that each is faster.
+
+    StreamRL's skewness-aware dispatch (arXiv 2504.15930): a long answer's latency is its length
+    times the time per token, which grows with the batch. One instance in `every`, by order of
+    joining, is kept for requests of at least `long` times their limit of response tokens; a request
+    there weighs `weight` times one elsewhere, so that others come only where they would otherwise
+    crowd. What nobody has an idea of is not long.
+    """
+
+    long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    every: Annotated[int, msgspec.Meta(ge=1)] = 4
+    weight: Annotated[float, msgspec.Meta(ge=1)] = 3.0
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> float:
+        return len(instance.attempts) * (self.weight if self._for_long(instance) else 1.0)
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        if self._is_long(request):
+            kept = [instance for instance in fleet.open if self._for_long(instance)]
+            if kept:
+                return min(kept, key=lambda instance: (instance.in_flight, instance.serial))
+        return fleet.least()
+
+    def _for_long(self, instance: Instance) -> bool:
+        return instance.serial % self.every == 0
+
+    def _is_long(self, request: Request) -> bool:
+        siblings = request.siblings
+        known = siblings.estimate is not None
+        return known and request.expected_tokens >= self.long * siblings.max_tokens
+
+
 class SessionAffinity(msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 

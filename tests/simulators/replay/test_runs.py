@@ -46,12 +46,12 @@ def with_job(scenario: Scenario, **job: Any) -> Scenario:
     return msgspec.structs.replace(scenario, job=msgspec.structs.replace(scenario.job, **job))
 
 
-def staleness_bound(policy: PolicyFile) -> int:
+def staleness_bound(policy: PolicyFile) -> float:
     """The most its freshness allows; none at all where rounds start over what they leave."""
     roles = policy.build(lengths=lambda group, index: 1)
     if not roles.batching.stops_at_delivery or roles.interruption.keeps_partial:
-        return int(roles.freshness.max_staleness)
-    return int(policy.roles["freshness"][1].get("max_staleness", 0))
+        return getattr(roles.freshness, "max_staleness", float("inf"))
+    return float(policy.roles["freshness"][1].get("max_staleness", 0))
 
 
 #: A tool may come back to a trajectory that was thrown away meanwhile.
@@ -132,6 +132,15 @@ EXTRA = [
         freshness={"max_staleness": 1},
     ),
     make_policy("random", routing="random", prediction="oracle", ordering="longest_first"),
+    make_policy(
+        "every_other",
+        routing={"use": "length_split", "every": 2},
+        prediction="group_history",
+        batching="fully_async",
+        freshness={"max_staleness": 2},
+        interruption={"use": "partial", "at_update": "resubmit"},
+        weights={"every": 2},
+    ),
 ]
 
 

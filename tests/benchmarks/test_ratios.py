@@ -1,0 +1,38 @@
+"""Ratios: above 1 where the arm is better, draw by draw."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from benchmarks.ratios import Ratio, ratio
+from rollout_sched.simulators.replay.runs import Run, run_policy
+from tests.helpers import make_policy, make_scenario, make_trace
+
+
+def runs(total_s: list[float]) -> list[Run]:
+    run = run_policy(make_policy(), make_trace({"a": [5]}), make_scenario())
+    replace = msgspec.structs.replace
+    return [replace(run, summary=replace(run.summary, total_s=seconds)) for seconds in total_s]
+
+
+def test_each_draw_is_compared_with_itself() -> None:
+    got = ratio(runs([10.0, 40.0]), runs([10.0, 10.0]), "total")
+    assert got == Ratio(pytest.approx(2.0), 1.0, 4.0)
+    assert got.text == "2.00x (1.00-4.00)"
+
+
+def test_a_larger_rate_is_better_and_less_idle_is_too() -> None:
+    run = runs([10.0])[0]
+    replace = msgspec.structs.replace
+    summary = run.summary
+    faster = replace(
+        summary,
+        equal_length_tokens_per_s=2 * summary.equal_length_tokens_per_s,
+        idle_bubble=summary.idle_bubble / 4,
+        rollout_s=summary.rollout_s / 3,
+    )
+    arm = [replace(run, summary=faster)]
+    assert ratio([run], arm, "tokens").mean == pytest.approx(2.0)
+    assert ratio([run], arm, "idle").mean == pytest.approx(4.0)
+    assert ratio([run], arm, "rollout").mean == pytest.approx(3.0)
