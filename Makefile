@@ -11,11 +11,13 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 
 .PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live zoo reproduction fuzz soak clean
 
-# First what the policies would do, then three of them at work in front of simulated servers.
+# First what the policies would do, with intervals, then three of them at work in front of
+# simulated servers.
 demo: $(VENV)/.ready
 	$(BIN)/rollout-sched replay lrm_math_open \
-	  --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
-	  --policy one_step_off --policy areal --policy magistral
+	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
+	  --policy one_step_off --policy areal --policy magistral \
+	  --resamples 12
 	$(BIN)/rollout-sched demo
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.

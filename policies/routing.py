@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,29 @@ class RoundRobin(msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         return fleet.least()
+
+
+class StaticSplit(msgspec.Struct, frozen=True):
+    """Each instance its contiguous share of the prompts launched together, siblings together.
+
+    What trainers do that know no router: the batch is cut into as many pieces as there are ranks,
+    and each engine keeps its piece to the end (`DataProto.chunk` in verl; HybridFlow,
+    arXiv 2409.19256). Fleets change here and ranks there do not: a share whose instance takes
+    nothing now goes to the least busy one, as do direct requests.
+    """
+
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> int:
+        return len(instance.attempts)
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        group = request.group
+        if group is None:
+            return fleet.least()
+        rank = group.launch_place * len(fleet.instances) // group.launch_size
+        mine = next(islice(fleet.instances.values(), rank, None))
+        return fleet.open_instance(mine.id) or fleet.least()
 
 
 class Random(msgspec.Struct, frozen=True):

@@ -23,13 +23,13 @@ from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.runs import Progress as Deliveries
-from rollout_sched.simulators.replay.runs import replay
+from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.struct_flags import add_flags, given_flags
 
-BASELINE = "round_robin_sync"
+BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 
 
@@ -91,9 +91,18 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME_OR_TOML", help="default: %(default)s")
     add("--steps", type=_positive, default=0, metavar="N", help="only the first N steps' prompts")
-    add("--seeds", type=_positive, default=1, metavar="K", help="runs per policy")
+    add("--seeds", type=_positive, default=1, metavar="K", help="runs per policy, in other orders")
+    add(
+        "--resamples",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="further runs of each policy on resampled prompts, for intervals; 12 will do",
+    )
+    add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
     add("--prompts-per-step", type=_positive, default=0, metavar="N")
     add("--samples-per-prompt", type=_positive, default=0, metavar="N")
+    add("--epochs", type=_positive, default=0, metavar="N", help="each trains other samples")
     add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
@@ -210,9 +219,9 @@ def _replay(options: argparse.Namespace) -> None:
         settings_of(policy)
     with _progress() as bar:
 
-        def follow(policy: str, seed: int) -> Deliveries:
-            task = bar.add_task(f"{policy}, seed {seed}", total=len(workload.prompts))
-            return lambda prompts: bar.advance(task, prompts)
+        def follow(policy: str, seed: int, what: str = "seed") -> Deliveries:
+            task = bar.add_task(f"{policy}, {what} {seed}", total=len(workload.groups))
+            return lambda groups: bar.advance(task, groups)
 
         runs = replay(
             trace,
@@ -223,12 +232,27 @@ def _replay(options: argparse.Namespace) -> None:
             progress=follow,
             journal_path=options.journal,
         )
-    report = reports.document(trace, scenario, runs, steps=options.steps, seeds=options.seeds)
+        resamples = replay_resampled(
+            trace,
+            policies,
+            scenario,
+            steps=options.steps,
+            resamples=options.resamples,
+            progress=lambda policy, number: follow(policy, number, "resample"),
+        )
+    report = reports.document(
+        trace,
+        scenario,
+        runs,
+        steps=options.steps,
+        seeds=options.seeds,
+        resamples=resamples if options.resamples else (),
+    )
     if options.json is not None:
         reports.write_json(report, options.json)
     console = _console()
     console.print(reports.heading(report), highlight=False)
-    for part in reports.tables(report):
+    for part in reports.tables(report, equal_bias=options.equal_bias):
         console.print(part)
     console.print(reports.footnote(report), highlight=False)
 
@@ -264,13 +288,14 @@ def _check_names(names: list[str]) -> None:
 
 
 def _baseline_first(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: name != BASELINE)
+    first = [name for name in BASELINES if name in names]
+    return [*first, *(name for name in names if name not in first)]
 
 
 def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     given = {
         key: getattr(options, key)
-        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens")
+        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens", "epochs")
         if getattr(options, key)
     }
     job = msgspec.structs.replace(scenario.job, **given)
@@ -287,7 +312,7 @@ def _progress() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} prompts"),
+        TextColumn("{task.completed}/{task.total} groups"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -48,6 +48,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "random": routing.Random,
         "round_robin": routing.RoundRobin,
         "session_affinity": routing.SessionAffinity,
+        "static_split": routing.StaticSplit,
     },
     "ordering": {
         "fifo": ordering.Fifo,

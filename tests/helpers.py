@@ -126,6 +126,7 @@ def make_scenario(
     samples: int = 0,
     max_tokens: int = 0,
     batches: bool = True,
+    epochs: int = 1,
     traffic: TrafficModel | None = None,
     faults: Sequence[Fault] = (),
 ) -> Scenario:
@@ -142,7 +143,7 @@ def make_scenario(
         ),
         weights=WeightTransfer(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
-        job=Job(prompts_per_step, samples, max_tokens, batches),
+        job=Job(prompts_per_step, samples, max_tokens, batches, epochs),
         traffic=traffic,
         faults=tuple(faults),
     )

@@ -108,6 +108,47 @@ class TestReplay:
         assert [report[key] for key in keys] == [2, 2, 3, 9]
         assert report["policies"][0]["samples_drawn"]["max"] > 0
 
+    def test_the_baseline_comes_first_and_says_how_sure_it_is(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        path = tmp_path / "r.json"
+        arguments = ("--scenario", "tiny-cpu-2", "--resamples", 3, "--json", path)
+        code, out, _ = run(capsys, "replay", tiny_trace, *arguments)
+        assert code == 0
+        policies = json.loads(path.read_text())["policies"]
+        assert [policy["name"] for policy in policies[:2]] == ["static_split", "round_robin_sync"]
+        first = policies[0]["comparison"]["speed_up"]
+        assert (first["value"], first["low"], first["high"]) == (1, 1, 1)
+        assert all(policy["comparison"]["speed_up"]["low"] for policy in policies)
+        assert "1.00x 1.00-1.00" in out
+        assert "from 3 resamples of the prompts" in out
+
+    def test_prompts_come_again_with_other_samples(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "r.json"
+        arguments = ("--policy", "dplb", "--epochs", 2, "--json", path)
+        code, out, _ = run(capsys, "replay", SMALL, *arguments)
+        assert code == 0
+        report = json.loads(path.read_text())
+        keys = ("prompts", "epochs", "groups", "samples_per_prompt")
+        assert [report[key] for key in keys] == [76, 2, 152, 2]
+        assert "76 prompts x 2 epochs x 2 samples" in out
+
+    def test_who_trains_shorter_samples_is_marked_and_not_compared_with_equal_bias(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def row(*arguments: str) -> list[str]:
+            policies = ("--policy", "round_robin_sync", "--policy", "tail_batching")
+            code, out, _ = run(capsys, "replay", SMALL, *policies, *arguments)
+            assert code == 0
+            return next(line for line in out.splitlines() if "tail_batching" in line).split()[1:5]
+
+        steady, speed_up, time, bias = row()
+        assert bias == "shorter"
+        assert all(ratio.endswith("x") for ratio in (steady, speed_up, time))
+        assert row("--equal-bias") == ["-", "-", "-", "shorter"]
+
     def test_one_journal_a_run(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
     ) -> None:

@@ -43,7 +43,7 @@ class StepsJob:
     def prompts(self, nonce: str) -> Iterator[Prompt]:
         """As our trainer submits them. The lengths go to the simulated instances alone."""
         load = self.workload
-        for group in load.prompts:
+        for group in load.groups:
             lengths = [load.length(group, index) for index in range(MOST_OVER * self.samples)]
             yield Prompt(
                 group,

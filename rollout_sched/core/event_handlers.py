@@ -75,7 +75,14 @@ class TrainerEvents:
         self._serials = serials
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
-        siblings = Siblings(event.group, event.prompt_tokens, event.max_tokens)
+        siblings = Siblings(
+            event.group,
+            event.prompt_tokens,
+            event.max_tokens,
+            event.prompt,
+            event.history,
+            event.expected_tokens,
+        )
         self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))
         self._progress.dirty = True
 

@@ -59,12 +59,20 @@ class InstanceReported(_Event, frozen=True):
 
 
 class GroupSubmitted(_Event, frozen=True):
-    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`."""
+    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`.
+
+    prompt           names the prompt, and is equal in every epoch; "": as the group
+    history          response lengths of earlier samples of it, as far as the trainer knows some
+    expected_tokens  of one response, as far as the trainer has an idea; 0: none
+    """
 
     group: str
     samples: int
     prompt_tokens: int
     max_tokens: int
+    prompt: str = ""
+    history: tuple[int, ...] = ()
+    expected_tokens: int = 0
 
 
 class RequestSubmitted(_Event, frozen=True):

@@ -123,15 +123,38 @@ class Siblings:
 
     `lengths` holds the response lengths of those that have finished, ascending; `estimate` is what
     the prediction made of them. `requests` are those that are here; `joined` counts those that came
-    one by one (direct requests).
+    one by one (direct requests). `prompt` names the prompt wherever it comes again; `history` and
+    `expected_tokens` are what was known of its lengths before (see GroupSubmitted).
     """
 
-    __slots__ = ("estimate", "id", "joined", "lengths", "max_tokens", "prompt_tokens", "requests")
+    __slots__ = (
+        "estimate",
+        "expected_tokens",
+        "history",
+        "id",
+        "joined",
+        "lengths",
+        "max_tokens",
+        "prompt",
+        "prompt_tokens",
+        "requests",
+    )
 
-    def __init__(self, id: str, prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        prompt: str = "",
+        history: tuple[int, ...] = (),
+        expected_tokens: int = 0,
+    ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
+        self.prompt = prompt or id
+        self.history = history
+        self.expected_tokens = expected_tokens
         self.requests: list[Request] = []
         self.lengths: list[int] = []
         self.estimate: int | None = None
@@ -146,10 +169,21 @@ class Group:
 
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
     that may have made any of its tokens (None: none were made). `groups.py` says how its state
-    moves.
+    moves. `launch_place` is its place, from 0, among the `launch_size` groups last launched with
+    it.
     """
 
-    __slots__ = ("finished", "id", "oldest_version", "samples", "serial", "siblings", "state")
+    __slots__ = (
+        "finished",
+        "id",
+        "launch_place",
+        "launch_size",
+        "oldest_version",
+        "samples",
+        "serial",
+        "siblings",
+        "state",
+    )
 
     def __init__(self, id: str, serial: int, samples: int, siblings: Siblings) -> None:
         self.id = id
@@ -159,10 +193,17 @@ class Group:
         self.state = GroupState.FRESH
         self.finished: list[Request] = []
         self.oldest_version: int | None = None
+        self.launch_place = 0
+        self.launch_size = 1
 
     @property
     def requests(self) -> list[Request]:
         return self.siblings.requests
+
+    @property
+    def prompt(self) -> str:
+        """What it is a group of, equal in every epoch."""
+        return self.siblings.prompt
 
     @property
     def tokens(self) -> int:

@@ -24,6 +24,10 @@ class FleetView(Protocol):
     """The instances that may take a request now ("open"), ordered by the routing's load."""
 
     @property
+    def instances(self) -> Mapping[str, Instance]:
+        """All that are here, open or not, by name, in the order of their joining."""
+
+    @property
     def open(self) -> Sequence[Instance]:
         """Open instances, in no meaningful but in a reproducible order."""
 

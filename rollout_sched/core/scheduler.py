@@ -27,7 +27,7 @@ from rollout_sched.core.event_handlers import (
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
-from rollout_sched.core.model import Instance, Request
+from rollout_sched.core.model import Group, Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
@@ -213,6 +213,7 @@ class Scheduler:
             return  # instances that get their weights one after the other still make older tokens
         if progress.round is None:
             progress.round = launch
+        launched: list[Group] = []
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -221,11 +222,15 @@ class Scheduler:
                     break
                 allowed -= 1
             self.outcomes.launch(group, launch.oversample)
+            launched.append(group)
             deferred -= 1
         for _ in range(min(fresh, allowed, progress.fresh)):
             group = groups.first(FRESH)
             assert group is not None
             self.outcomes.launch(group, launch.oversample)
+            launched.append(group)
+        for place, group in enumerate(launched):
+            group.launch_place, group.launch_size = place, len(launched)
 
     def _renew_budgets(self) -> None:
         """Nothing runs and nothing waits: let those that used up their segment go on."""

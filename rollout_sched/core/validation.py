@@ -27,6 +27,11 @@ def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
             f"group {event.group!r}: samples, prompt_tokens and max_tokens must be at least 1, "
             f"not {event.samples}, {event.prompt_tokens} and {event.max_tokens}"
         )
+    if event.expected_tokens < 0 or any(length < 0 for length in event.history):
+        raise CallerError(
+            f"group {event.group!r}: lengths of responses in history and expected_tokens cannot "
+            f"be negative; leave out what is not known"
+        )
     if scheduler.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
     needed = event.prompt_tokens + event.max_tokens

@@ -116,16 +116,14 @@ class Driver:
 
     # -- requests --------------------------------------------------------------------------
 
-    def submit_group(
-        self, group: str, samples: int, prompt_tokens: int, max_tokens: int, make: PayloadFactory
-    ) -> None:
+    def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory) -> None:
         """Ask for a group; `make(index)` is called when a sample is first dispatched."""
         self.pump.check()
-        self.payloads.add_group(group, make)
+        self.payloads.add_group(submitted.group, make)
         try:
-            self.pump.tell(GroupSubmitted(group, samples, prompt_tokens, max_tokens))
+            self.pump.tell(submitted)
         except CallerError:
-            self.payloads.group_refused(group)
+            self.payloads.group_refused(submitted.group)
             raise
 
     def submit(

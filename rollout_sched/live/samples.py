@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout_sched.core import model
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
 
 #: A group's id, which is kept, journaled and shown.
@@ -23,6 +24,10 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
+#: Response lengths of one prompt: as many as a long training has made, few enough to be journaled.
+History = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=4096)
+]
 
 #: The version of a token that no version made: a tool returned it.
 OBSERVED = -1
@@ -31,10 +36,14 @@ OBSERVED = -1
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One group to generate: `samples` responses to one prompt, each of at most `max_tokens`.
 
-    uid       the group's id, used once; at most 256 characters, without control characters
-    sampling  vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for log-probs
-    each      what differs from that by sample, such as the seed; over-sampling begins anew
-    extra     comes back with every sample
+    uid              the group's id, used once; at most 256 characters, without control characters
+    sampling         vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for
+                     log-probs
+    each             what differs from that by sample, such as the seed; over-sampling begins anew
+    extra            comes back with every sample
+    prompt_key       names the prompt, and is equal in every epoch; "" is as `uid`
+    history          lengths of responses to it that are known from before this run, in tokens
+    expected_tokens  how long its responses may be expected to be; 0: no idea
     """
 
     uid: Uid
@@ -44,6 +53,22 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: dict[str, Any] = {}
     each: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
+    prompt_key: Uid = ""
+    history: History = []
+    expected_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+    @property
+    def submitted(self) -> GroupSubmitted:
+        """What the scheduler is told of it."""
+        return GroupSubmitted(
+            self.uid,
+            self.samples,
+            len(self.prompt_ids),
+            self.max_tokens,
+            self.prompt_key,
+            tuple(self.history),
+            self.expected_tokens,
+        )
 
     def sampling_of(self, index: int) -> dict[str, Any]:
         """The sampling parameters of the sample with this index."""

@@ -77,9 +77,7 @@ class TrainerSession:
                 return self._payload(prompt, index, tool)
 
             try:
-                self.driver.submit_group(
-                    prompt.uid, prompt.samples, len(prompt.prompt_ids), prompt.max_tokens, payload
-                )
+                self.driver.submit_group(prompt.submitted, payload)
             except BaseException:
                 del self._prompts[prompt.uid]
                 raise

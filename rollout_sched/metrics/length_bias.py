@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -10,26 +11,45 @@ import numpy as np
 import numpy.typing as npt
 
 from rollout_sched.core.actions import Deliver
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.metrics.averages import mean
 from rollout_sched.metrics.fold import Handler
 
 Lengths = npt.NDArray[np.int64]
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
+#: Steps that are made up, at least, to learn how far a step is from all by chance.
+_STEPS_BY_CHANCE = 100
+
 
 class LengthBias(msgspec.Struct, frozen=True):
     """Trained against offered response lengths: does the policy prefer short answers?
 
-    `mean_ratio` and `ks` (Kolmogorov-Smirnov distance) compare everything trained with everything
-    offered; `step_ks` is the mean over the steps, which sees a policy that trains short answers
-    first; `group_ratio` is the mean over groups of trained over offered mean, which sees one that
-    takes the shortest samples of each.
+    mean_ratio          mean of all trained over mean of all offered
+    steady_mean_ratio   the same for the steps between the first and the drain: mean trained there
+                        over the mean a trainer would have had there that takes its prompts in
+                        order; it sees long answers that were put off to the end. None without such
+                        steps
+    longest_tenth_kept  trained samples as long as the longest tenth of the offered, over these
+    ks                  Kolmogorov-Smirnov distance of all trained from all offered
+    step_ks             the mean over the steps of their distance from all offered; it sees a policy
+                        that trains by length
+    step_ks_floor       what that would be by chance: whole groups dealt out to steps of these sizes
+    group_ratio         mean over the groups of trained over offered mean; it sees a policy that
+                        takes the shortest samples of each
     """
 
-    mean_ratio: float
-    ks: float
-    step_ks: float
-    group_ratio: float
+    mean_ratio: float = 1.0
+    steady_mean_ratio: float | None = None
+    longest_tenth_kept: float = 1.0
+    ks: float = 0.0
+    step_ks: float = 0.0
+    step_ks_floor: float = 0.0
+    group_ratio: float = 1.0
+
+    @property
+    def step_ks_excess(self) -> float:
+        return self.step_ks - self.step_ks_floor
 
 
 class LengthFold:
@@ -37,36 +57,82 @@ class LengthFold:
 
     def __init__(self, offered: Callable[[str], Sequence[int]] | None) -> None:
         self._offered_of = offered
-        self._offered: list[int] = []
-        self._steps: list[list[int]] = []
-        self._group_ratios: list[float] = []
+        self._submitted: list[str] = []
+        self._steps: dict[int, dict[str, list[int]]] = {}  # by batch, by group: trained lengths
 
     def handlers(self) -> Mapping[type[Any], Handler]:
-        return {Deliver: self._delivered} if self._offered_of is not None else {}
+        if self._offered_of is None:
+            return {}
+        return {GroupSubmitted: self._submit, Deliver: self._delivered}
+
+    def _submit(self, now: float, event: GroupSubmitted) -> None:
+        self._submitted.append(event.group)
 
     def _delivered(self, now: float, action: Deliver) -> None:
-        assert self._offered_of is not None
-        by_group: dict[str, list[int]] = {}
+        by_group = self._steps.setdefault(action.batch, {})
         for sample in action.samples:
             by_group.setdefault(sample.group, []).append(sample.response_tokens)
-        self._steps.append([length for lengths in by_group.values() for length in lengths])
-        for group, lengths in by_group.items():
-            offered = self._offered_of(group)
-            self._offered.extend(offered)
-            self._group_ratios.append(mean(lengths) / mean(offered))
 
-    def bias(self) -> LengthBias:
-        if not self._offered:
-            return LengthBias(1.0, 0.0, 0.0, 1.0)
-        offered = np.sort(np.asarray(self._offered))
-        steps = [np.sort(np.asarray(lengths)) for lengths in self._steps]
-        trained = np.sort(np.concatenate(steps))
+    def bias(self, steady: range = range(0)) -> LengthBias:
+        """`steady`: the steps between the first and the drain, by number."""
+        steps = list(self._steps.values())
+        trained_of = {group: lengths for step in steps for group, lengths in step.items()}
+        if not trained_of:
+            return LengthBias()
+        assert self._offered_of is not None
+        # In the order of submission: chance then deals alike for all policies.
+        in_order = dict.fromkeys([*self._submitted, *trained_of])
+        offered_of = {group: self._offered_of(group) for group in in_order if group in trained_of}
+        offered = _sorted(offered_of.values())
+        trained_in = [_sorted(step.values()) for step in steps if step]
+        trained = np.sort(np.concatenate(trained_in))
+        longest = int(offered[len(offered) - -(-len(offered) // 10)])
         return LengthBias(
             mean_ratio=float(trained.mean() / offered.mean()),
+            steady_mean_ratio=self._steady_mean_ratio(steps, steady),
+            longest_tenth_kept=_at_least(trained, longest) / _at_least(offered, longest),
             ks=_ks_distance(trained, offered),
-            step_ks=mean([_ks_distance(step, offered) for step in steps]),
-            group_ratio=mean(self._group_ratios),
+            step_ks=mean([_ks_distance(step, offered) for step in trained_in]),
+            step_ks_floor=_ks_by_chance(
+                list(offered_of.values()), offered, [len(step) for step in steps if step]
+            ),
+            group_ratio=mean(
+                [mean(trained_of[group]) / mean(own) for group, own in offered_of.items()]
+            ),
         )
+
+    def _steady_mean_ratio(
+        self, steps: Sequence[Mapping[str, list[int]]], steady: range
+    ) -> float | None:
+        assert self._offered_of is not None
+        before = sum(len(step) for step in steps[: steady.start])
+        within = [lengths for n in steady for lengths in steps[n].values()]
+        in_turn = self._submitted[before : before + len(within)]
+        if not within or not in_turn:
+            return None
+        trained = [length for lengths in within for length in lengths]
+        offered = [length for group in in_turn for length in self._offered_of(group)]
+        return mean(trained) / mean(offered)
+
+
+def _sorted(groups: Iterable[Sequence[int]]) -> Lengths:
+    return np.sort(np.asarray([length for lengths in groups for length in lengths]))
+
+
+def _at_least(ascending: Lengths, length: int) -> int:
+    return len(ascending) - int(np.searchsorted(ascending, length, "left"))
+
+
+def _ks_by_chance(groups: Sequence[Sequence[int]], offered: Lengths, sizes: Sequence[int]) -> float:
+    """The mean distance from all `offered` of steps of so many whole groups, dealt by chance."""
+    dice = np.random.default_rng(0)
+    distances: list[float] = []
+    while len(distances) < _STEPS_BY_CHANCE:
+        dealt = iter(dice.permutation(len(groups)).tolist())
+        for size in sizes:
+            step = _sorted(groups[number] for number in islice(dealt, size))
+            distances.append(_ks_distance(step, offered))
+    return mean(distances)
 
 
 def _ks_distance(some: Lengths, all_: Lengths) -> float:

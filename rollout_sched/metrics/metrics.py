@@ -63,7 +63,7 @@ class Metrics:
 
     def summary(self, total_s: float) -> Summary:
         """The run, of which `total_s` seconds have passed when its last step was trained."""
-        bias = self._lengths.bias()
+        bias = self._lengths.bias(self._steps.steady)
         return summarize(self._steps, self._bubbles, self._waste, bias, total_s)
 
 

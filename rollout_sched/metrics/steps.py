@@ -147,11 +147,19 @@ class Steps:
         self.staleness.update(ages)
         step.max_staleness = max(ages, default=0)
 
+    @property
+    def steady(self) -> range:
+        """The steps after the first, up to the last that launched a group: what follows drains."""
+        return range(1, min(self.launches.last_step, len(self.delivered) - 1) + 1)
+
+    @property
+    def steady_s(self) -> float:
+        """How long these took, from the first delivery to that of the last of them."""
+        steady = self.steady
+        return self.delivered[steady[-1]].end_s - self.delivered[0].end_s if steady else 0.0
+
     def steady_tokens_per_s(self) -> float | None:
-        """Accepted tokens/s from the first delivery to the last step that launched a group."""
-        last = min(self.launches.last_step, len(self.delivered) - 1)
-        if last < 1:
-            return None
-        seconds = self.delivered[last].end_s - self.delivered[0].end_s
-        tokens = sum(step.tokens for step in self.delivered[1 : last + 1])
+        """Tokens they delivered per second; None if there are no such steps."""
+        seconds = self.steady_s
+        tokens = sum(self.delivered[number].tokens for number in self.steady)
         return share(tokens, seconds) if seconds else None

@@ -13,16 +13,27 @@ from rollout_sched.metrics.waste import Waste
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """All steps together. Rates are per second of the whole run, `steady_*` without the first step
-    and the steps after the last group was launched."""
+    """All steps together. Rates are per second of the whole run.
+
+    A run begins with an empty fleet and ends with a draining one. So its seconds are also told
+    apart: `first_step_s` until the first delivery, `steady_s` until that of the last step that
+    launched a group, `drain_s` for the rest; `steady_*` is about the steps between.
+    `equal_length_tokens_per_s` are the delivered tokens per second, counted as no more than the
+    trainer had asked for: who trains longer samples does not gain by it, who trains shorter ones
+    has fewer tokens to count.
+    """
 
     total_s: float
+    first_step_s: float
+    steady_s: float
+    drain_s: float
     rollout_s: float
     t50_s: float
     t90_s: float
     t99_s: float
     tokens_per_s: float
     accepted_tokens_per_s: float
+    equal_length_tokens_per_s: float
     fresh_tokens_per_s: float
     steady_accepted_tokens_per_s: float | None
     idle_bubble: float
@@ -51,14 +62,19 @@ def summarize(
     tokens = sum(step.tokens for step in steps)
     generated = sum(step.generated_tokens for step in steps) + current.generated_tokens
     idle, vacant, capacity = _bubbles(folded, bubbles, total_s)
+    first_step_s = steps[0].end_s if steps else 0.0
     return Summary(
         total_s=total_s,
+        first_step_s=first_step_s,
+        steady_s=folded.steady_s,
+        drain_s=total_s - first_step_s - folded.steady_s if steps else 0.0,
         rollout_s=mean([step.rollout_s for step in steps]),
         t50_s=mean([step.t50_s for step in steps]),
         t90_s=mean([step.t90_s for step in steps]),
         t99_s=mean([step.t99_s for step in steps]),
         tokens_per_s=share(generated, total_s),
         accepted_tokens_per_s=share(tokens, total_s),
+        equal_length_tokens_per_s=share(tokens, total_s) / max(1.0, bias.mean_ratio),
         fresh_tokens_per_s=share(sum(step.fresh_tokens for step in steps), total_s),
         steady_accepted_tokens_per_s=folded.steady_tokens_per_s(),
         idle_bubble=share(sum(idle.values()), capacity),

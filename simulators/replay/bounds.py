@@ -36,6 +36,22 @@ sharing, over-sampling, early stopping) as long as each step makes at most one t
 
     with the D decodes and Phi tokens read of (2), at the smallest allowed S.
 
+`rounds`: at staleness 0 a batch is made of tokens of one version, which does not exist before the
+    batch in front of it has been trained. So the rounds, from a version's arrival to the delivery
+    of its batch's last group, do not overlap, and a round takes no less than `longest` says of any
+    sample of its batch, whatever else was started, thrown away or handed over early meanwhile.
+    Let m_1 >= m_2 >= ... be what each group's longest sample takes, and at most B groups make a
+    batch. Sort the batches by their longest group: the j - 1 first hold at most (j - 1) B groups,
+    so one of the (j - 1) B + 1 longest groups is in the j-th or a later one, and the j-th takes at
+    least m_((j - 1) B + 1). Hence
+
+        sum of the rounds >= m_1 + m_(B + 1) + m_(2 B + 1) + ...
+
+    which is what batches of like length take, longest first. Each of R restarts belongs to one
+    sample of one round, so all of them take back at most R (c_b + k (longest context)), and none
+    takes a sample below its bare steps. It holds for tokens that are made under the version they
+    are trained with; a scheduler that has new weights approve of old tokens is not bound by it.
+
 Left out, which loosens and never breaks the bounds: prefill work, arrival times, pauses for
 weight updates (add one pause for every update that must stop the fleet), padding of batches.
 Both bounds suppose alike instances; for an unlike fleet give the best of each number.
@@ -207,12 +223,37 @@ def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
     """Seconds the most demanding sample takes alone on an instance; 0 without samples."""
     if not len(demand.sample):
         return 0.0
-    made = _per_sample(demand.sample, demand.output)
-    decoding = cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)
+    return float(_alone(demand, cost, restarts).max()) * (1 - _ROUNDING)
+
+
+def rounds(
+    samples: Sequence[Sample],
+    groups_per_round: int,
+    cost: StepCost,
+    restarts: int = 0,
+    trained_s_per_token: float = 0.0,
+) -> float:
+    """Seconds of all rounds together at staleness 0; 0 without samples.
+
+    A round has at most `groups_per_round` groups. trained_s_per_token: a round also takes what
+    training a group takes after the group's last token was made; prompt tokens count too.
+    """
+    if not samples:
+        return 0.0
+    demand = Demand.of_samples(samples)
+    tokens = np.array([s.prompt_tokens + s.response_tokens for s in samples], dtype=np.float64)
+    group = _numbers([s.group for s in samples])
+    trained = trained_s_per_token * np.bincount(group, tokens)
+
+    def best_rounds(alone: Floats) -> float:
+        taken = np.zeros(len(trained))
+        np.maximum.at(taken, group, alone)
+        return float(np.sort(taken + trained)[::-1][::groups_per_round].sum())
+
     spared = restarts * _saved_by_restart(demand, cost)
-    beyond = np.maximum(_per_sample(demand.sample, decoding) - spared, 0.0)
-    alone = made * (cost.step_s + _all_tokens_s(1.0, 1.0, cost)) + beyond + demand.tool_s
-    return float(alone.max()) * (1 - _ROUNDING)
+    together = best_rounds(_alone(demand, cost)) - spared
+    each = best_rounds(_alone(demand, cost, restarts)) if restarts else 0.0
+    return max(together, each) * (1 - _ROUNDING)
 
 
 def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0) -> float:
@@ -243,6 +284,15 @@ def _all_tokens_s(steps: float, tokens: float, cost: StepCost) -> float:
     return float((weights**p + work**p) ** (1 / p))
 
 
+def _alone(demand: Demand, cost: StepCost, restarts: int = 0) -> Floats:
+    """Seconds that each sample takes alone on an instance, if all restarts are its own."""
+    made = _per_sample(demand.sample, demand.output)
+    decoding = cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)
+    spared = restarts * _saved_by_restart(demand, cost)
+    beyond = np.maximum(_per_sample(demand.sample, decoding) - spared, 0.0)
+    return made * (cost.step_s + _all_tokens_s(1.0, 1.0, cost)) + beyond + demand.tool_s
+
+
 def _decodes(demand: Demand) -> Floats:
     return demand.output - 1
 
@@ -264,6 +314,11 @@ def _per_sample(owner: Ints, values: Floats) -> Floats:
 
 def _sizes_of_groups(groups: list[str]) -> Floats:
     """For every sample, how many of the samples are in its group."""
-    numbers: dict[str, int] = {}
-    number = np.array([numbers.setdefault(g, len(numbers)) for g in groups], dtype=np.int64)
+    number = _numbers(groups)
     return np.bincount(number).astype(np.float64)[number]
+
+
+def _numbers(groups: list[str]) -> Ints:
+    """For every sample, the number of its group, from 0 in order of appearance."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(g, len(numbers)) for g in groups], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The report of a replay: one JSON document, and one table with the policies side by side."""
+"""The report of a replay: one JSON document, and tables with the policies side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rollout_sched.simulators.replay.runs import Run, figures
+from rollout_sched.simulators.replay.comparison import Compared, compared
+from rollout_sched.simulators.replay.run_bounds import offered_bound, offered_on_policy_bound
+from rollout_sched.simulators.replay.runs import Run, figures, spread
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
@@ -18,42 +20,86 @@ from rollout_sched.whole_file import whole_file
 
 SCHEMA = "rollout-sched-replay/1"
 
-Format = Callable[[float], str]
+Format = Callable[[Any], str]
 Columns = Sequence[tuple[str, str, Format]]
 
 
 def document(
-    trace: Trace, scenario: Scenario, runs: Sequence[Sequence[Run]], *, steps: int, seeds: int
+    trace: Trace,
+    scenario: Scenario,
+    runs: Sequence[Sequence[Run]],
+    *,
+    steps: int,
+    seeds: int,
+    resamples: Sequence[Sequence[Run]] = (),
 ) -> dict[str, Any]:
     """The replay as data; docs/replay_json.md describes it."""
     load = Workload(trace, scenario.job, steps=steps, traffic=scenario.traffic)
-    bounds = [run.offered_bound_s for run in runs[0]]
+    comparison = compared(runs, resamples)
     return {
         "schema": SCHEMA,
         "trace": trace.name,
         "scenario": scenario.name,
         "prompts": len(load.prompts),
+        "epochs": load.epochs,
+        "groups": len(load.groups),
         "prompts_per_step": load.prompts_per_step,
         "samples_per_prompt": load.samples_per_prompt,
         "max_tokens": load.max_tokens,
         "seeds": seeds,
+        "resamples": len(resamples[0]) if resamples else 0,
+        "warnings": _warnings(load, runs),
         **({} if load.traffic is None else {"conversations": len(load.traffic)}),
-        "lower_bound": {
-            "total_s": {
-                "mean": sum(bounds) / len(bounds),
-                "min": min(bounds),
-                "max": max(bounds),
-            }
-        },
+        "lower_bound": _lower_bound(trace, scenario, steps, seeds),
         "policies": [
             {
                 "name": of_policy[0].policy,
+                "max_staleness": of_policy[0].max_staleness,
+                "comparison": _without_name(beside_first),
                 **figures(of_policy),
                 "per_step": [msgspec.to_builtins(run.steps, str_keys=True) for run in of_policy],
             }
-            for of_policy in runs
+            for of_policy, beside_first in zip(runs, comparison, strict=True)
         ],
     }
+
+
+def _without_name(policy: Compared) -> dict[str, Any]:
+    figures: dict[str, Any] = msgspec.to_builtins(policy)
+    del figures["name"]
+    return figures
+
+
+def _lower_bound(trace: Trace, scenario: Scenario, steps: int, seeds: int) -> dict[str, Any]:
+    """Of the workload as offered, over the seeds."""
+    loads = [Workload(trace, scenario.job, steps=steps, seed=seed) for seed in range(seeds)]
+    on_policy = [offered_on_policy_bound(load, scenario) for load in loads]
+    return {
+        "total_s": spread([offered_bound(load, scenario) for load in loads]),
+        "on_policy": spread([msgspec.to_builtins(bound) for bound in on_policy]),
+    }
+
+
+def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
+    """What must be known before the figures are believed."""
+    warnings = []
+    if load.overlapping:
+        warnings.append(
+            f"{load.overlapping} of {len(load.groups)} groups train samples that another epoch "
+            f"trains too, for the trace holds fewer than {load.epochs} x "
+            f"{load.samples_per_prompt} of a prompt: history sees the future here, and what a "
+            f"policy gains by it is too good to be true."
+        )
+    short = [run for run, *_ in runs if 0 < len(run.steps) < run.steps_needed]
+    if short:
+        names = ", ".join(f"{run.policy} {run.steps_needed}" for run in short)
+        warnings.append(
+            f"{len(short[0].steps)} steps are too few: it is mostly the first step and the drain "
+            f"that are measured, and with more steps policies change places. At least 4 (S + 1) "
+            f"are needed where samples may be S versions old ({names}): take more prompts or "
+            f"--epochs, or fewer --prompts-per-step."
+        )
+    return warnings
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:
@@ -63,57 +109,82 @@ def write_json(report: dict[str, Any], path: Path) -> None:
         file.write(text + b"\n")
 
 
-def tables(report: dict[str, Any]) -> list[Table]:
-    """One line a policy. Three tables: speed, where the time and tokens went, what was trained; and
-    what clients got, and what went wrong, where the scenario has such.
+def tables(report: dict[str, Any], *, equal_bias: bool = False) -> list[Table]:
+    """One line a policy. Four tables: speed, time against the bounds, where time and tokens went,
+    what was trained; and what clients got, and what went wrong, where the scenario has such.
 
-    Means over the seeds; half the range between seeds follows where it is 0.5 % or more.
+    Means over the seeds; half the range between seeds follows where it is 0.5 % or more. Ratios are
+    to the first policy, with their intervals where prompts were resampled. With `equal_bias` none
+    are shown of a policy whose samples are not of the lengths that were asked for.
     """
-    first = report["policies"][0]["total_s"]["mean"]
-    policies = [
-        {**policy, "speed_up": _speed_up(first, policy["total_s"])} for policy in report["policies"]
-    ]
+    policies = report["policies"]
+    if equal_bias:
+        policies = [_without_ratios(policy) for policy in policies]
     shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
     shown |= {title: table for key, title, table in ROUGH if key in policies[0]}
     return [_table(title, columns, policies) for title, columns in shown.items()]
 
 
-def _speed_up(first: float, total_s: dict[str, float]) -> dict[str, float]:
-    slowest, fastest = total_s["max"], total_s["min"]
-    return {"mean": first / total_s["mean"], "min": first / slowest, "max": first / fastest}
+def _without_ratios(policy: dict[str, Any]) -> dict[str, Any]:
+    comparison = policy["comparison"]
+    if not comparison["bias"]:
+        return policy
+    hidden = dict.fromkeys(("speed_up", "time", "steady"))
+    return {**policy, "comparison": comparison | hidden}
 
 
 def heading(report: dict[str, Any]) -> str:
     """What was replayed, and what nobody can beat."""
     lines = []
     if report["prompts"]:
-        bound = report["lower_bound"]["total_s"]["mean"]
+        bound = report["lower_bound"]
+        total_s, on_policy = bound["total_s"]["mean"], bound["on_policy"]
+        epochs = f"{report['epochs']} epochs x " if report["epochs"] > 1 else ""
         lines += [
-            f"{report['prompts']} prompts x {report['samples_per_prompt']} samples, "
+            f"{report['prompts']} prompts x {epochs}{report['samples_per_prompt']} samples, "
             f"{report['prompts_per_step']} prompts a step, {report['seeds']} seed(s)",
-            f"No policy can train this workload in less than {_seconds(bound)}.",
+            f"No policy can train this workload in less than {_seconds(total_s)}; none at "
+            f"staleness 0 in less than {_seconds(on_policy['whole_batches_s']['mean'])} "
+            f"({_seconds(on_policy['parts_s']['mean'])} where the trainer takes parts of a batch).",
         ]
     else:
         lines.append(f"nobody trains, {report['seeds']} seed(s)")
     if "conversations" in report:
         lines.append(f"{report['conversations']} conversations of clients.")
     lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
+    lines += [f"WARNING: {warning}" for warning in report["warnings"]]
     return "\n".join(lines)
 
 
 def footnote(report: dict[str, Any]) -> str:
-    """Which policies needed more samples than the trace holds; empty if none did."""
+    """How to read the tables, and which policies needed more samples than the trace holds."""
+    lines = []
+    if report["prompts"]:
+        first, resamples = report["policies"][0]["name"], report["resamples"]
+        lines += [
+            f"Ratios are to {first}. speed-up: trained tokens/s, counted as no more than were "
+            f"asked for; steady: those between the first step and the drain; in time: seconds of "
+            f"the run, which flatters who trains shorter samples.",
+            f"Intervals: 95 %, from {resamples} resamples of the prompts."
+            if resamples
+            else "No intervals: --resamples 12 says how much of a ratio is luck of the prompts.",
+        ]
+        if any(policy["comparison"]["bias"] for policy in report["policies"]):
+            lines.append(
+                "shorter: trained less than was asked for; long last: the long samples only at the "
+                "end. --equal-bias compares only what is equal."
+            )
     drawn = [
         f"{policy['name']} {_count(policy['samples_drawn']['mean'])}"
         for policy in report["policies"]
         if policy["samples_drawn"]["max"]
     ]
-    if not drawn:
-        return ""
-    return (
-        "Samples the trace does not hold were drawn from the other samples of their group: "
-        + ", ".join(drawn)
-    )
+    if drawn:
+        lines.append(
+            "Samples the trace does not hold were drawn from the other samples of their group: "
+            + ", ".join(drawn)
+        )
+    return "\n".join(lines)
 
 
 def _table(title: str, columns: Columns, policies: Sequence[dict[str, Any]]) -> Table:
@@ -134,9 +205,14 @@ def _at(policy: dict[str, Any], path: str) -> Any:
     return value
 
 
-def _cell(figure: dict[str, float] | None, form: Format) -> str:
+def _cell(figure: Any, form: Format) -> str:
     if figure is None:
         return "-"
+    if not isinstance(figure, dict):
+        return form(figure)
+    if "value" in figure:
+        low, high = figure["low"], figure["high"]
+        return form(figure["value"]) + ("" if low is None else f" {low:.2f}-{high:.2f}")
     half = (figure["max"] - figure["min"]) / 2
     spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
     return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if spread >= 0.005 else "")
@@ -167,13 +243,23 @@ def _ratio(value: float) -> str:
 INSTANCE_TIME = "Where instance time and tokens went"
 TABLES: dict[str, Columns] = {
     "Speed": (
+        ("steady", "comparison.steady", _ratio),
+        ("speed-up", "comparison.speed_up", _ratio),
+        ("in time", "comparison.time", _ratio),
+        ("samples", "comparison.bias", str),
+        ("steady tokens/s", "steady_accepted_tokens_per_s", _count),
+        ("tokens/s", "equal_length_tokens_per_s", _count),
         ("total", "total_s", _seconds),
-        ("speed-up", "speed_up", _ratio),
+        ("first step", "first_step_s", _seconds),
+        ("drain", "drain_s", _seconds),
+    ),
+    "Time against the bounds": (
         ("gap to bound", "gap_to_bound", _percent),
-        ("gap as offered", "gap_to_offered_bound", _percent),
+        ("as offered", "gap_to_offered_bound", _percent),
+        ("at staleness 0", "gap_to_on_policy_bound", _percent),
         ("rollout a step", "rollout_s", _seconds),
-        ("t90 a step", "t90_s", _seconds),
-        ("accepted tokens/s", "accepted_tokens_per_s", _count),
+        ("t50 a step", "t50_s", _seconds),
+        ("t90", "t90_s", _seconds),
         ("trainer waits", "trainer_wait_s", _seconds),
     ),
     INSTANCE_TIME: (
@@ -192,8 +278,9 @@ TABLES: dict[str, Columns] = {
         ("max", "staleness.max", _count),
         ("newest tokens/s", "fresh_tokens_per_s", _count),
         ("length ratio", "length_bias.mean_ratio", _number),
-        ("KS", "length_bias.ks", _number),
-        ("KS a step", "length_bias.step_ks", _number),
+        ("steady", "length_bias.steady_mean_ratio", _number),
+        ("longest tenth", "length_bias.longest_tenth_kept", _percent),
+        ("step KS - chance", "comparison.step_ks_excess", _number),
         ("oldest prompt", "oldest_prompt_age_steps", _count),
         ("samples", "samples_delivered", _count),
         ("lost", "samples_lost", _count),

@@ -14,35 +14,47 @@ from rollout_sched import journal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.events import Event
+from rollout_sched.core.roles import Freshness
 from rollout_sched.metrics import Metrics, Step, Summary
 from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
-from rollout_sched.simulators.replay.bounds import Bound, Demand, FleetLimits, lower_bound
+from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.run_bounds import (
+    offered_bound,
+    on_policy_bound,
+    rollout_bound,
+    run_bound,
+)
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.synthetic import resampled
 
-#: Called with the number of prompts delivered by the batch that has just gone to the trainer.
+#: Called with the number of groups delivered by the batch that has just gone to the trainer.
 Progress = Callable[[int], None]
 
 
 class Run(msgspec.Struct):
     """One policy, one seed.
 
-    `bound_s` is a lower bound on `summary.total_s` for the samples this run delivered,
-    `offered_bound_s` for those the trainer asked for; both are 0 where nobody trains. `step_gaps`
-    are how far each batch's span (first dispatch to delivery) lies above the bound of its own
-    samples. `direct` where the scenario has traffic, `outages` where it has faults.
+    `max_staleness` is what the policy allows, None if it allows anything. `bound_s` is a lower
+    bound on `summary.total_s` for the samples this run delivered, `offered_bound_s` for those the
+    trainer asked for; both are 0 where nobody trains. `on_policy_bound_s` is the bound of this
+    run's samples at staleness 0, None for a policy that allows more. `step_gaps` are how far each
+    batch's span (first dispatch to delivery) lies above the bound of its own samples. `direct`
+    where the scenario has traffic, `outages` where it has faults.
     """
 
     policy: str
     seed: int
+    max_staleness: int | None
     summary: Summary
     steps: list[Step]
     bound_s: float
     offered_bound_s: float
+    on_policy_bound_s: float | None
     step_gaps: list[float]
     samples_lost: int
     samples_drawn: int
@@ -58,6 +70,17 @@ class Run(msgspec.Struct):
     @property
     def gap_to_offered_bound(self) -> float | None:
         return self.summary.total_s / self.offered_bound_s - 1 if self.offered_bound_s else None
+
+    @property
+    def gap_to_on_policy_bound(self) -> float | None:
+        bound_s = self.on_policy_bound_s
+        return self.summary.total_s / bound_s - 1 if bound_s else None
+
+    @property
+    def steps_needed(self) -> int:
+        """Fewer, and it is for the most part the beginning and the end that are measured."""
+        staleness = self.max_staleness
+        return 4 * (1 + (self.summary.staleness_max if staleness is None else staleness))
 
 
 @contextmanager
@@ -83,7 +106,7 @@ def run_policy(
     progress: Progress | None = None,
     journal_path: Path | None = None,
 ) -> Run:
-    """Replay `trace` under `policy` until every prompt has been trained and every client has its
+    """Replay `trace` under `policy` until every group has been trained and every client has its
     answer, or has gone.
 
     `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit.
@@ -112,7 +135,7 @@ def run_policy(
         if loop.training:
             metrics.observe(now, event, actions)
 
-    outlasted = scenario.traffic is not None and len(workload.prompts) > 0
+    outlasted = scenario.traffic is not None and len(workload.groups) > 0
     observers = [measure_training if outlasted else metrics.observe, note]
     direct, outages = DirectFold(), OutageFold()
     if scenario.traffic is not None or scenario.faults:
@@ -128,16 +151,27 @@ def run_policy(
     restarts = summary.preemptions + summary.resumed_attempts
     demands = [Demand.of_samples(batch) for batch in delivered]
     outage = outages.figures(total_s)
-    asked = len(workload.prompts) - outage.failed_prompts
+    asked = len(workload.groups) - outage.failed_prompts
+    max_staleness = staleness_bound(scheduler.roles.freshness)
     return Run(
         policy=policy.name,
         seed=seed,
+        max_staleness=max_staleness,
         summary=summary,
         steps=metrics.steps,
         bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
         offered_bound_s=offered_bound(workload, scenario),
+        on_policy_bound_s=None
+        if max_staleness != 0
+        else on_policy_bound(
+            [sample for batch in delivered for sample in batch],
+            workload.prompts_per_step,
+            len(delivered),
+            scenario,
+            restarts,
+        ).whole_batches_s,
         step_gaps=[
-            step.span_s / _rollout_bound(demand, scenario, restarts).total_s - 1
+            step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)
         ],
         samples_lost=asked * workload.samples_per_prompt - sum(map(len, delivered)),
@@ -149,46 +183,22 @@ def run_policy(
     )
 
 
+def staleness_bound(freshness: Freshness) -> int | None:
+    """The most versions that a delivered sample may be old; None if any number will do."""
+    version = 10**9
+    oldest = freshness.oldest_allowed(version)
+    return version - oldest if oldest > 0 else None
+
+
 def reference_batch(workload: Workload, scenario: Scenario) -> float:
     """Places of an instance for the occupancy bubble: an even share of a batch's samples.
 
     At most `max_num_seqs`: more cannot run at once. Where nobody trains, as many as that.
     """
-    if not workload.prompts:
+    if not workload.groups:
         return scenario.fleet.max_num_seqs
-    batch = min(workload.prompts_per_step, len(workload.prompts)) * workload.samples_per_prompt
+    batch = min(workload.prompts_per_step, len(workload.groups)) * workload.samples_per_prompt
     return min(scenario.fleet.max_num_seqs, max(1.0, batch / scenario.fleet.instances))
-
-
-def offered_bound(workload: Workload, scenario: Scenario) -> float:
-    """No policy trains the workload in fewer seconds."""
-    batches = -(-len(workload.prompts) // workload.prompts_per_step)
-    return run_bound(Demand.of_samples(workload.offered_samples()), batches, scenario)
-
-
-def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 0) -> float:
-    """Seconds no run can beat that generates these samples and trains them in so many batches.
-
-    Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
-    go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
-    token is made. `restarts` as in `bounds.lower_bound`. 0 without batches.
-    """
-    if not batches:
-        return 0.0
-    rollout_s = _rollout_bound(demand, scenario, restarts).total_s
-    trainer = scenario.trainer
-    training_s = batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens
-    if trainer.colocated:
-        training_s += _rollout_bound(demand.without_tools, scenario, restarts).total_s
-    return max(rollout_s + trainer.fixed_s, training_s)
-
-
-def _rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
-    fleet = scenario.fleet
-    limits = FleetLimits(
-        fleet.instances, fleet.max_num_seqs, fleet.kv_tokens, fleet.max_num_batched_tokens
-    )
-    return lower_bound(demand, limits, scenario.cost, restarts)
 
 
 def replay(
@@ -230,10 +240,43 @@ def replay(
     ]
 
 
+def replay_resampled(
+    trace: Trace,
+    policies: Sequence[PolicyFile],
+    scenario: Scenario,
+    *,
+    steps: int = 0,
+    resamples: int,
+    progress: Callable[[str, int], Progress] | None = None,
+) -> list[list[Run]]:
+    """Every policy on each of so many resamples of the trace's prompts, in an order of its own:
+    runs by policy, then by resample.
+
+    The size of the job is that of the trace, whatever was drawn.
+    """
+    load = Workload(trace, scenario.job, steps=steps)
+    job = msgspec.structs.replace(
+        scenario.job,
+        prompts_per_step=load.prompts_per_step,
+        samples_per_prompt=load.samples_per_prompt,
+        max_tokens=load.max_tokens,
+    )
+    fixed = msgspec.structs.replace(scenario, job=job)
+    runs: list[list[Run]] = [[] for _ in policies]
+    for number in range(resamples):
+        drawn = resampled(trace, number)
+        for policy, of_policy in zip(policies, runs, strict=True):
+            follow = progress(policy.name, number) if progress else None
+            of_policy.append(
+                run_policy(policy, drawn, fixed, steps=steps, seed=number, progress=follow)
+            )
+    return runs
+
+
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
     """What the runs of one policy measured: every number as {mean, min, max} over the seeds."""
-    spread: dict[str, Any] = _spread([_numbers(run) for run in runs])
-    return spread
+    measured: dict[str, Any] = spread([_numbers(run) for run in runs])
+    return measured
 
 
 def _numbers(run: Run) -> dict[str, Any]:
@@ -245,6 +288,8 @@ def _numbers(run: Run) -> dict[str, Any]:
         "bound_s": run.bound_s,
         "gap_to_bound": run.gap_to_bound,
         "gap_to_offered_bound": run.gap_to_offered_bound,
+        "on_policy_bound_s": run.on_policy_bound_s,
+        "gap_to_on_policy_bound": run.gap_to_on_policy_bound,
         "step_gap_to_bound": sum(run.step_gaps) / len(run.step_gaps) if run.step_gaps else None,
         "samples_lost": run.samples_lost,
         "samples_drawn": run.samples_drawn,
@@ -258,10 +303,11 @@ def _numbers(run: Run) -> dict[str, Any]:
     }
 
 
-def _spread(values: Sequence[Any]) -> Any:
+def spread(values: Sequence[Any]) -> Any:
+    """Every number in them as {mean, min, max}; None where none has it."""
     if isinstance(values[0], dict):
         keys = dict.fromkeys(key for value in values for key in value)
-        return {key: _spread([value.get(key, 0) for value in values]) for key in keys}
+        return {key: spread([value.get(key, 0) for value in values]) for key in keys}
     numbers = [value for value in values if value is not None]
     if not numbers:
         return None

@@ -61,14 +61,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer asks for; 0 takes it from the trace.
 
     `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
-    group size. `max_tokens` 0: the trace's cap. `batches` false: nobody trains, and [traffic] is
-    all there is.
+    group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: nobody
+    trains, and [traffic] is all there is. `epochs`: how often every prompt is trained, each time
+    with other samples.
     """
 
     prompts_per_step: Count = 0
     samples_per_prompt: Count = 0
     max_tokens: Count = 0
     batches: bool = True
+    epochs: AtLeastOne = 1
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

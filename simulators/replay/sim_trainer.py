@@ -8,7 +8,6 @@ from rollout_sched.core.actions import Deliver, Discard
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
-    GroupSubmitted,
     SubmissionsClosed,
     WeightsPublished,
 )
@@ -19,9 +18,9 @@ from rollout_sched.simulators.replay.workload import Workload
 
 
 class SimTrainer:
-    """Trains every prompt of the workload once.
+    """Trains every group of the workload.
 
-    left     prompts that are neither trained nor given up yet
+    left     groups that are neither trained nor given up yet
     over_at  when the last of them was, in seconds
     """
 
@@ -33,7 +32,7 @@ class SimTrainer:
         queue: EventQueue,
         tell: Callable[[Event], None],
     ) -> None:
-        self.left = len(workload.prompts)
+        self.left = len(workload.groups)
         self.over_at = 0.0
         self._model = model
         self._workload = workload
@@ -45,20 +44,20 @@ class SimTrainer:
 
     @property
     def standing(self) -> str:
-        prompts = len(self._workload.prompts)
-        return f"{prompts - self.left} of {prompts} prompts trained"
+        groups = len(self._workload.groups)
+        return f"{groups - self.left} of {groups} groups trained"
 
     def start(self) -> None:
         if not self.left:
             return  # nobody trains here
         last = 0.0
-        for prompt in self._workload.prompts:
-            arrival = self._workload.arrival_s(prompt)
+        for group in self._workload.groups:
+            arrival = self._workload.arrival_s(group)
             last = max(last, arrival)
             if arrival > 0:
-                self._queue.at(arrival, self._submit, prompt)
+                self._queue.at(arrival, self._submit, group)
             else:
-                self._submit(prompt)
+                self._submit(group)
         self._queue.at(last, self._tell, SubmissionsClosed())
         self._queue.at(0.0, self._tell, BatchRequested())
         self._gpus.on_stopped = self._begin
@@ -76,13 +75,8 @@ class SimTrainer:
             self._failed.add(action.group)
             self._finish(1)
 
-    def _submit(self, prompt: str) -> None:
-        load = self._workload
-        self._tell(
-            GroupSubmitted(
-                prompt, load.samples_per_prompt, load.prompt_tokens(prompt), load.max_tokens
-            )
-        )
+    def _submit(self, group: str) -> None:
+        self._tell(self._workload.submission(group))
 
     def _begin(self) -> None:
         batch, self._batch = self._batch, None
@@ -99,6 +93,6 @@ class SimTrainer:
             self._tell(WeightsPublished(batch.version + 1))
             self._tell(BatchRequested())
 
-    def _finish(self, prompts: int) -> None:
-        self.left -= prompts
+    def _finish(self, groups: int) -> None:
+        self.left -= groups
         self.over_at = self._queue.now

@@ -1,12 +1,16 @@
-"""The workload of a run: a trace cut to the trainer's steps, the same prompts for every policy, and
-the same clients.
+"""The workload of a run: a trace cut to the trainer's steps and epochs, the same prompts for every
+policy, and the same clients.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+
+import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario
 from rollout_sched.simulators.replay.traffic import Traffic, TrafficModel
 from rollout_sched.simulators.traces.model import Sample, Trace
@@ -14,10 +18,15 @@ from rollout_sched.simulators.traces.synthetic import draw_extra
 
 
 class Workload:
-    """Prompts in training order, and what each of their samples will do.
+    """Groups in training order, and what each of their samples will do.
 
-    Seed 0 keeps the order of the trace, other seeds shuffle it (not where arrivals are recorded).
-    Samples the trace does not hold are drawn from those of their own group; `drawn` counts them.
+    Every prompt of the trace is a group in each epoch. In the first one the group has the prompt's
+    name, and seed 0 keeps the order of the trace, other seeds shuffle it (not where arrivals are
+    recorded); later epochs are shuffled anew. Each epoch trains recorded samples of its own, so
+    that what is learnt of a prompt in one epoch says about the next only what it would in earnest.
+    Samples the trace does not hold are drawn from those of the same epoch and prompt; `drawn`
+    counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
+    `overlapping` counts the groups.
     `traffic`: the clients' conversations.
     """
 
@@ -32,42 +41,86 @@ class Workload:
     ) -> None:
         self.trace = trace
         self.seed = seed
-        self.samples_per_prompt = job.samples_per_prompt or trace.group_size
+        self.epochs = job.epochs
+        self.samples_per_prompt = job.samples_per_prompt or _samples_per_prompt(trace, job.epochs)
         self.max_tokens = job.max_tokens or trace.cap
         self.prompts_per_step = job.prompts_per_step or min(64, max(1, len(trace.groups) // 4))
-        prompts = list(trace.groups)
-        if seed and not any(sample.arrival_s for sample in trace.samples()):
-            random.Random(seed).shuffle(prompts)
-        if not job.batches:
-            prompts = []
-        self.prompts = prompts[: steps * self.prompts_per_step] if steps else prompts
+        groups = _groups(trace, job.epochs, seed) if job.batches else []
+        groups = groups[: steps * self.prompts_per_step] if steps else groups
+        self.groups = [group for group, _, _ in groups]
         self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
         self._uncut = self.max_tokens >= trace.cap
         self._extra: dict[tuple[str, int], Sample] = {}
+        self._prompts = {group: prompt for group, prompt, epoch in groups if epoch}
+        self._recorded = trace.groups
+        if job.epochs > 1:
+            self._recorded = {
+                group: self._own(group, prompt, epoch) for group, prompt, epoch in groups
+            }
         self._prompt_tokens = {
-            prompt: max(sample.prompt_tokens for sample in trace.groups[prompt])
-            for prompt in self.prompts
+            group: max(sample.prompt_tokens for sample in trace.groups[prompt])
+            for group, prompt, _ in groups
         }
+
+    def _own(self, group: str, prompt: str, epoch: int) -> list[Sample]:
+        """The recorded samples of a prompt that this epoch and no other trains."""
+        recorded = self.trace.groups[prompt]
+        share = max(self.samples_per_prompt, len(recorded) // self.epochs)
+        own = recorded[epoch * share : (epoch + 1) * share]
+        if not epoch:
+            return own
+        return [
+            msgspec.structs.replace(sample, group=group, sample=index)
+            for index, sample in enumerate(own)
+        ]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Those of the groups, each once."""
+        return list(dict.fromkeys(map(self.prompt, self.groups)))
 
     @property
     def drawn(self) -> int:
         return len(self._extra)
 
+    @property
+    def overlapping(self) -> int:
+        """Groups with samples that another epoch may train too."""
+        if self.epochs == 1:
+            return 0
+        return sum(len(own) < self.samples_per_prompt for own in self._recorded.values())
+
+    def prompt(self, group: str) -> str:
+        """What it is a group of: a group of the trace."""
+        return self._prompts.get(group, group)
+
+    def submission(self, group: str) -> GroupSubmitted:
+        """How the trainer asks for it."""
+        return GroupSubmitted(
+            group,
+            self.samples_per_prompt,
+            self._prompt_tokens[group],
+            self.max_tokens,
+            self.prompt(group),
+        )
+
     def sample(self, group: str, index: int) -> Sample:
         """What the sample will do, cut at `max_tokens`."""
-        recorded = self.trace.groups[group]
+        recorded = self._recorded[group]
         if index < len(recorded):
             sample = recorded[index]
             return sample if self._uncut else sample.cut_at(self.max_tokens)
         extra = self._extra.get((group, index))
         if extra is None:
-            drawn = draw_extra(self.trace, group, index, self.seed)
+            enough = len(recorded) >= self.samples_per_prompt
+            members = recorded if enough else self.trace.groups[self.prompt(group)]
+            drawn = draw_extra(members, group, index, self.seed)
             extra = self._extra[group, index] = drawn.cut_at(self.max_tokens)
         return extra
 
     def length(self, group: str, index: int) -> int:
         """Response tokens the sample will have made in the end."""
-        if self.traffic is not None and group not in self.trace.groups:
+        if self.traffic is not None and group not in self._recorded:
             return self.traffic.length(group)
         return self.sample(group, index).response_tokens
 
@@ -75,18 +128,18 @@ class Workload:
         return self._prompt_tokens[group]
 
     def arrival_s(self, group: str) -> float:
-        return self.trace.groups[group][0].arrival_s
+        return self.trace.groups[self.prompt(group)][0].arrival_s
 
     def offered(self, group: str) -> list[int]:
         """Response tokens of the samples the trainer asked for, whatever a policy delivers."""
         return [sample.response_tokens for sample in self._offered(group)]
 
     def offered_samples(self) -> list[Sample]:
-        """The samples behind `offered`, of every prompt."""
-        return [sample for prompt in self.prompts for sample in self._offered(prompt)]
+        """The samples behind `offered`, of every group."""
+        return [sample for group in self.groups for sample in self._offered(group)]
 
     def _offered(self, group: str) -> list[Sample]:
-        recorded, count = self.trace.groups[group], self.samples_per_prompt
+        recorded, count = self._recorded[group], self.samples_per_prompt
         if self._uncut and count <= len(recorded):
             return recorded[:count]
         return [self.sample(group, index) for index in range(count)]
@@ -112,3 +165,46 @@ class Workload:
                 f"{self.traffic.max_tokens}), but an instance holds {largest}; set "
                 f"traffic.max_tokens lower, or give it more fleet.kv_tokens or fleet.max_model_len"
             )
+
+
+def _samples_per_prompt(trace: Trace, epochs: int) -> int:
+    """All that are recorded, shared out among the epochs. CallerError if that is no group."""
+    share = trace.group_size // epochs
+    if epochs > 1 and share < 2:
+        raise CallerError(
+            f"trace {trace.name}: {epochs} epochs of other samples each need {2 * epochs} samples "
+            f"of a prompt, but it has {trace.group_size}; set epochs to at most "
+            f"{max(1, trace.group_size // 2)}, or say by samples_per_prompt how many an epoch "
+            f"trains: what is missing is then drawn from those that other epochs train"
+        )
+    return share
+
+
+def _groups(trace: Trace, epochs: int, seed: int) -> list[tuple[str, str, int]]:
+    """Group, prompt and epoch (from 0) in training order. No two groups have one name."""
+    arrivals = any(sample.arrival_s for sample in trace.samples())
+    if arrivals and epochs > 1:
+        raise CallerError(
+            f"trace {trace.name} says when its samples arrived, which was once; leave epochs at 1, "
+            f"or convert the trace without arrival_s"
+        )
+    groups = []
+    for epoch in range(epochs):
+        order = list(trace.groups)
+        if epoch:
+            random.Random(f"epoch/{seed}/{epoch}").shuffle(order)
+        elif seed and not arrivals:
+            random.Random(seed).shuffle(order)
+        mark = _mark(order, epoch)
+        groups += [(prompt + mark, prompt, epoch) for prompt in order]
+    return groups
+
+
+def _mark(prompts: Sequence[str], epoch: int) -> str:
+    """What is added to a prompt's name in this epoch: "@2" in the second one."""
+    if not epoch:
+        return ""
+    at = "@"
+    while any(at in prompt for prompt in prompts):
+        at += "@"
+    return f"{at}{epoch + 1}"

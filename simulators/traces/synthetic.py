@@ -1,30 +1,48 @@
-"""Samples nobody recorded: further samples of a recorded group, and whole made-up workloads."""
+"""Samples nobody recorded: further samples of a recorded group, resampled prompts, and whole
+made-up workloads.
+"""
 
 import hashlib
 import math
 import random
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.simulators.traces.model import MOST_TOKENS, Sample, Trace, TraceError, Turn
+from rollout_sched.simulators.traces.model import MOST_TOKENS, Sample, Trace, Turn
 
 
-def draw_extra(trace: Trace, group: str, index: int, seed: int) -> Sample:
+def draw_extra(members: Sequence[Sample], group: str, index: int, seed: int) -> Sample:
     """Sample number `index` of a group that holds fewer: one of its recorded samples, redrawn.
 
     A bootstrap within the group keeps what makes its prompt long or short. The same
     (seed, group, index) gives the same sample on every machine and in every order of asking.
-    TraceError if the trace has no such group.
     """
-    members = trace.groups.get(group)
-    if members is None:
-        raise TraceError(trace.name, f"no group {group!r}", "ask for a group of this trace")
     # The built-in hash differs between processes.
     key = hashlib.blake2b(f"{seed}/{index}/{group}".encode(), digest_size=8).digest()
     drawn = random.Random(int.from_bytes(key, "big")).choice(members)
-    return msgspec.structs.replace(drawn, sample=index)
+    return msgspec.structs.replace(drawn, group=group, sample=index)
+
+
+def resampled(trace: Trace, seed: int) -> Trace:
+    """As many prompts as the trace has, drawn from it with replacement (Efron's bootstrap).
+
+    A prompt that is drawn again is another prompt of the same lengths, so each has a name of its
+    own. Where arrivals are recorded each prompt keeps its own, and they stay in order.
+    """
+    names = list(trace.groups)
+    drawn = random.Random(f"resampled/{seed}").choices(names, k=len(names))
+    drawn.sort(key=lambda name: trace.groups[name][0].arrival_s)
+    groups = {
+        f"{number}.{name}": [
+            msgspec.structs.replace(sample, group=f"{number}.{name}")
+            for sample in trace.groups[name]
+        ]
+        for number, name in enumerate(drawn)
+    }
+    return msgspec.structs.replace(trace, groups=groups, max_response_tokens=trace.cap)
 
 
 def synthetic(

@@ -57,3 +57,12 @@ def test_the_last_report_stays_with_its_instance() -> None:
     assert told.instance("i0").report is None, "it was restarted"
     told(InstanceReported("nobody", 1, 0, 0.1))
     assert told.anomalies == {"unknown_instance": 1}
+
+
+def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
+    told = Told()
+    told(ev.GroupSubmitted("a@2", 1, PROMPT, LIMIT, "a", (7, 9), 50))
+    group = told.scheduler.groups["a@2"]
+    assert group.prompt == "a"
+    assert group.siblings.history == (7, 9)
+    assert group.siblings.expected_tokens == 50

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.model import Attempt, GroupState, Instance, RequestState, Segment
+from rollout_sched.core.model import (
+    Attempt,
+    Group,
+    GroupState,
+    Instance,
+    RequestState,
+    Segment,
+    Siblings,
+)
 from tests.core.told import make_group, make_request
 
 
@@ -25,6 +33,13 @@ def test_a_request_may_run_while_its_group_is_active_and_a_direct_one_always() -
         assert request.active is (state is GroupState.ACTIVE)
     request.group = None
     assert request.active
+
+
+def test_a_group_is_of_the_prompt_that_is_named_or_of_one_that_comes_once() -> None:
+    named = Siblings("a@2", 10, 100, "a", (7, 9), 50)
+    assert Group("a@2", 0, 2, named).prompt == "a"
+    assert (named.history, named.expected_tokens) == ((7, 9), 50)
+    assert Siblings("a", 10, 100).prompt == "a"
 
 
 def test_a_request_is_resumed_once_an_attempt_left_tokens() -> None:

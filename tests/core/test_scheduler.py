@@ -1472,3 +1472,14 @@ class TestFoundByReview:
         (dispatch,) = told(ToolReturned("a/0", 1, BIG - PROMPT - 5 - 20))
         assert isinstance(dispatch, Dispatch)
         assert dispatch.max_new_tokens == 20
+
+
+def test_groups_know_their_place_among_those_launched_with_them() -> None:
+    told = Told(3, batching="sync")
+    told.submit("a", "b", "c", "d")
+    told(BatchRequested())
+
+    def places() -> list[tuple[str, int, int]]:
+        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.groups]
+
+    assert places() == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3), ("d", 0, 1)]

@@ -20,6 +20,8 @@ REFUSED: list[tuple[Event, str]] = [
     (GroupSubmitted("a", 1, PROMPT, LIMIT), "group 'a' is already here"),
     (GroupSubmitted("late", 1, PROMPT, LIMIT), "after submissions were closed"),
     (GroupSubmitted("none", 0, PROMPT, LIMIT), "must be at least 1"),
+    (GroupSubmitted("past", 1, PROMPT, LIMIT, "p", (7, -1)), "history and expected_tokens cannot"),
+    (GroupSubmitted("idea", 1, PROMPT, LIMIT, expected_tokens=-1), "leave out what is not known"),
     (RequestSubmitted("d", "", PROMPT, LIMIT), "request 'd' is already here"),
     (RequestSubmitted("large", "", BIG, 1), f"is {BIG + 1}, but the largest instance"),
     (InstanceJoined("i1", 0, 1), "slots and kv_tokens"),

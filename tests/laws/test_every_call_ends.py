@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.actions import Action
-from rollout_sched.core.events import BatchRequested, Event, InstanceJoined, RequestSubmitted
+from rollout_sched.core.events import (
+    BatchRequested,
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    RequestSubmitted,
+)
 from rollout_sched.core.model import Sample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
@@ -234,7 +240,7 @@ def test_a_batch_that_cannot_be_handed_over_is_not_lost_in_silence() -> None:
             stage.driver.on_broken = lambda: broken.append(True)
             serving = asyncio.create_task(stage.serve(False))
             for group in ("a", "b"):
-                stage.driver.submit_group(group, 1, 3, 50, lambda index: Client())
+                stage.driver.submit_group(GroupSubmitted(group, 1, 3, 50), lambda index: Client())
             stage.driver.tell(BatchRequested())
             await until(lambda: broken)
             serving.cancel()
@@ -250,7 +256,7 @@ def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
     async def scene() -> None:
         failed: list[tuple[str, Exception | None]] = []
         async with Stage(on_group_failed=lambda *told: failed.append(told)) as stage:
-            stage.driver.submit_group("a", 1, 3, 50, _boom)
+            stage.driver.submit_group(GroupSubmitted("a", 1, 3, 50), _boom)
             stage.driver.tell(BatchRequested())
             await until(lambda: failed)
             assert failed[0][0] == "a"

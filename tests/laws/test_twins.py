@@ -267,7 +267,7 @@ class Live:
         self.journal: list[Any] = []
         self.failures = Failures(scenario.faults)
         self.clients = [] if workload.traffic is None else workload.traffic.conversations()
-        self.left = len(workload.prompts) + len(self.clients)
+        self.left = len(workload.groups) + len(self.clients)
         # All are made now, so that their clocks begin as the loop's does: another origin rounds
         # otherwise. Each joins twice at most.
         self.instances = {
@@ -331,31 +331,28 @@ class Live:
 
     def submit(self) -> None:
         workload = self.workload
-        for number, group in enumerate(workload.prompts):
-            tokens = workload.prompt_tokens(group)
+        for number, group in enumerate(workload.groups):
 
             def payload(index: int, number: int = number, group: str = group) -> Payload:
                 ids = [number + 1] * workload.prompt_tokens(group)
                 return Trajectory(self, ids, workload.sample(group, index))
 
-            self.driver.submit_group(
-                group, workload.samples_per_prompt, tokens, workload.max_tokens, payload
-            )
-        if workload.prompts:
+            self.driver.submit_group(workload.submission(group), payload)
+        if workload.groups:
             self.driver.tell(SubmissionsClosed())
             self.driver.tell(BatchRequested())
 
     async def train(self) -> None:
-        prompts = len(self.workload.prompts)
+        left = len(self.workload.groups)
         while True:
             batch = await self.batches.get()
             tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
             await asyncio.sleep(self.scenario.trainer.step_s(tokens))
             groups = len({sample.group for sample in batch.samples})
-            prompts -= groups
+            left -= groups
             self.left -= groups
             self.look()
-            if prompts - self.failed:
+            if left - self.failed:
                 self.driver.publish(batch.version + 1, self.load)
                 self.driver.tell(BatchRequested())
 

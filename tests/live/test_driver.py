@@ -14,6 +14,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
+    GroupSubmitted,
     InstanceLost,
     RequestFailed,
     SubmissionsClosed,
@@ -140,7 +141,7 @@ def test_a_group_is_delivered_whole() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance) as stage:
-            stage.driver.submit_group("a", 2, 3, 50, lambda index: Client())
+            stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), lambda index: Client())
             stage.driver.tell(BatchRequested())
             await instance.answer(1, [9])
             await instance.answer(0, [7, 8], "length")
@@ -310,14 +311,14 @@ def test_a_group_that_cannot_be_made_is_reported() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance) as stage:
-            stage.driver.submit_group("a", 2, 3, 50, lambda index: Client())
+            stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), lambda index: Client())
             stage.driver.tell(SubmissionsClosed())
             stage.driver.tell(BatchRequested())
             await instance.fail(0, RequestRejected("too long"))
             await until(lambda: stage.failed)
             assert stage.failed == ["a"]
             with pytest.raises(CallerError):
-                stage.driver.submit_group("b", 1, 3, 50, lambda index: Client())
+                stage.driver.submit_group(GroupSubmitted("b", 1, 3, 50), lambda index: Client())
 
     run(scene())
 
@@ -330,7 +331,7 @@ def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
             def make(index: int) -> Client:
                 raise ValueError("no such sample")
 
-            stage.driver.submit_group("a", 2, 3, 50, make)
+            stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), make)
             stage.driver.tell(BatchRequested())
             await until(lambda: stage.failed)
             assert not stage.scheduler.requests

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rollout_sched.core import model
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Batch, Prompt, Span, sample_of
 from rollout_sched.live.transcript import Piece
@@ -113,3 +114,9 @@ def test_a_prompt_from_elsewhere_is_bounded(field: str, value: object) -> None:
     text = json.dumps({**fields, field: value}).encode()
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.json.decode(text, type=Prompt)
+
+
+def test_what_is_known_of_a_prompt_is_told_to_the_scheduler() -> None:
+    again = Prompt("a@2", [1, 2, 3], 2, 10, prompt_key="a", history=[7, 9], expected_tokens=50)
+    assert again.submitted == GroupSubmitted("a@2", 2, 3, 10, "a", (7, 9), 50)
+    assert PROMPT.submitted == GroupSubmitted("a", 2, 3, 10)

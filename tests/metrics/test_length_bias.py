@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.core import events as ev
+from rollout_sched.core.actions import Deliver
+from rollout_sched.metrics.length_bias import LengthFold
 from tests.metrics.tape import Tape, deliver, sample
 
 OFFERED = {"a": [10, 20], "b": [30, 40]}
@@ -60,3 +62,99 @@ class TestLengthBias:
         tape.at(0, ev.BatchRequested(), batch)
         expected = stats.ks_2samp(trained, offered, method="asymp").statistic
         assert tape.metrics.summary(1.0).length_bias.ks == pytest.approx(expected)
+
+
+def fold(offered: dict[str, list[int]], *batches: dict[str, list[int]]) -> LengthFold:
+    """Submitted in the order of `offered`, delivered as the batches say."""
+    lengths = LengthFold(offered.__getitem__)
+    handlers = lengths.handlers()
+    for group, of in offered.items():
+        handlers[ev.GroupSubmitted](0.0, ev.GroupSubmitted(group, len(of), 10, 100))
+    for number, batch in enumerate(batches):
+        samples = [sample(f"{group}/0", length) for group, of in batch.items() for length in of]
+        handlers[Deliver](0.0, deliver(*samples, version=number))
+    return lengths
+
+
+class TestLongestTenth:
+    """Of 20 the longest two, which are as long as a third."""
+
+    offered: ClassVar = {"a": [*range(1, 18), 40, 40, 40]}
+
+    @pytest.mark.parametrize(
+        ("longest", "kept"),
+        [((40, 40, 40), 1), ((30, 41, 40), 2 / 3), ((1, 1, 1), 0), ((40, 40, 40, 40), 4 / 3)],
+    )
+    def test_as_many_as_are_that_long(self, longest: tuple[int, ...], kept: float) -> None:
+        bias = fold(self.offered, {"a": [*range(1, 18), *longest]}).bias()
+        assert bias.longest_tenth_kept == pytest.approx(kept)
+
+    def test_a_small_distance_can_hide_that_it_is_gone(self) -> None:
+        offered = {"a": list(range(1, 101))}
+        bias = fold(offered, {"a": [min(length, 90) for length in range(1, 101)]}).bias()
+        assert bias.ks == pytest.approx(0.1)
+        assert bias.longest_tenth_kept == 0
+
+
+class TestSteady:
+    offered: ClassVar = {"a": [10], "b": [90], "c": [20], "d": [80], "e": [30], "f": [70]}
+
+    def test_long_answers_that_were_put_off_to_the_end_show(self) -> None:
+        batches = ({"a": [10], "c": [20]}, {"e": [30], "f": [70]}, {"b": [90], "d": [80]})
+        bias = fold(self.offered, *batches).bias(range(1, 2))
+        assert bias.mean_ratio == 1
+        assert bias.steady_mean_ratio == (30 + 70) / (20 + 80)  # against c and d
+
+    def test_who_trains_in_order_has_none_whatever_the_order_is(self) -> None:
+        batches = [{group: of} for group, of in self.offered.items()]
+        assert fold(self.offered, *batches).bias(range(1, 4)).steady_mean_ratio == 1
+
+    def test_without_such_steps_there_is_none(self) -> None:
+        assert fold(self.offered, {"a": [10]}).bias(range(1, 1)).steady_mean_ratio is None
+
+
+class TestFloor:
+    def offered(self, groups: int = 40) -> dict[str, list[int]]:
+        return {f"g{n}": [n * n % 97 + 1, n * n % 89 + 1] for n in range(groups)}
+
+    def test_groups_that_came_by_chance_are_as_far_away_as_chance(self) -> None:
+        offered = self.offered()
+        names = list(offered)
+        batches = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
+        bias = fold(offered, *batches).bias()
+        assert bias.step_ks > 0.1
+        assert abs(bias.step_ks_excess) < 0.05
+
+    def test_batches_by_length_are_further_away(self) -> None:
+        offered = self.offered()
+        names = sorted(offered, key=lambda name: sum(offered[name]))
+        batches = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
+        assert fold(offered, *batches).bias().step_ks_excess > 0.2
+
+    def test_smaller_steps_are_further_away_by_chance(self) -> None:
+        offered = self.offered()
+        floors = []
+        for size in (2, 8, 20):
+            names = list(offered)
+            steps = [names[n : n + size] for n in range(0, 40, size)]
+            batches = [{name: offered[name] for name in step} for step in steps]
+            floors.append(fold(offered, *batches).bias().step_ks_floor)
+        assert floors == sorted(floors, reverse=True)
+
+    def test_all_in_one_step_is_no_distance(self) -> None:
+        offered = self.offered()
+        assert fold(offered, offered).bias().step_ks_floor == 0
+
+    def test_it_is_the_same_whoever_delivers_in_which_order(self) -> None:
+        offered = self.offered()
+        names = list(offered)
+        one = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
+        assert fold(offered, *one).bias().step_ks_floor == (
+            fold(offered, *reversed(one)).bias().step_ks_floor
+        )
+
+    def test_a_batch_in_parts_is_one_step(self) -> None:
+        offered = {"a": [1], "b": [9]}
+        lengths = fold(offered, {"a": [1]})
+        lengths.handlers()[Deliver](0.0, deliver(sample("b/0", 9), version=0))
+        assert lengths.bias().step_ks == 0

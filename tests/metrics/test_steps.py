@@ -57,7 +57,9 @@ class TestTimes:
             tape.start(begin, (f"g{number}/0", "i"))
             one = sample(f"g{number}/0", tokens=8)
             tape.finish(end, f"g{number}/0", number + 1, 8, deliver(one, version=number))
-        assert tape.metrics.summary(30.0).steady_accepted_tokens_per_s == 16 / (20 - 5)
+        summary = tape.metrics.summary(30.0)
+        assert summary.steady_accepted_tokens_per_s == 16 / (20 - 5)
+        assert (summary.first_step_s, summary.steady_s, summary.drain_s) == (5.0, 15.0, 10.0)
 
     def test_a_direct_request_launches_no_group(self) -> None:
         """Both groups were launched in the first step, whatever clients ask for in the second."""

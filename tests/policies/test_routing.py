@@ -38,6 +38,7 @@ ALL: list[Callable[[], Any]] = [
     routing.LeastTokens,
     routing.SessionAffinity,
     routing.LengthSplit,
+    routing.StaticSplit,
 ]
 
 
@@ -213,3 +214,50 @@ class TestLengthSplit:
         loads = Loads(self.policy, 2, slots=1)
         loads.send(0)
         assert self.ask(loads, 1000) == "i1"
+
+
+class TestStaticSplit:
+    policy = routing.StaticSplit()
+
+    def split(self, prompts: int, instances: int) -> list[int]:
+        """How many of the prompts launched together each instance gets."""
+        loads = Loads(self.policy, instances)
+        counts = Counter(self.place(loads, place, prompts) for place in range(prompts))
+        return [counts[f"i{number}"] for number in range(instances)]
+
+    def place(self, loads: Loads, place: int, size: int) -> str | None:
+        request = make_request()
+        assert request.group is not None
+        request.group.launch_place, request.group.launch_size = place, size
+        instance = self.policy.choose(request, loads.fleet)
+        return None if instance is None else instance.id
+
+    @pytest.mark.parametrize(
+        ("prompts", "instances", "shares"),
+        [(8, 4, [2, 2, 2, 2]), (3, 2, [2, 1]), (2, 4, [1, 0, 1, 0]), (10, 4, [3, 2, 3, 2])],
+    )
+    def test_shares_are_as_equal_as_can_be(
+        self, prompts: int, instances: int, shares: list[int]
+    ) -> None:
+        assert self.split(prompts, instances) == shares
+
+    def test_they_are_contiguous_whatever_the_load(self) -> None:
+        loads = Loads(self.policy, 3)
+        loads.send(0, 50)
+        assert [self.place(loads, place, 6) for place in range(6)] == [
+            *("i0", "i0", "i1", "i1", "i2", "i2")
+        ]
+
+    def test_the_share_of_one_that_takes_nothing_goes_to_the_least_busy(self) -> None:
+        loads = Loads(self.policy, 3, slots=2)
+        loads.send(0, 2)
+        loads.send(1)
+        assert self.place(loads, 0, 3) == "i2"
+
+    def test_a_client_goes_to_the_least_busy(self) -> None:
+        loads = Loads(self.policy, 2)
+        loads.send(0)
+        request = make_request()
+        request.group = None
+        instance = self.policy.choose(request, loads.fleet)
+        assert instance is loads[1]

@@ -1,7 +1,9 @@
 """Bounds: closed forms, what each limit does, and never above a simulated makespan."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from rollout_sched.simulators.replay.bounds import (
     joint,
     longest,
     lower_bound,
+    rounds,
 )
 from rollout_sched.simulators.traces import Sample, Turn, read
 from rollout_sched.simulators.traces.synthetic import synthetic
@@ -122,6 +125,57 @@ class TestClosedForms:
     def test_a_fleet_of_nothing(self) -> None:
         with pytest.raises(ValueError, match="instances is 0"):
             FleetLimits(0, 1, 1)
+
+
+def partitions(groups: list[str], size: int) -> Iterator[list[list[str]]]:
+    """Every way to make batches of at most so many groups."""
+    if not groups:
+        yield []
+        return
+    first, *others = groups
+    for count in range(min(size, len(groups))):
+        for mates in combinations(others, count):
+            left = [group for group in others if group not in mates]
+            yield from ([[first, *mates], *batches] for batches in partitions(left, size))
+
+
+class TestRounds:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        lengths=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), max_size=6),
+        size=st.integers(1, 4),
+        training=st.sampled_from([0.0, 0.01]),
+    )
+    def test_no_way_to_make_batches_takes_less_and_one_takes_as_long(
+        self, lengths: list[list[int]], size: int, training: float
+    ) -> None:
+        members = {
+            str(number): [Sample(str(number), i, 10, (Turn(n),)) for i, n in enumerate(of)]
+            for number, of in enumerate(lengths)
+        }
+
+        def takes(batch: list[str]) -> float:
+            return max(
+                longest(Demand.of_samples(members[group]), COST)
+                + training * sum(10 + sample.response_tokens for sample in members[group])
+                for group in batch
+            )
+
+        samples = [sample for of in members.values() for sample in of]
+        found = rounds(samples, size, COST, trained_s_per_token=training)
+        least = min(sum(map(takes, batches)) for batches in partitions(list(members), size))
+        assert found == pytest.approx(least)
+
+    def test_one_round_is_the_longest(self) -> None:
+        samples = single(50, 20, 70)
+        assert rounds(samples, 3, COST) == pytest.approx(longest(Demand.of_samples(samples), COST))
+
+    def test_restarts_loosen_it_once_and_not_in_every_round(self) -> None:
+        samples = single(50, 50)
+        saved = COST.sequence_s + COST.context_s * 150
+        assert rounds(samples, 1, COST, restarts=3) == pytest.approx(
+            rounds(samples, 1, COST) - 3 * saved
+        )
 
 
 @dataclass

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.runs import replay
+from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from tests.helpers import make_policy, make_scenario, make_trace
 
@@ -80,6 +80,79 @@ def test_steps_are_kept_run_by_run(document: dict[str, Any]) -> None:
     for policy in document["policies"]:
         assert [len(steps) for steps in policy["per_step"]] == [3, 3]
         assert sum(step["samples"] for step in policy["per_step"][0]) == 10
+
+
+class TestWarnings:
+    def heading(self, epochs: int, samples: int) -> str:
+        trace = make_trace({f"g{i}": [5 + i, 6, 7, 8] for i in range(4)})
+        scenario = make_scenario(prompts_per_step=2, epochs=epochs, samples=samples)
+        runs = replay(trace, [make_policy("one")], scenario)
+        return reports.heading(reports.document(trace, scenario, runs, steps=0, seeds=1))
+
+    def test_that_history_sees_the_future(self) -> None:
+        text = self.heading(2, 3)
+        assert "4 prompts x 2 epochs x 3 samples" in text
+        assert "WARNING: 4 of 8 groups train samples that another epoch trains too" in text
+        assert "history sees the future" in text
+
+    def test_nothing_is_said_of_it_where_it_does_not(self) -> None:
+        assert "future" not in self.heading(2, 2)
+
+    def short(self, groups: int, staleness: int) -> list[str]:
+        trace = make_trace({f"g{i}": [5 + i] for i in range(groups)})
+        policy = make_policy("late", batching="fully_async", freshness={"max_staleness": staleness})
+        scenario = make_scenario()
+        runs = replay(trace, [make_policy("one"), policy], scenario)
+        warnings: list[str] = reports.document(trace, scenario, runs, steps=0, seeds=1)["warnings"]
+        return warnings
+
+    def test_that_there_are_too_few_steps_for_the_staleness_allowed(self) -> None:
+        [warning] = self.short(11, 2)
+        assert warning.startswith("11 steps are too few")
+        assert "(late 12)" in warning
+        assert "--epochs" in warning
+        assert self.short(12, 2) == []
+
+    def test_that_there_are_too_few_for_anybody(self) -> None:
+        [warning] = self.short(3, 0)
+        assert "(one 4, late 4)" in warning
+
+
+class TestComparison:
+    def test_ratios_are_to_the_first_policy(self, document: dict[str, Any]) -> None:
+        one, two = (policy["comparison"] for policy in document["policies"])
+        assert one["speed_up"] == {"value": 1.0, "low": None, "high": None}
+        assert two["time"]["value"] > 0
+        assert "Ratios are to one" in reports.footnote(document)
+        assert "No intervals: --resamples" in reports.footnote(document)
+
+    def test_the_parts_of_a_run_are_the_run(self, document: dict[str, Any]) -> None:
+        for policy in document["policies"]:
+            parts = sum(policy[part]["mean"] for part in ("first_step_s", "steady_s", "drain_s"))
+            assert parts == pytest.approx(policy["total_s"]["mean"])
+
+    def test_the_bound_at_staleness_0_is_beside_the_other(self, document: dict[str, Any]) -> None:
+        bound = document["lower_bound"]
+        assert bound["total_s"]["mean"] <= bound["on_policy"]["parts_s"]["mean"]
+        assert (
+            bound["on_policy"]["parts_s"]["mean"] <= (bound["on_policy"]["whole_batches_s"]["mean"])
+        )
+        text = reports.heading(document)
+        assert "none at staleness 0 in less than" in text
+        for policy in document["policies"]:
+            assert policy["max_staleness"] == 0
+            assert policy["gap_to_on_policy_bound"]["min"] >= -1e-9
+
+    def test_intervals_are_shown_where_prompts_were_resampled(self) -> None:
+        trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(8)})
+        policies, scenario = [make_policy("one"), make_policy("two")], make_scenario()
+        runs = replay(trace, policies, scenario)
+        drawn = replay_resampled(trace, policies, scenario, resamples=2)
+        document = reports.document(trace, scenario, runs, steps=0, seeds=1, resamples=drawn)
+        assert document["resamples"] == 2
+        console = Console(width=140, record=True, file=io.StringIO())
+        console.print(reports.tables(document)[0])
+        assert "1.00x 1.00-1.00" in console.export_text()
 
 
 class TestWriting:

@@ -19,15 +19,12 @@ from rollout_sched.core import events as ev
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Failing
 from rollout_sched.simulators.replay.runs import (
     Run,
     figures,
-    offered_bound,
     replay,
-    run_bound,
     run_policy,
 )
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
@@ -64,6 +61,8 @@ def assert_sound(run: Run, policy: PolicyFile) -> None:
     assert run.summary.staleness_max <= staleness_bound(policy)
     assert run.gap_to_bound >= -1e-9
     assert min(run.step_gaps) >= -1e-9
+    assert (run.on_policy_bound_s is None) == (run.max_staleness != 0)
+    assert run.gap_to_on_policy_bound is None or run.gap_to_on_policy_bound >= -1e-9
     assert run.summary.idle_bubble <= run.summary.occupancy_bubble + 1e-9 <= 1 + 2e-9
 
 
@@ -245,29 +244,6 @@ class TestRoughScenarios:
 
 
 class TestBounds:
-    def test_disaggregated_training_overlaps(self) -> None:
-        # One sample of 9 tokens takes nine steps of a second; training takes 10 s a batch.
-        scenario = make_scenario(train_s=10.0)
-        samples = list(make_trace({"a": [9]}).samples())
-        assert run_bound(Demand.of_samples(samples), 1, scenario) == pytest.approx(19.0)
-        assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(50.0)
-
-    def test_colocated_training_takes_turns(self) -> None:
-        scenario = make_scenario(train_s=10.0, colocated=True)
-        samples = list(make_trace({"a": [9]}).samples())
-        assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(59.0)
-
-    def test_tools_go_on_while_colocated_trainers_train(self) -> None:
-        scenario = make_scenario(train_s=10.0, colocated=True)
-        sample = Sample("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
-        assert run_bound(Demand.of_samples([sample]), 5, scenario) == pytest.approx(105.0 + 10.0)
-        assert run_bound(Demand.of_samples([sample]), 20, scenario) == pytest.approx(5.0 + 200.0)
-
-    def test_offered_bound_counts_short_batches(self) -> None:
-        scenario = make_scenario(train_s=10.0, prompts_per_step=2, colocated=True)
-        workload = Workload(make_trace({"a": [9], "b": [9], "c": [9]}), scenario.job)
-        assert offered_bound(workload, scenario) == pytest.approx(9.0 + 20.0)
-
     def test_one_sample_alone_meets_its_bound(self) -> None:
         run = run_policy(make_policy(), make_trace({"a": [9]}), make_scenario())
         assert run.gap_to_bound == pytest.approx(0.0, abs=1e-6)

@@ -43,7 +43,7 @@ class Trained:
 def test_it_submits_its_prompts_and_asks() -> None:
     world = Trained(make_scenario())
     assert world.trainer.left == 3
-    assert world.trainer.standing == "0 of 3 prompts trained"
+    assert world.trainer.standing == "0 of 3 groups trained"
 
 
 def test_it_publishes_when_a_step_is_over_and_asks_again() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -17,13 +18,13 @@ TRACE = make_trace({f"g{i}": [10 + i, 20 + i, 30 + i] for i in range(12)})
 
 class TestOrder:
     def test_seed_0_keeps_the_trace_s(self) -> None:
-        assert Workload(TRACE, Job()).prompts == list(TRACE.groups)
+        assert Workload(TRACE, Job()).groups == list(TRACE.groups)
 
     def test_other_seeds_shuffle_reproducibly(self) -> None:
         first, again = Workload(TRACE, Job(), seed=3), Workload(TRACE, Job(), seed=3)
-        assert first.prompts == again.prompts != list(TRACE.groups)
-        assert sorted(first.prompts) == sorted(TRACE.groups)
-        assert first.prompts != Workload(TRACE, Job(), seed=4).prompts
+        assert first.groups == again.groups != list(TRACE.groups)
+        assert sorted(first.groups) == sorted(TRACE.groups)
+        assert first.groups != Workload(TRACE, Job(), seed=4).groups
 
     def test_recorded_arrivals_are_never_shuffled(self) -> None:
         samples = [
@@ -32,13 +33,13 @@ class TestOrder:
         ]
         trace = Trace("t", gather(samples))
         load = Workload(trace, Job(), seed=3)
-        assert load.prompts == list(trace.groups)
+        assert load.groups == list(trace.groups)
         assert load.arrival_s("g1") == 3.0  # its first sample's
 
     def test_steps_take_the_head_of_the_order(self) -> None:
-        whole = Workload(TRACE, Job(prompts_per_step=4), seed=5).prompts
-        assert Workload(TRACE, Job(prompts_per_step=4), steps=2, seed=5).prompts == whole[:8]
-        assert Workload(TRACE, Job(prompts_per_step=4), steps=99, seed=5).prompts == whole
+        whole = Workload(TRACE, Job(prompts_per_step=4), seed=5).groups
+        assert Workload(TRACE, Job(prompts_per_step=4), steps=2, seed=5).groups == whole[:8]
+        assert Workload(TRACE, Job(prompts_per_step=4), steps=99, seed=5).groups == whole
 
 
 class TestJob:
@@ -98,6 +99,80 @@ class TestDrawing:
         assert load.length("g0", 7) == 5
 
 
+class TestEpochs:
+    trace = make_trace({f"g{i}": [10 * i + index for index in range(8)] for i in range(6)})
+
+    def load(self, epochs: int, samples: int = 0, *, seed: int = 0, steps: int = 0) -> Workload:
+        return Workload(self.trace, Job(2, samples, epochs=epochs), seed=seed, steps=steps)
+
+    def test_every_prompt_is_a_group_of_its_own_in_every_epoch(self) -> None:
+        load = self.load(3)
+        assert len(set(load.groups)) == 18
+        assert load.groups[:6] == load.prompts == list(self.trace.groups)
+        for mark, epoch in (("@2", load.groups[6:12]), ("@3", load.groups[12:])):
+            assert sorted(epoch) == [f"g{i}{mark}" for i in range(6)]
+            assert sorted(map(load.prompt, epoch)) == list(self.trace.groups)
+
+    def test_each_is_in_an_order_of_its_own_that_the_seed_fixes(self) -> None:
+        def orders(seed: int) -> list[list[str]]:
+            load = self.load(3, seed=seed)
+            return [[load.prompt(g) for g in load.groups[n : n + 6]] for n in (0, 6, 12)]
+
+        assert orders(0) == orders(0) != orders(1)
+        assert len({tuple(order) for seed in (0, 1) for order in orders(seed)}) == 6
+
+    def test_each_trains_samples_that_no_other_trains(self) -> None:
+        load = self.load(3)
+        assert load.samples_per_prompt == 2  # of 8
+        trained: dict[str, list[int]] = {}
+        for group in load.groups:
+            trained.setdefault(load.prompt(group), []).extend(load.offered(group))
+        assert all(len(set(lengths)) == 6 for lengths in trained.values())
+        assert not load.overlapping
+        assert {s.group for s in load.offered_samples()} == set(load.groups)
+
+    def test_what_a_policy_asks_for_beyond_comes_from_the_same_epoch(self) -> None:
+        first, second = self.load(2, 2), "g3@2"
+        lengths = {first.length("g3", index) for index in range(9)}
+        assert lengths.isdisjoint(first.length(second, index) for index in range(9))
+        assert [first.length(second, index) for index in range(4)] == [34, 35, 36, 37]
+        assert first.drawn == 10  # of four each, nine were asked for
+
+    def test_a_trace_that_has_too_few_for_that_is_refused(self) -> None:
+        with pytest.raises(CallerError, match=r"5 epochs .* need 10 samples of a prompt.* most 4"):
+            self.load(5)
+        assert self.load(4).samples_per_prompt == 2
+
+    def test_who_asks_for_more_than_there_are_trains_some_twice_and_that_is_counted(self) -> None:
+        load = self.load(2, 5)
+        assert load.overlapping == 6  # the first epoch has its five, the second only three
+        assert load.offered("g1") == [10, 11, 12, 13, 14]
+        second = load.offered("g1@2")
+        assert second[:3] == [15, 16, 17]
+        assert set(second[3:]) <= {10 + index for index in range(8)}
+        assert self.load(1, 20).overlapping == 0
+
+    def test_a_trace_may_use_the_mark_itself(self) -> None:
+        trace = make_trace({"a": [1, 2, 3, 4], "a@2": [1, 2, 3, 4]})
+        load = Workload(trace, Job(epochs=2))
+        assert sorted(load.groups) == ["a", "a@2", "a@2@@2", "a@@2"]
+        assert load.prompt("a@2") == "a@2"
+        assert load.prompt("a@@2") == "a"
+
+    def test_steps_count_through_the_epochs(self) -> None:
+        assert self.load(2, steps=4).groups == self.load(2).groups[:8]
+
+    def test_the_trainer_names_prompt_and_group(self) -> None:
+        load = self.load(2)
+        assert load.submission("g3@2") == GroupSubmitted("g3@2", 4, 4, 57, "g3")
+        assert load.submission("g3") == GroupSubmitted("g3", 4, 4, 57, "g3")
+
+    def test_arrivals_were_once(self) -> None:
+        samples = [msgspec.structs.replace(sample, arrival_s=1.0) for sample in TRACE.samples()]
+        with pytest.raises(CallerError, match="leave epochs at 1"):
+            Workload(Trace("t", gather(samples)), Job(epochs=2, samples_per_prompt=2))
+
+
 class TestFits:
     def test_names_group_need_and_remedy(self) -> None:
         load = Workload(make_trace({"small": [5], "big": [90]}, prompt=10, name="mine"), Job())
@@ -133,7 +208,7 @@ class TestTraffic:
     def test_without_batches_there_are_no_prompts(self) -> None:
         model = TrafficModel(rate=1.0, for_s=9.0)
         load = Workload(TRACE, Job(batches=False), traffic=model)
-        assert not load.prompts
+        assert not load.groups
         assert load.traffic is not None
         assert not load.offered_samples()
 

@@ -5,39 +5,62 @@ import pytest
 from rollout_sched.simulators.traces import (
     Sample,
     Trace,
-    TraceError,
     Turn,
     gather,
     read,
 )
 from rollout_sched.simulators.traces.statistics import statistics
-from rollout_sched.simulators.traces.synthetic import draw_extra, synthetic
+from rollout_sched.simulators.traces.synthetic import draw_extra, resampled, synthetic
+
+
+class TestResampled:
+    trace = read("lrm_math_open")
+
+    def test_as_many_prompts_of_the_same_lengths_under_names_of_their_own(self) -> None:
+        drawn = resampled(self.trace, 1)
+        assert len(drawn.groups) == len(self.trace.groups)
+        recorded = [[s.turns for s in members] for members in self.trace.groups.values()]
+        found = [[s.turns for s in members] for members in drawn.groups.values()]
+        assert all(turns in recorded for turns in found)
+        assert {s.group for s in drawn.samples()} == set(drawn.groups)
+
+    def test_some_are_drawn_again_and_some_never(self) -> None:
+        names = [name.partition(".")[2] for name in resampled(self.trace, 1).groups]
+        assert 0.5 < len(set(names)) / len(self.trace.groups) < 0.75  # 1 - 1 / e
+
+    def test_the_number_fixes_it(self) -> None:
+        assert resampled(self.trace, 1) == resampled(self.trace, 1) != resampled(self.trace, 2)
+
+    def test_the_cap_stays_though_the_longest_may_be_missing(self) -> None:
+        assert {resampled(self.trace, n).cap for n in range(9)} == {self.trace.cap}
+
+    def test_arrivals_stay_in_order(self) -> None:
+        samples = [Sample(f"g{n}", 0, 1, (Turn(1),), arrival_s=float(n)) for n in range(9)]
+        drawn = resampled(Trace("t", gather(samples)), 1)
+        arrivals = [members[0].arrival_s for members in drawn.groups.values()]
+        assert arrivals == sorted(arrivals)
 
 
 class TestMadeUpSamples:
     def test_an_extra_sample_is_one_of_its_group(self) -> None:
         trace = read("lrm_math_open")
         name, members = next(iter(trace.groups.items()))
-        extras = [draw_extra(trace, name, index, seed=3) for index in range(5, 60)]
+        extras = [draw_extra(members, name, index, seed=3) for index in range(5, 60)]
         assert [extra.sample for extra in extras] == list(range(5, 60))
         assert {extra.turns for extra in extras} == {member.turns for member in members}
 
     def test_extras_do_not_depend_on_the_order_of_asking_but_on_the_seed(self) -> None:
-        trace = synthetic(2, 8, seed=0)
-        once = [draw_extra(trace, "1", i, seed=3) for i in range(8, 40)]
-        again = [draw_extra(trace, "1", i, seed=3) for i in reversed(range(8, 40))][::-1]
-        other = [draw_extra(trace, "1", i, seed=4) for i in range(8, 40)]
+        members = synthetic(2, 8, seed=0).groups["1"]
+        once = [draw_extra(members, "1", i, seed=3) for i in range(8, 40)]
+        again = [draw_extra(members, "1", i, seed=3) for i in reversed(range(8, 40))][::-1]
+        other = [draw_extra(members, "1", i, seed=4) for i in range(8, 40)]
         assert once == again
         assert once != other
 
     def test_extras_are_the_same_on_every_machine(self) -> None:
-        trace = Trace("t", gather([Sample("g", i, 1, (Turn(i + 1),)) for i in range(8)]))
-        drawn = [draw_extra(trace, "g", i, seed=0).response_tokens for i in range(8, 14)]
+        members = [Sample("g", i, 1, (Turn(i + 1),)) for i in range(8)]
+        drawn = [draw_extra(members, "g", i, seed=0).response_tokens for i in range(8, 14)]
         assert drawn == [4, 1, 5, 4, 2, 8]
-
-    def test_an_unknown_group(self) -> None:
-        with pytest.raises(TraceError, match="no group 'x'"):
-            draw_extra(synthetic(1, 1), "x", 1, 0)
 
     def test_synthetic_has_the_asked_shape(self) -> None:
         trace = synthetic(2000, 8, median=1000, sigma_between=0.8, sigma_within=0.5, cap=20_000)

@@ -1,0 +1,172 @@
+"""Policies side by side: how much faster than the first, in figures that shorter samples do not
+flatter, and how sure that is.
+
+    runs = replay(trace, policies, scenario, seeds=3)
+    resamples = replay_resampled(trace, policies, scenario, resamples=12)
+    for policy in compared(runs, resamples):
+        print(policy.name, policy.speed_up.value, policy.speed_up.interval, policy.bias)
+
+A ratio is taken pair by pair, the policy and the first one on the same prompts in the same order,
+and averaged over the seeds. Its interval says what another draw of as many prompts like these might
+have shown: the prompts are resampled (Efron's bootstrap) and both policies run anew on each
+resample, because the time of a run is no sum over its prompts that could be resampled from the run
+itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import stdev
+from typing import Literal
+
+import msgspec
+
+from rollout_sched.metrics.averages import mean
+from rollout_sched.simulators.replay.runs import Run
+
+#: From here on a policy's samples count as of the length that was asked for: over the whole run, of
+#: the longest tenth, and in the steps between the first and the drain. The last is looser, for in a
+#: finite run what takes longest is always late.
+LEAST_MEAN_RATIO = 0.99
+LEAST_TENTH_KEPT = 0.98
+LEAST_STEADY_RATIO = 0.95
+
+#: Student's t, two-sided 95 %, by degrees of freedom from 1; normal beyond.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+Bias = Literal["", "shorter", "long last"]
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """How many times as fast as the first policy; `low` to `high` is the 95 % interval, None where
+    nothing was resampled."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One policy beside the first one; figures are means over the seeds.
+
+    speed_up            trained tokens per second, counted as no more than were asked for
+    time                seconds of the whole run, which flatter who trains shorter samples
+    steady              trained tokens per second between the first step and the drain; None where
+                        either policy has no such steps
+    bias                "shorter": it trained less than was asked for, over the run or of its
+                        longest tenth. "long last": all of it, but the long samples only at the end.
+                        "": neither
+    staleness_max       of any sample in any run
+    discarded_share     tokens thrown away for each that was trained
+
+    The others are those of `Summary` and `LengthBias`.
+    """
+
+    name: str
+    speed_up: Ratio
+    time: Ratio
+    steady: Ratio | None
+    total_s: float
+    first_step_s: float
+    drain_s: float
+    equal_length_tokens_per_s: float
+    steady_tokens_per_s: float | None
+    bias: Bias
+    mean_ratio: float
+    steady_mean_ratio: float | None
+    longest_tenth_kept: float
+    step_ks_excess: float
+    staleness_mean: float
+    staleness_max: int
+    discarded_share: float
+
+
+def compared(
+    runs: Sequence[Sequence[Run]], resamples: Sequence[Sequence[Run]] = ()
+) -> list[Compared]:
+    """Each policy beside the first. `runs`: by policy, then by seed, the same for all; `resamples`:
+    by policy, then by resample (see `runs.replay_resampled`)."""
+    drawn = resamples or [[] for _ in runs]
+    return [
+        _compared(of_policy, runs[0], of_drawn, drawn[0])
+        for of_policy, of_drawn in zip(runs, drawn, strict=True)
+    ]
+
+
+def _compared(
+    runs: Sequence[Run], first: Sequence[Run], drawn: Sequence[Run], drawn_first: Sequence[Run]
+) -> Compared:
+    def ratio(figure: Callable[[Run], float]) -> Ratio:
+        return _ratio(_logs(runs, first, figure), _logs(drawn, drawn_first, figure))
+
+    summaries = [run.summary for run in runs]
+    biases = [summary.length_bias for summary in summaries]
+    mean_ratio = mean([bias.mean_ratio for bias in biases])
+    tenth_kept = mean([bias.longest_tenth_kept for bias in biases])
+    steady_ratio = _mean_or_none([bias.steady_mean_ratio for bias in biases])
+    everybody = [*runs, *first, *drawn, *drawn_first]
+    discarded = sum(summary.discarded_tokens for summary in summaries)
+    trained = sum(step.tokens for run in runs for step in run.steps)
+    return Compared(
+        name=runs[0].policy,
+        speed_up=ratio(lambda run: run.summary.equal_length_tokens_per_s),
+        time=ratio(lambda run: 1 / run.summary.total_s if run.summary.total_s else 0.0),
+        steady=ratio(_steady) if all(_steady(run) for run in everybody) else None,
+        total_s=mean([summary.total_s for summary in summaries]),
+        first_step_s=mean([summary.first_step_s for summary in summaries]),
+        drain_s=mean([summary.drain_s for summary in summaries]),
+        equal_length_tokens_per_s=mean([s.equal_length_tokens_per_s for s in summaries]),
+        steady_tokens_per_s=_mean_or_none([s.steady_accepted_tokens_per_s for s in summaries]),
+        bias=_bias(mean_ratio, tenth_kept, steady_ratio),
+        mean_ratio=mean_ratio,
+        steady_mean_ratio=steady_ratio,
+        longest_tenth_kept=tenth_kept,
+        step_ks_excess=mean([bias.step_ks_excess for bias in biases]),
+        staleness_mean=mean([summary.staleness_mean for summary in summaries]),
+        staleness_max=max(summary.staleness_max for summary in summaries),
+        discarded_share=discarded / trained if trained else 0.0,
+    )
+
+
+def _steady(run: Run) -> float:
+    return run.summary.steady_accepted_tokens_per_s or 0.0
+
+
+def _logs(runs: Sequence[Run], first: Sequence[Run], figure: Callable[[Run], float]) -> list[float]:
+    """Logarithms of the ratios, pair by pair. Where nothing was trained, nobody is faster."""
+    pairs = [(figure(run), figure(base)) for run, base in zip(runs, first, strict=True)]
+    return [math.log(ours / theirs) if ours and theirs else 0.0 for ours, theirs in pairs]
+
+
+def _ratio(logs: Sequence[float], resampled: Sequence[float]) -> Ratio:
+    """The geometric mean; its error is the spread of the resamples, few of which suffice for that
+    (t interval on the logarithms)."""
+    middle = mean(logs)
+    if len(resampled) < 2:
+        return Ratio(math.exp(middle))
+    freedom = len(resampled) - 1
+    t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
+    half = t * stdev(resampled)
+    return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def _bias(mean_ratio: float, tenth_kept: float, steady_ratio: float | None) -> Bias:
+    if mean_ratio < LEAST_MEAN_RATIO or tenth_kept < LEAST_TENTH_KEPT:
+        return "shorter"
+    if steady_ratio is not None and steady_ratio < LEAST_STEADY_RATIO:
+        return "long last"
+    return ""
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None

@@ -1,0 +1,116 @@
+"""What no run can beat: generation and training together, on the fleet of a scenario.
+
+`bounds.py` says how long the generation alone takes; here the trainer is added, and the pauses in
+which weights arrive where every batch needs weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rollout_sched.simulators.replay.bounds import (
+    Bound,
+    Demand,
+    FleetLimits,
+    joint,
+    lower_bound,
+    rounds,
+)
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample
+
+
+class OnPolicyBound(msgspec.Struct, frozen=True):
+    """Seconds no run at staleness 0 can beat.
+
+    whole_batches_s  by a trainer that begins a step when its batch is whole
+    parts_s          by one that takes groups as they become whole, on GPUs of its own or on some of
+                     the fleet's
+    """
+
+    whole_batches_s: float
+    parts_s: float
+
+
+def offered_bound(workload: Workload, scenario: Scenario) -> float:
+    """No policy trains the workload in fewer seconds."""
+    return run_bound(Demand.of_samples(workload.offered_samples()), _batches(workload), scenario)
+
+
+def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyBound:
+    """No policy trains the workload in fewer seconds at staleness 0."""
+    samples, size = workload.offered_samples(), workload.prompts_per_step
+    return on_policy_bound(samples, size, _batches(workload), scenario)
+
+
+def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 0) -> float:
+    """Seconds no run can beat that generates these samples and trains them in so many batches.
+
+    Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
+    go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
+    token is made. `restarts` as in `bounds.lower_bound`. 0 without batches.
+    """
+    if not batches:
+        return 0.0
+    rollout_s = rollout_bound(demand, scenario, restarts).total_s
+    trainer = scenario.trainer
+    training_s = _training_s(demand, batches, scenario)
+    if trainer.colocated:
+        training_s += rollout_bound(demand.without_tools, scenario, restarts).total_s
+    return max(rollout_s + trainer.fixed_s, training_s)
+
+
+def on_policy_bound(
+    samples: Sequence[Sample],
+    groups_per_batch: int,
+    batches: int,
+    scenario: Scenario,
+    restarts: int = 0,
+) -> OnPolicyBound:
+    """Seconds no run at staleness 0 can beat that trains these samples in so many batches.
+
+    What is generated while a batch is trained is too old for the next, and what is generated before
+    the weights have arrived as well, so neither overlaps with a round (`bounds.rounds`). A trainer
+    that takes parts overlaps with its own round, but a group that it trains is whole, and its step
+    ends with `fixed_s`. The joint work of the fleet has only the rounds, and what the trainer
+    leaves of the GPUs they share.
+    """
+    if not batches:
+        return OnPolicyBound(0.0, 0.0)
+    trainer, demand = scenario.trainer, Demand.of_samples(samples)
+    work_s = joint(demand, _limits(scenario), scenario.cost, restarts)
+    training_s = _training_s(demand, batches, scenario)
+    updates_s = (batches - 1) * scenario.weights.seconds
+    alone_s = rounds(samples, groups_per_batch, scenario.cost, restarts)
+    trained_s = rounds(
+        samples, groups_per_batch, scenario.cost, restarts, trainer.seconds_per_token
+    )
+    busy_s = training_s + work_s if trainer.colocated else max(training_s, work_s)
+    return OnPolicyBound(
+        whole_batches_s=updates_s + training_s + max(alone_s, work_s),
+        parts_s=updates_s + max(trained_s + batches * trainer.fixed_s, busy_s),
+    )
+
+
+def rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
+    """Seconds no fleet can beat that generates these samples, whoever trains them."""
+    return lower_bound(demand, _limits(scenario), scenario.cost, restarts)
+
+
+def _limits(scenario: Scenario) -> FleetLimits:
+    fleet = scenario.fleet
+    return FleetLimits(
+        fleet.instances, fleet.max_num_seqs, fleet.kv_tokens, fleet.max_num_batched_tokens
+    )
+
+
+def _batches(workload: Workload) -> int:
+    return -(-len(workload.groups) // workload.prompts_per_step)
+
+
+def _training_s(demand: Demand, batches: int, scenario: Scenario) -> float:
+    trainer = scenario.trainer
+    return batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens

@@ -1,0 +1,56 @@
+"""What is trained at staleness 0 takes as long as its rounds, whatever a policy starts, throws away
+or does in which order. (`test_rough_replay` holds it in a rough world too.)
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rollout_sched.config import PolicyFile, load_policy
+from rollout_sched.simulators.replay.run_bounds import offered_on_policy_bound
+from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Trace
+from tests.helpers import make_policy
+from tests.simulators.replay.test_runs import scenarios, small_traces
+
+OVER_SAMPLES = load_policy("tail_batching")
+POLICIES = [
+    OVER_SAMPLES,
+    *map(load_policy, ("static_split", "round_robin_sync", "dplb")),
+    make_policy("over", batching={"use": "sync", "over_prompts": 2.0}),
+    make_policy("kept", batching={"use": "sync", "over_prompts": 1.5}, interruption="partial"),
+    make_policy("rolling", batching="fully_async", weights={"use": "rolling"}),
+    make_policy("drop", batching="fully_async", freshness={"on_excess": "drop"}),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    policy=st.sampled_from(POLICIES),
+    trace=small_traces(),
+    scenario=scenarios,
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 3),
+)
+def test_no_run_at_staleness_0_beats_it(
+    policy: PolicyFile, trace: Trace, scenario: Scenario, epochs: int, seed: int
+) -> None:
+    if epochs > 1:
+        assume(scenario.job.samples_per_prompt)
+        assume(not any(sample.arrival_s for sample in trace.samples()))
+    job = msgspec.structs.replace(scenario.job, epochs=epochs)
+    scenario = msgspec.structs.replace(scenario, job=job)
+    run = run_policy(policy, trace, scenario, seed=seed)
+    assert run.max_staleness == run.summary.staleness_max == 0
+    assert run.gap_to_on_policy_bound is not None
+    assert run.gap_to_on_policy_bound >= -1e-9
+    offered = offered_on_policy_bound(Workload(trace, scenario.job, seed=seed), scenario)
+    assert offered.parts_s <= offered.whole_batches_s * (1 + 1e-9)
+    assert run.bound_s <= (run.on_policy_bound_s or 0.0) * (1 + 1e-9)
+    if policy is not OVER_SAMPLES and not run.summary.resumed_attempts + run.summary.preemptions:
+        assert run.on_policy_bound_s == pytest.approx(offered.whole_batches_s)

@@ -1,0 +1,141 @@
+"""Policies side by side: paired ratios, their intervals, and whose samples are not as asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.metrics.length_bias import LengthBias
+from rollout_sched.simulators.replay.comparison import Compared, compared
+from rollout_sched.simulators.replay.runs import Run, replay, replay_resampled, run_policy
+from rollout_sched.simulators.traces.synthetic import synthetic
+from tests.helpers import make_policy, make_scenario, make_trace
+
+ANY = run_policy(
+    make_policy(), make_trace({f"g{i}": [9] for i in range(8)}), make_scenario(prompts_per_step=2)
+)
+
+
+def run(total_s: float, tokens_per_s: float = 0.0, **bias: Any) -> Run:
+    summary = msgspec.structs.replace(
+        ANY.summary,
+        total_s=total_s,
+        equal_length_tokens_per_s=tokens_per_s or 1000 / total_s,
+        length_bias=LengthBias(**bias),
+    )
+    return msgspec.structs.replace(ANY, summary=summary)
+
+
+def beside(first: Sequence[Run], other: Sequence[Run], *drawn: Sequence[Run]) -> Compared:
+    return compared([first, other], drawn)[1]
+
+
+class TestRatios:
+    def test_the_first_is_as_fast_as_itself(self) -> None:
+        first = compared([[run(3.0), run(4.0)], [run(1.0), run(2.0)]])[0]
+        assert first.speed_up.value == first.time.value == 1
+
+    def test_it_is_taken_seed_by_seed(self) -> None:
+        """Twice as fast on the one order, half as fast on the other: as fast as the first."""
+        found = beside([run(10.0), run(40.0)], [run(5.0), run(80.0)])
+        assert found.time.value == pytest.approx(1.0)
+        assert found.time.interval is None
+
+    def test_time_is_seconds_and_speed_is_tokens(self) -> None:
+        found = beside([run(10.0, 100.0)], [run(5.0, 120.0)])
+        assert found.time.value == pytest.approx(2.0)
+        assert found.speed_up.value == pytest.approx(1.2)
+
+    def test_the_interval_is_of_the_resamples_and_paired(self) -> None:
+        """Each resample is harder than the one before, but the ratio is always the same."""
+        seconds = (10.0, 20.0, 30.0, 40.0)
+        drawn = [run(s) for s in seconds], [run(s / 2) for s in seconds]
+        found = beside([run(10.0)], [run(5.0)], *drawn)
+        assert found.time.interval == pytest.approx((2.0, 2.0))
+
+    def test_it_widens_with_their_spread_around_what_the_trace_says(self) -> None:
+        drawn = [run(10.0)] * 3, [run(5.0), run(4.0), run(6.25)]
+        low, high = beside([run(10.0)], [run(4.0)], *drawn).time.interval or (0.0, 0.0)
+        assert low < 2.5 < high
+        assert math.sqrt(low * high) == pytest.approx(2.5)
+        # sd of the logs is ln 1.25, Student's t with 2 degrees of freedom 4.303
+        assert high / 2.5 == pytest.approx(1.25**4.303)
+
+    def test_one_resample_says_nothing(self) -> None:
+        assert beside([run(1.0)], [run(1.0)], [run(1.0)], [run(2.0)]).time.interval is None
+
+    def test_without_steady_steps_on_both_sides_there_is_no_steady_ratio(self) -> None:
+        assert ANY.summary.steady_accepted_tokens_per_s
+        assert beside([ANY], [ANY]).steady == compared([[ANY]])[0].steady
+        without = msgspec.structs.replace(ANY.summary, steady_accepted_tokens_per_s=None)
+        assert beside([ANY], [msgspec.structs.replace(ANY, summary=without)]).steady is None
+
+
+class TestBias:
+    @pytest.mark.parametrize(
+        ("bias", "said"),
+        [
+            ({}, ""),
+            ({"mean_ratio": 0.98}, "shorter"),
+            ({"mean_ratio": 1.2}, ""),
+            ({"longest_tenth_kept": 0.97}, "shorter"),
+            ({"steady_mean_ratio": 0.57}, "long last"),
+            ({"steady_mean_ratio": 0.57, "mean_ratio": 0.9}, "shorter"),
+            ({"steady_mean_ratio": 0.96, "ks": 0.3, "step_ks": 0.5}, ""),
+        ],
+    )
+    def test_whose_samples_are_not_as_asked_for_is_said(
+        self, bias: dict[str, float], said: str
+    ) -> None:
+        assert beside([run(1.0)], [run(1.0, **bias)]).bias == said
+
+    def test_figures_are_means_over_the_seeds(self) -> None:
+        found = beside([run(1.0)] * 2, [run(1.0, mean_ratio=0.8), run(2.0, step_ks=0.2)])
+        assert found.mean_ratio == pytest.approx(0.9)
+        assert found.step_ks_excess == pytest.approx(0.1)
+        assert found.total_s == 1.5
+
+
+class TestResamples:
+    trace = synthetic(24, 4, median=200, cap=1500, seed=3)
+    scenario = make_scenario(instances=2, slots=8, kv_tokens=20_000, prompts_per_step=4)
+    policies = (make_policy("one"), make_policy("two", batching="fully_async"))
+
+    def runs(self) -> list[list[Run]]:
+        return replay_resampled(self.trace, self.policies, self.scenario, resamples=3)
+
+    def test_all_policies_get_the_same_prompts_and_each_resample_others(self) -> None:
+        one, two = self.runs()
+        assert [r.offered_bound_s for r in one] == [r.offered_bound_s for r in two]
+        assert len({r.offered_bound_s for r in one}) == 3
+
+    def test_they_are_as_large_as_the_trace(self) -> None:
+        whole = replay(self.trace, self.policies, self.scenario)
+        for of_policy in self.runs():
+            assert {r.summary.samples_delivered for r in of_policy} == {24 * 4}
+            assert {r.summary.steps for r in of_policy} == {whole[0][0].summary.steps}
+
+    def test_a_policy_that_is_the_first_by_another_name_has_no_doubt(self) -> None:
+        policies = (make_policy("one"), make_policy("again"))
+        runs = replay(self.trace, policies, self.scenario, seeds=2)
+        drawn = replay_resampled(self.trace, policies, self.scenario, resamples=3)
+        assert compared(runs, drawn)[1].speed_up.interval == (1.0, 1.0)
+
+    def test_the_interval_holds_what_other_prompts_of_the_kind_show(self) -> None:
+        """Eleven other traces of the same law; the interval is of 95 %, so one may miss."""
+        drawn = replay_resampled(self.trace, self.policies, self.scenario, resamples=10)
+        runs = replay(self.trace, self.policies, self.scenario)
+        low, high = compared(runs, drawn)[1].speed_up.interval or (0.0, 0.0)
+        width = high / low
+        others = [synthetic(24, 4, median=200, cap=1500, seed=seed) for seed in range(10, 21)]
+        ratios = [
+            compared(replay(trace, self.policies, self.scenario))[1].speed_up.value
+            for trace in others
+        ]
+        middle = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        inside = sum(middle / math.sqrt(width) < r < middle * math.sqrt(width) for r in ratios)
+        assert inside >= 9
