@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from rollout_sched.config import load_policy
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Job, Scenario, load_scenario
 from rollout_sched.simulators.traces import Trace, read
-from rollout_sched.simulators.traces.synthetic import synthetic
+from rollout_sched.simulators.traces.synthetic import resampled, synthetic
 from rollout_sched.whole_file import whole_file
 
 #: What a run depends on.
@@ -100,18 +99,7 @@ def trace_of(trace: str | Lengths, draw: int) -> Trace:
     if not isinstance(trace, str):
         return trace.drawn(draw)
     recorded = read(trace)
-    return resampled(recorded, draw) if draw else recorded
-
-
-def resampled(trace: Trace, draw: int) -> Trace:
-    """As many of its prompts, drawn with replacement: another that might have been recorded."""
-    dice = random.Random(f"prompts/{draw}")
-    prompts = dice.choices(list(trace.groups), k=len(trace.groups))
-    groups = {}
-    for number, prompt in enumerate(prompts):
-        name = f"{prompt}#{number}"
-        groups[name] = [msgspec.structs.replace(s, group=name) for s in trace.groups[prompt]]
-    return msgspec.structs.replace(trace, groups=groups)
+    return resampled(recorded, draw - 1) if draw else recorded
 
 
 def run_all(cells: Sequence[Cell], folder: Path, jobs: int) -> dict[Cell, Run]:

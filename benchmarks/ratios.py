@@ -1,42 +1,31 @@
-"""A figure of one policy over that of another, on the same draws of a workload."""
+"""How much better an arm is than another, on the trace and on resamples of its prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import geometric_mean
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-import msgspec
-
-from benchmarks.claims import Measure
+from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
 from rollout_sched.simulators.replay.runs import Run
 
+Measure = Literal["total", "rollout", "tokens", "idle"]
 
-class Ratio(msgspec.Struct, frozen=True):
-    """The geometric mean over the draws, and the lowest and the highest of them."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        return f"{self.mean:.2f}x ({self.low:.2f}-{self.high:.2f})"
+#: What is larger where an arm is better.
+FIGURES: dict[Measure, Callable[[Run], float]] = {
+    "total": lambda run: 1 / run.summary.total_s,
+    "rollout": lambda run: 1 / run.summary.rollout_s,
+    "tokens": lambda run: run.summary.equal_length_tokens_per_s,
+    "idle": lambda run: 1 / max(run.summary.idle_bubble, 1e-9),
+}
 
 
 def ratio(baseline: Sequence[Run], arm: Sequence[Run], measure: Measure) -> Ratio:
-    """Above 1 where the arm is better. Runs by draw, the same draws of both."""
-    ratios = [
-        _better(before, after, measure) for before, after in zip(baseline, arm, strict=True)
-    ]
-    return Ratio(geometric_mean(ratios), min(ratios), max(ratios))
+    """Above 1 where the arm is better. Runs by draw, the same draws of both, the trace first."""
+    figure = FIGURES[measure]
+    return ratio_of(figure, arm[:1], baseline[:1], arm[1:], baseline[1:])
 
 
-def _better(before: Run, after: Run, measure: Measure) -> float:
-    first, second = before.summary, after.summary
-    if measure == "total":
-        return first.total_s / second.total_s
-    if measure == "rollout":
-        return first.rollout_s / second.rollout_s
-    if measure == "tokens":
-        return second.equal_length_tokens_per_s / first.equal_length_tokens_per_s
-    return first.idle_bubble / max(second.idle_bubble, 1e-9)
+def shown(ratio: Ratio) -> str:
+    if ratio.interval is None:
+        return f"{ratio.value:.2f}x"
+    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
-
-import msgspec
+from statistics import geometric_mean, mean
 
 from benchmarks.cells import Cell, default_jobs, run_all
-from benchmarks.ratios import Ratio, ratio
+from benchmarks.ratios import shown
 from rollout_sched.config import load_policy, shipped
+from rollout_sched.simulators.replay.comparison import Bias, Compared, compared
 from rollout_sched.simulators.replay.runs import Run
 
 KEPT = Path("build/runs")
@@ -45,77 +44,46 @@ HEAD = """# The zoo
 
     make zoo
 
-writes this page: every shipped policy on every shipped grouped trace in the plain scenarios, {runs} runs
-of {draws} draw(s) each.
+writes this page: every shipped policy on every shipped grouped trace in the plain scenarios.
 
 **Protocol.** All policies train the same prompts to the end of the run, deferred ones included: {epochs}.
-Nobody else uses the fleet. Draw 0 is the trace as recorded; the others are as many of its prompts drawn
-with replacement (a bootstrap over prompts, each draw replayed anew), and the brackets are the lowest and
-the highest ratio of the draws, each against `{baseline}` on the same draw. Later epochs train samples that
-were drawn from the same recorded ones, so a policy that remembers prompts has seen the like of them:
-`rhyme` is flattered here, and says so with `*`.
+Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same order, and the
+brackets are the 95 % interval of `simulators/replay/comparison.py`, from {draws} resamples of the trace's
+prompts on each of which both are replayed anew. Later epochs train samples drawn from those that the first
+has trained, so who remembers prompts (`*`) has seen the like of them and is flattered here; for honest
+halves use `rollout-sched replay TRACE --epochs 2`.
 
-* **speed-up**: trained tokens a second, counted as no more than was offered, over the baseline's; so who
-  trains shorter samples does not gain by it. **time**: the same of the whole run's seconds.
-* **staleness**: mean and most over the samples, in trainer steps.
-* **trained**: mean length trained over offered; **tenth kept**: of the longest tenth; **step KS**: how far a
-  step's lengths are from all, less what chance makes of it (above 0.05 or so the policy trains by length).
-* **discarded**: tokens thrown away for one that was trained; **prefilled again**: tokens whose KV had been
-  there before, in millions.
+* **speed-up**: trained tokens a second, counted as no more than was offered, so that who trains shorter
+  samples does not gain by it; **time**: the same of the whole run's seconds; **steady**: of trained tokens
+  a second between the first step and the drain.
+* **stale**: mean and most over the samples, in trainer steps.
+* **trained**: mean length trained over offered; **steady trained**: in the steps between the first and the
+  drain; **tenth kept**: of the longest tenth; **step KS**: how far a step's lengths are from all, less what
+  chance makes of it.
+* **discarded**: tokens thrown away for one that was trained; **re-prefilled**: millions of tokens whose KV
+  had been there before.
 
-A policy with `!` trained less than 0.99 of the offered length or kept less than 0.98 of the longest tenth:
-its speed is bought with length.
+`!` after a name: it trained less than 0.99 of the offered length or kept less than 0.98 of the longest tenth,
+so its speed is bought with length. `~`: all of it, but less than 0.95 in the steady steps, the long samples
+at the end.
 """
-
-
-class Row(msgspec.Struct):
-    """One policy on one trace in one scenario, over the draws."""
-
-    policy: str
-    speed: Ratio
-    time: Ratio
-    runs: list[Run]
-
-    @property
-    def short(self) -> bool:
-        """Whether it trains shorter samples than it was asked for."""
-        return self.mean("mean_ratio") < 0.99 or self.mean("longest_tenth_kept") < 0.98
-
-    def mean(self, of_bias: str) -> float:
-        return _mean([getattr(run.summary.length_bias, of_bias) for run in self.runs])
-
-    @property
-    def cells(self) -> list[str]:
-        summaries = [run.summary for run in self.runs]
-        stale = _mean([s.staleness_mean for s in summaries])
-        most = max(s.staleness_max for s in summaries)
-        trained = [s.accepted_tokens_per_s * s.total_s for s in summaries]
-        wasted = [s.discarded_tokens / tokens for s, tokens in zip(summaries, trained, strict=True)]
-        again = _mean([s.reprefilled_tokens / 1e6 for s in summaries])
-        return [
-            self.policy + marks(self.policy) + ("!" if self.short else ""),
-            self.speed.text,
-            f"{self.time.mean:.2f}x",
-            f"{stale:.2f} ({most})",
-            f"{self.mean('mean_ratio'):.3f}",
-            f"{self.mean('longest_tenth_kept'):.2f}",
-            f"{self.mean('step_ks_excess'):+.2f}",
-            f"{_mean(wasted):.2f}",
-            f"{again:.1f}",
-        ]
-
 
 COLUMNS = (
     "policy",
     "speed-up",
     "time",
-    "staleness",
+    "steady",
+    "stale",
     "trained",
+    "steady trained",
     "tenth kept",
     "step KS",
     "discarded",
-    "prefilled again",
+    "re-prefilled",
 )
+MARKS: dict[Bias, str] = {"": "", "shorter": "!", "long last": "~"}
+
+Table = Sequence[tuple[Compared, float]]  #: and millions of tokens that were prefilled again
 
 
 def marks(policy: str) -> str:
@@ -135,13 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for policy in policies
     }
     runs = run_all([cell for drawn in cells.values() for cell in drawn], options.kept, options.jobs)
-    tables: dict[tuple[str, str], list[Row]] = {}
-    for (scenario, trace, policy), drawn in cells.items():
-        baseline = [runs[cell] for cell in cells[scenario, trace, BASELINE]]
-        own = [runs[cell] for cell in drawn]
-        row = Row(policy, ratio(baseline, own, "tokens"), ratio(baseline, own, "total"), own)
-        tables.setdefault((scenario, trace), []).append(row)
-    text = "\n".join(_document(tables, policies, len(cells), options.draws))
+    by_place: dict[tuple[str, str], list[list[Run]]] = {}
+    for (scenario, trace, _), drawn in cells.items():
+        by_place.setdefault((scenario, trace), []).append([runs[cell] for cell in drawn])
+    tables = {place: _table_of(drawn) for place, drawn in by_place.items()}
+    text = "\n".join(_document(tables, policies, options.draws))
     if options.out:
         options.out.write_text(text)
     else:
@@ -155,7 +121,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS), choices=SCENARIOS)
     parser.add_argument("--policies", nargs="+", default=names, choices=names)
     parser.add_argument("--agentic", type=int, default=2, help="scenarios for agents' traces")
-    parser.add_argument("--draws", type=int, default=2, help="of each trace")
+    parser.add_argument("--draws", type=int, default=3, help="for the intervals")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=None, help="the page; else it is printed")
@@ -176,8 +142,15 @@ def _draws(policy: str, trace: str, scenario: str, draws: int) -> list[Cell]:
             samples_per_prompt=GROUP_SIZES[trace],
             draw=draw,
         )
-        for draw in range(draws)
+        for draw in range(draws + 1)
     ]
+
+
+def _table_of(runs: Sequence[Sequence[Run]]) -> Table:
+    """By policy, the baseline first; of each the run of the trace and those of its resamples."""
+    of_trace, resamples = [drawn[:1] for drawn in runs], [drawn[1:] for drawn in runs]
+    again = [drawn[0].summary.reprefilled_tokens / 1e6 for drawn in runs]
+    return list(zip(compared(of_trace, resamples), again, strict=True))
 
 
 #: All samples of a prompt in each epoch, as a trainer has them.
@@ -190,23 +163,20 @@ GROUP_SIZES = {
 }
 
 
-# -- the document ------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------
 
 
 def _document(
-    tables: Mapping[tuple[str, str], Sequence[Row]],
-    policies: Sequence[str],
-    runs: int,
-    draws: int,
+    tables: Mapping[tuple[str, str], Table], policies: Sequence[str], draws: int
 ) -> Iterator[str]:
     epochs = ", ".join(f"{trace} {times} times" for trace, times in TRACES.items())
-    yield HEAD.format(runs=runs, draws=draws, epochs=epochs, baseline=BASELINE)
+    yield HEAD.format(draws=draws, epochs=epochs, baseline=BASELINE)
     yield "## In short\n"
-    yield "Speed-up, the geometric mean over the traces of a scenario; `!` where any is marked so.\n"
+    yield "Speed-up: the geometric mean over the traces of a scenario, with the marks of any of them.\n"
     yield from _summary(tables, policies)
-    for scenario, trace in tables:
+    for (scenario, trace), table in tables.items():
         yield f"\n## {trace} on {scenario}\n"
-        yield from _table(COLUMNS, [row.cells for row in tables[scenario, trace]])
+        yield from _lines(COLUMNS, [_cells(row, again) for row, again in table])
     yield "\n## What differs from the systems\n"
     for name in policies:
         policy = load_policy(name)
@@ -215,37 +185,47 @@ def _document(
     yield ""
 
 
-def _summary(
-    tables: Mapping[tuple[str, str], Sequence[Row]], policies: Sequence[str]
-) -> Iterator[str]:
+def _summary(tables: Mapping[tuple[str, str], Table], policies: Sequence[str]) -> Iterator[str]:
     scenarios = list(dict.fromkeys(scenario for scenario, _ in tables))
     lines = []
     for name in policies:
-        line = [name + marks(name)]
-        stale: list[float] = []
+        line, stale = [name + marks(name)], []
         for scenario in scenarios:
             rows = [
                 row
                 for (where, _), table in tables.items()
-                for row in table
-                if where == scenario and row.policy == name
+                for row, _ in table
+                if where == scenario and row.name == name
             ]
-            mark = "!" if any(row.short for row in rows) else ""
-            line.append(f"{geometric_mean([row.speed.mean for row in rows]):.2f}x{mark}")
-            stale += [run.summary.staleness_mean for row in rows for run in row.runs]
-        lines.append([*line, f"{_mean(stale):.2f}", load_policy(name).about])
-    yield from _table(("policy", *scenarios, "staleness", "what it is"), lines)
+            marked = "".join(sorted({MARKS[row.bias] for row in rows}))
+            speed = geometric_mean([row.speed_up.value for row in rows])
+            line.append(f"{speed:.2f}x{marked}")
+            stale += [row.staleness_mean for row in rows]
+        lines.append([*line, f"{mean(stale):.2f}", load_policy(name).about])
+    yield from _lines(("policy", *scenarios, "stale", "what it is"), lines)
 
 
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+def _cells(row: Compared, again: float) -> list[str]:
+    return [
+        row.name + marks(row.name) + MARKS[row.bias],
+        shown(row.speed_up),
+        f"{row.time.value:.2f}x",
+        "-" if row.steady is None else f"{row.steady.value:.2f}x",
+        f"{row.staleness_mean:.2f} ({row.staleness_max})",
+        f"{row.mean_ratio:.3f}",
+        "-" if row.steady_mean_ratio is None else f"{row.steady_mean_ratio:.2f}",
+        f"{row.longest_tenth_kept:.2f}",
+        f"{row.step_ks_excess:+.2f}",
+        f"{row.discarded_share:.2f}",
+        f"{again:.1f}",
+    ]
+
+
+def _lines(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "---|" * len(columns)
     for line in lines:
         yield "| " + " | ".join(line) + " |"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ class AllAtOnce(msgspec.Struct, frozen=True):
     """Every instance at the same time.
 
     `when` = "now" does not wait for anything but what the interruption role asks for;
-    "between_batches" waits until no launched group is unfinished. `every`: only when the fleet is so
-    many versions behind (verl's trigger_parameter_sync_step).
+    "between_batches" waits until no launched group is unfinished. `every`: only when the fleet is
+    so many versions behind (verl's trigger_parameter_sync_step).
     """
 
     when: Literal["now", "between_batches"] = "now"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.ratios import Ratio, ratio
+from benchmarks.ratios import ratio, shown
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from tests.helpers import make_policy, make_scenario, make_trace
 
@@ -16,10 +16,14 @@ def runs(total_s: list[float]) -> list[Run]:
     return [replace(run, summary=replace(run.summary, total_s=seconds)) for seconds in total_s]
 
 
-def test_each_draw_is_compared_with_itself() -> None:
-    got = ratio(runs([10.0, 40.0]), runs([10.0, 10.0]), "total")
-    assert got == Ratio(pytest.approx(2.0), 1.0, 4.0)
-    assert got.text == "2.00x (1.00-4.00)"
+def test_the_trace_says_how_much_and_the_draws_how_sure() -> None:
+    got = ratio(runs([20.0, 10.0, 10.0]), runs([10.0, 10.0, 5.0]), "total")
+    assert got.value == pytest.approx(2.0)
+    assert got.low is not None
+    assert got.high is not None
+    assert got.low < 1.0 < 2.0 < got.high
+    assert shown(got) == f"2.00x ({got.low:.2f}-{got.high:.2f})"
+    assert shown(ratio(runs([10.0]), runs([10.0]), "total")) == "1.00x"
 
 
 def test_a_larger_rate_is_better_and_less_idle_is_too() -> None:
@@ -33,6 +37,6 @@ def test_a_larger_rate_is_better_and_less_idle_is_too() -> None:
         rollout_s=summary.rollout_s / 3,
     )
     arm = [replace(run, summary=faster)]
-    assert ratio([run], arm, "tokens").mean == pytest.approx(2.0)
-    assert ratio([run], arm, "idle").mean == pytest.approx(4.0)
-    assert ratio([run], arm, "rollout").mean == pytest.approx(3.0)
+    assert ratio([run], arm, "tokens").value == pytest.approx(2.0)
+    assert ratio([run], arm, "idle").value == pytest.approx(4.0)
+    assert ratio([run], arm, "rollout").value == pytest.approx(3.0)
