@@ -40,7 +40,7 @@ class StaticSplit(msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         group = request.group
-        if group is None:
+        if group is None or not fleet.open:
             return fleet.least()
         rank = group.launch_place * len(fleet.instances) // group.launch_size
         mine = next(islice(fleet.instances.values(), rank, None))

@@ -99,6 +99,13 @@ def _shapes() -> list[Shape]:
         Shape("rltok16", "16 at once, 2,048 token ids in, 64 KB out", 16, tokens),
         _held(256),
         _held(1_024),
+        Shape(
+            "brief64",
+            "64 streams of 4 events at once: what it takes to begin and to end one",
+            64,
+            _text("@n=4;@i=1000;", stream=True),
+            streams=True,
+        ),
         _stream(64),
         _stream(256),
     ]

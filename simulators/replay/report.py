@@ -190,8 +190,8 @@ def footnote(report: dict[str, Any]) -> str:
 def _table(title: str, columns: Columns, policies: Sequence[dict[str, Any]]) -> Table:
     result = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     result.add_column("policy", no_wrap=True)
-    for label, _, _ in columns:
-        result.add_column(label, justify="right")
+    for label, _, form in columns:
+        result.add_column(label, justify="right", no_wrap=form is _interval)
     for policy in policies:
         cells = (_cell(_at(policy, path), form) for _, path, form in columns)
         result.add_row(policy["name"], *cells)
@@ -211,8 +211,7 @@ def _cell(figure: Any, form: Format) -> str:
     if not isinstance(figure, dict):
         return form(figure)
     if "value" in figure:
-        low, high = figure["low"], figure["high"]
-        return form(figure["value"]) + ("" if low is None else f" {low:.2f}-{high:.2f}")
+        return form(figure)
     half = (figure["max"] - figure["min"]) / 2
     spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
     return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if spread >= 0.005 else "")
@@ -236,18 +235,22 @@ def _number(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}x"
+def _ratio(ratio: dict[str, float | None]) -> str:
+    return f"{ratio['value']:.2f}x"
+
+
+def _interval(ratio: dict[str, float | None]) -> str:
+    low, high = ratio["low"], ratio["high"]
+    return _ratio(ratio) + ("" if low is None else f" {low:.2f}-{high:.2f}")
 
 
 INSTANCE_TIME = "Where instance time and tokens went"
 TABLES: dict[str, Columns] = {
     "Speed": (
-        ("steady", "comparison.steady", _ratio),
-        ("speed-up", "comparison.speed_up", _ratio),
+        ("steady", "comparison.steady", _interval),
+        ("speed-up", "comparison.speed_up", _interval),
         ("in time", "comparison.time", _ratio),
         ("samples", "comparison.bias", str),
-        ("steady tokens/s", "steady_accepted_tokens_per_s", _count),
         ("tokens/s", "equal_length_tokens_per_s", _count),
         ("total", "total_s", _seconds),
         ("first step", "first_step_s", _seconds),

@@ -103,7 +103,10 @@ class TestBias:
 class TestResamples:
     trace = synthetic(24, 4, median=200, cap=1500, seed=3)
     scenario = make_scenario(instances=2, slots=8, kv_tokens=20_000, prompts_per_step=4)
-    policies = (make_policy("one"), make_policy("two", batching="fully_async"))
+    policies = (
+        make_policy("one"),
+        make_policy("two", batching="fully_async", freshness={"max_staleness": 1}),
+    )
 
     def runs(self) -> list[list[Run]]:
         return replay_resampled(self.trace, self.policies, self.scenario, resamples=3)
