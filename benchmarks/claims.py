@@ -143,8 +143,8 @@ CLAIMS = (
         "total",
         (STATIC, "fully_async_d"),
         (COLOCATED, APART),
-        "A quarter of the fleet and of the batch; lengths by their mean. Seconds of training are the "
-        "published ones, so that half of the gain, the old log-probs that are not computed any "
+        "A quarter of the fleet and of the batch; lengths by their mean. Seconds of training are "
+        "the published ones, so that part of the gain, the old log-probs that are not computed any "
         "more, is an input and no finding.",
     ),
     _pair(

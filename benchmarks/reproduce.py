@@ -25,15 +25,15 @@ HEAD = """# The literature's headlines, replayed
     make reproduction
 
 writes this page. Each line is a headline of a paper or project and what our closed loop says of the
-same mechanism in the nearest world we have: both arms replay the same prompts to the end, every one of
-them trained. The ratio is above 1 where the system is better than its baseline; in brackets the 95 %
-interval from {draws} further draws of the workload (of a shipped trace its prompts are resampled,
-made-up lengths are made anew; both arms run on each). Nothing
-was tuned to meet a headline: what is published of lengths, fleets, batches and seconds of training was
-taken over, the rest is as in the shipped scenarios, and the paper's machines, engines and models are
-not ours. So a ratio that agrees says that the mechanism explains the headline; one that does not, that
-something else was at work, or that the worlds are unlike. The scenarios and the variants of presets are
-in [benchmarks/reproduction](../benchmarks/reproduction), the claims in
+same mechanism in the nearest world we have: both arms replay the same prompts to the end, every one
+of them trained. The ratio is above 1 where the system is better than its baseline; in brackets the
+95 % interval from {draws} further draws of the workload (of a shipped trace its prompts are
+resampled, made-up lengths are made anew; both arms run on each). Nothing was tuned to meet a
+headline: what is published of lengths, fleets, batches and seconds of training was taken over, the
+rest is as in the shipped scenarios, and the paper's machines, engines and models are not ours. So a
+ratio that agrees says that the mechanism explains the headline; one that does not, that something
+else was at work, or that the worlds are unlike. The scenarios and the variants of presets are in
+[benchmarks/reproduction](../benchmarks/reproduction), the claims in
 [benchmarks/claims.py](../benchmarks/claims.py).
 """
 

@@ -46,26 +46,26 @@ HEAD = """# The zoo
 
 writes this page: every shipped policy on every shipped grouped trace in the plain scenarios.
 
-**Protocol.** All policies train the same prompts to the end of the run, deferred ones included: {epochs}.
-Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same order, and the
-brackets are the 95 % interval of `simulators/replay/comparison.py`, from {draws} resamples of the trace's
-prompts on each of which both are replayed anew. Later epochs train samples drawn from those that the first
-has trained, so who remembers prompts (`*`) has seen the like of them and is flattered here; for honest
-halves use `rollout-sched replay TRACE --epochs 2`.
+**Protocol.** All policies train the same prompts to the end of the run, deferred ones included:
+{epochs}. Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same
+order, and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from {draws}
+resamples of the trace's prompts on each of which both are replayed anew. Later epochs train samples
+drawn from those that the first has trained, so who remembers prompts (`*`) has seen the like of
+them and is flattered here; for honest halves use `rollout-sched replay TRACE --epochs 2`.
 
-* **speed-up**: trained tokens a second, counted as no more than was offered, so that who trains shorter
-  samples does not gain by it; **time**: the same of the whole run's seconds; **steady**: of trained tokens
-  a second between the first step and the drain.
+* **speed-up**: trained tokens a second, counted as no more than was offered, so that who trains
+  shorter samples does not gain by it; **time**: the same of the whole run's seconds; **steady**: of
+  trained tokens a second between the first step and the drain.
 * **stale**: mean and most over the samples, in trainer steps.
-* **trained**: mean length trained over offered; **steady trained**: in the steps between the first and the
-  drain; **tenth kept**: of the longest tenth; **step KS**: how far a step's lengths are from all, less what
-  chance makes of it.
-* **discarded**: tokens thrown away for one that was trained; **re-prefilled**: millions of tokens whose KV
-  had been there before.
+* **trained**: mean length trained over offered; **steady trained**: in the steps between the first
+  and the drain; **tenth kept**: of the longest tenth; **step KS**: how far a step's lengths are
+  from all, less what chance makes of it.
+* **discarded**: tokens thrown away for one that was trained; **re-prefilled**: millions of tokens
+  whose KV had been there before.
 
-`!` after a name: it trained less than 0.99 of the offered length or kept less than 0.98 of the longest tenth,
-so its speed is bought with length. `~`: all of it, but less than 0.95 in the steady steps, the long samples
-at the end.
+`!` after a name: it trained less than 0.99 of the offered length or kept less than 0.98 of the
+longest tenth, so its speed is bought with length. `~`: all of it, but less than 0.95 in the steady
+steps, the long samples at the end.
 """
 
 COLUMNS = (
@@ -172,7 +172,7 @@ def _document(
     epochs = ", ".join(f"{trace} {times} times" for trace, times in TRACES.items())
     yield HEAD.format(draws=draws, epochs=epochs, baseline=BASELINE)
     yield "## In short\n"
-    yield "Speed-up: the geometric mean over the traces of a scenario, with the marks of any of them.\n"
+    yield "Speed-up: the geometric mean over a scenario's traces, with the marks of any of them.\n"
     yield from _summary(tables, policies)
     for (scenario, trace), table in tables.items():
         yield f"\n## {trace} on {scenario}\n"
