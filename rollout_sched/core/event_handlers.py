@@ -110,12 +110,14 @@ class ClientEvents:
         siblings: DirectSiblings,
         outcomes: Outcomes,
         sessions: Sessions,
+        fleet: Fleet,
         anomalies: Counter[str],
     ) -> None:
         self._requests = requests
         self._siblings = siblings
         self._outcomes = outcomes
         self._sessions = sessions
+        self._fleet = fleet
         self._anomalies = anomalies
 
     def request_submitted(self, event: RequestSubmitted, now: float) -> None:
@@ -123,6 +125,9 @@ class ClientEvents:
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
         request.last_instance = self._sessions.last_instance(event.session)
+        home = self._fleet.instances.get(request.last_instance or "")
+        if home is not None:
+            self._fleet.keep(request, home)
         self._requests.wait(request)
 
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
@@ -189,7 +194,7 @@ class InstanceEvents:
     def reported(self, event: InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
-            instance.report = event
+            self._fleet.report(instance, event)
 
     def paused(self, event: InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
@@ -223,6 +228,8 @@ class InstanceEvents:
 
     def _lose(self, instance: Instance) -> None:
         self._updater.lost(instance)
+        for request in list(instance.kept.values()):
+            self._requests.leave_home(request)
         lost = self._fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
         for attempt in lost:
@@ -303,6 +310,7 @@ class AttemptEvents:
         if self._requests.room_for(request):
             move(request, ACT)
             request.turn += 1
+            self._fleet.keep(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
 

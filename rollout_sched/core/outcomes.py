@@ -9,15 +9,17 @@ from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Answer
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import (
+    ACTIVE,
     DEFERRED,
     DELIVER,
     FAIL,
     FILL,
     LAUNCH,
     SET_BACK,
+    SPEND,
     Groups,
 )
-from rollout_sched.core.lifecycle import FINISH, FINISHED, RUNNING, WAITING, move
+from rollout_sched.core.lifecycle import FINISH, FINISHED, PARKED, RUNNING, WAITING, move
 from rollout_sched.core.model import Group, Request
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
@@ -42,6 +44,7 @@ class Outcomes:
         out: list[Action],
     ) -> None:
         self._roles = roles
+        self._budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
         self._fleet = fleet
         self._groups = groups
         self._requests = requests
@@ -62,15 +65,17 @@ class Outcomes:
             self._requests.park(request)
 
     def end_segment(self, request: Request) -> None:
-        """It used up the tokens of one attempt; in rounds it goes on in the next."""
-        if self._roles.batching.stops_at_delivery and request.group is not None:
+        """It used up the tokens of one attempt; a budget is renewed by the next round."""
+        if self._budgeted and request.group is not None:
             self._requests.park(request)
+            self._spend(request.group)
         else:
             self.go_on(request)
 
     def finish(self, request: Request, reason: str) -> None:
         move(request, FINISH)
         request.finish = reason
+        self._fleet.finished(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
         insort(request.siblings.lengths, request.response_tokens)
@@ -83,6 +88,8 @@ class Outcomes:
             self._fill(group)
         else:
             self._requests.learn(request.siblings)
+            if self._budgeted:
+                self._spend(group)
 
     def end_direct(self, request: Request, reason: str) -> None:
         """A direct request is over without an answer."""
@@ -172,6 +179,17 @@ class Outcomes:
         for request in group.finished:
             self._requests.forget(request)
         self._let_go(group)
+
+    def _spend(self, group: Group) -> None:
+        """If nothing of it can go on in this round, others may start in its place."""
+        if group.state is not ACTIVE:
+            return
+        for request in group.requests:
+            parked = request.state is PARKED and not request.rests_until
+            if not parked and request.state is not FINISHED:
+                return
+        self._progress.dirty = True
+        self._groups.move(group, SPEND)
 
     def _fill(self, group: Group) -> None:
         self._progress.dirty = True

@@ -34,9 +34,15 @@ POLICIES = st.fixed_dictionaries(
         "routing": st.sampled_from(
             [{"use": name} for name in ("round_robin", "random", "power_of_two", "least_requests")]
             + [{"use": "least_tokens"}, {"use": "session_affinity", "margin": 0}]
+            + [{"use": "vllm_internal_lb"}, {"use": "group_tokens", "shared_tokens": 20}]
         ),
         "ordering": st.sampled_from(
             [{"use": n} for n in ("fifo", "longest_first", "shortest_first", "resumed_first")]
+        ),
+        "admission": st.sampled_from(
+            [{"use": "slots"}, {"use": "slots"}, {"use": "kv_tokens"}, {"use": "kv_growth"}]
+            + [{"use": "aimd_concurrency", "longest": longest} for longest in (400, 10_000)]
+            + [{"use": "session_cap", "fill": fill} for fill in (0.9, 0.05)]
         ),
         "prediction": st.sampled_from(
             [
@@ -53,6 +59,8 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "one_step_off"},
                 {"use": "fully_async"},
                 {"use": "fully_async", "max_groups": 3},
+                {"use": "fully_async", "max_ahead": 1.0},
+                {"use": "fully_async", "max_ahead": 1.5},
             ]
         ),
         "freshness": st.sampled_from(
@@ -66,10 +74,14 @@ POLICIES = st.fixed_dictionaries(
         "interruption": st.sampled_from(
             [{"use": "none"}]
             + [
-                {"use": "partial", "kv": kv, "at_update": at, "segment_tokens": segment}
+                {"use": "partial", "kv": kv, "at_update": at, **segment}
                 for kv in ("retain", "recompute")
                 for at in ("in_place", "resubmit", "drain")
-                for segment in (0, 7)
+                for segment in (
+                    {},
+                    {"segment_tokens": 7},
+                    {"segment_tokens": 7, "segment": "chunk"},
+                )
             ]
         ),
         "weights": st.sampled_from(
@@ -310,6 +322,15 @@ class World(RuleBasedStateMachine):
         event = ev.TrajectoryEnded(returned.request, returned.attempt, reason)
         self.over.append(event)
         self.tell(event)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), usage=st.floats(0, 1), more=st.integers(0, 2))
+    def report(self, data, usage, more):
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        running = len(self.held[name])
+        before = self.scheduler.fleet.instances[name].report
+        preemptions = more // 2 + (before.preemptions if before else 0)
+        self.tell(ev.InstanceReported(name, running, more, usage, preemptions))
 
     @precondition(lambda self: self.pausing)
     @rule()

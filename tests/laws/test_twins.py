@@ -77,6 +77,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "interruption": {"use": "partial", "segment_tokens": 37},
         "freshness": {"use": "bounded", "max_staleness": 3},
     },
+    "chunks": {
+        "interruption": {"use": "partial", "segment_tokens": 37, "segment": "chunk"},
+        "freshness": {"use": "bounded", "max_staleness": 3},
+        "routing": {"use": "vllm_internal_lb"},
+        "admission": {"use": "kv_growth"},
+    },
+    "async_ahead": {
+        "batching": {"use": "fully_async", "max_ahead": 1.5},
+        "interruption": {"use": "partial", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "routing": {"use": "session_affinity"},
+        "admission": {"use": "aimd_concurrency", "longest": 200_000},
+    },
     "async_in_place": {
         "batching": {"use": "fully_async"},
         "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
@@ -396,7 +409,9 @@ def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
         if over and (said.request, said.attempt) not in acting:
             continue
         for action in actions:
-            if type(action) is Discard and not action.attempt:
+            if type(action) is Discard and action.attempt:
+                acting.discard((action.request, action.attempt))  # abandoned as its turn ended
+            elif type(action) is Discard:
                 acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue

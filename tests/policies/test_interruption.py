@@ -28,3 +28,14 @@ def test_partial_keeps_tokens_always_and_kv_if_told(kv: Any, kept: bool) -> None
 @pytest.mark.parametrize(("segment", "limit"), [(0, None), (1, 1), (8192, 8192)])
 def test_a_segment_bounds_an_attempt(segment: int, limit: int | None) -> None:
     assert Partial(segment_tokens=segment).limit(make_request(made=500)) == limit
+
+
+@pytest.mark.parametrize(
+    ("segment_tokens", "segment", "waits"),
+    [(0, "budget", False), (8, "budget", True), (8, "chunk", False)],
+)
+def test_only_a_budget_waits_for_the_next_round(
+    segment_tokens: int, segment: Any, waits: bool
+) -> None:
+    assert Partial(segment_tokens=segment_tokens, segment=segment).budgeted is waits
+    assert not Never().budgeted

@@ -14,8 +14,9 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
 SCENARIOS = config.shipped("simulators/replay/scenarios")
-OURS = {"round_robin_sync", "dplb", "async_rolling"}
+OURS = {"static_split", "round_robin_sync", "dplb", "async_rolling"}
 LITERATURE = {
+    "aimd_concurrency",
     "april",
     "areal",
     "asyncflow",
@@ -24,12 +25,16 @@ LITERATURE = {
     "fully_async_b",
     "fully_async_c",
     "fully_async_d",
+    "llm_d_wave",
     "magistral",
     "one_step_off",
     "partial_rollout",
+    "seer",
+    "session_thrash_control",
     "sorted_rl",
     "streamrl",
     "tail_batching",
+    "vllm_internal_lb",
 }
 
 
