@@ -13,7 +13,8 @@ from setuptools import setup
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lifecycle model outcomes progress "
-    "replay_buffer requests sample_buffer scheduler sessions siblings updater validation waiting",
+    "replay_buffer requests sample_buffer scheduler sessions siblings updater validation "
+    "verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "sim_instance step_scheduler",

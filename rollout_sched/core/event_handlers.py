@@ -20,6 +20,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -47,6 +48,7 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.verification import Verification
 
 #: A request that was stopped so often by somebody else is given up. A trainer that drives the
 #: weights around us may stop a long one once for each of its steps.
@@ -263,6 +265,7 @@ class AttemptEvents:
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
+        verification: Verification,
         progress: RunProgress,
         backoff: Backoff,
         anomalies: Counter[str],
@@ -275,6 +278,7 @@ class AttemptEvents:
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
+        self._verification = verification
         self._progress = progress
         self._backoff = backoff
         self._anomalies = anomalies
@@ -284,12 +288,23 @@ class AttemptEvents:
         attempt = self._ledger.find(event)
         if attempt is None or attempt.abandoned:
             return
-        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
+        most = 0 if attempt.draft_tokens else attempt.max_new_tokens
+        if not attempt.tokens <= event.tokens <= most:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
         self._requests.learn(attempt.request.siblings)
         self._requests.expect_running(attempt.request)
+
+    def verified(self, event: PrefixVerified, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None or attempt.abandoned:
+            return
+        if not attempt.draft_tokens:
+            self._anomalies["verified_unasked"] += 1
+            return
+        self._verification.passed(attempt, event.tokens)
+        self._progress.dirty = True  # a batch may have waited for what is younger now
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -321,6 +336,7 @@ class AttemptEvents:
         if event.observation_tokens < 0:
             self._anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
+        request.settled_tokens = request.response_tokens
         self._outcomes.go_on(request)
 
     def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
@@ -330,6 +346,7 @@ class AttemptEvents:
         if event.reason == "failed":
             self._outcomes.give_up(request)
         else:
+            request.turn -= 1  # a turn that no tool has answered may yet be made anew
             self._outcomes.finish(request, event.reason)
 
     def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
@@ -353,6 +370,8 @@ class AttemptEvents:
                 return
             self._backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
+        if self._verification.on and request.group is not None:
+            self._verification.renew(request.group)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)
@@ -404,11 +423,22 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
+        if attempt.draft_tokens and (tokens or not isinstance(event, RequestInterrupted)):
+            self._unverified(attempt)
+            return None
         if attempt.request.failed_on:
             for at_fault in blame.succeed(attempt.request, self._fleet.instances):
                 self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
+
+    def _unverified(self, attempt: Attempt) -> None:
+        """It went on from a draft that nobody has verified: what it made counts for nothing."""
+        self._anomalies["draft_not_verified"] += 1
+        self._ledger.waste(attempt, "untrue")
+        attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._outcomes.go_on(attempt.request)
 
     def _free(self, attempt: Attempt) -> None:
         """The instance holds the attempt no longer."""

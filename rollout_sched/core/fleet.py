@@ -184,6 +184,12 @@ class Fleet:
         instance.report = report
         instance.unreported = 0
         self.touch(instance)
+    def shrink(self, attempt: Attempt, tokens: int) -> None:
+        """So much of its context was rejected; it may make as much more, and is expected to."""
+        attempt.context_tokens -= tokens
+        attempt.max_new_tokens += tokens
+        attempt.instance.tokens -= tokens
+        self.expect(attempt, attempt.expected_tokens + tokens)
 
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""

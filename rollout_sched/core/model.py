@@ -244,7 +244,8 @@ class Request:
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
     instance before. `home` is the instance that keeps its KV between two turns, None at any other
-    time. `rank` is its entry in the waiting queue, None outside of it. `failures` counts
+    time. `settled_tokens` of the response were made before a tool last returned. `rank` is its
+    entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
     """
 
@@ -269,6 +270,7 @@ class Request:
         "segments",
         "serial",
         "session",
+        "settled_tokens",
         "siblings",
         "state",
         "turn",
@@ -296,6 +298,7 @@ class Request:
         self.response_tokens = 0
         self.expected_tokens = 0
         self.computed_tokens = 0
+        self.settled_tokens = 0
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None
@@ -338,12 +341,13 @@ class Attempt:
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
     `abandoned` is the reason its tokens are no longer wanted; the instance still holds the slot
-    until it has answered.
+    until it has answered. `draft_tokens` are to be verified before it makes any.
     """
 
     __slots__ = (
         "abandoned",
         "context_tokens",
+        "draft_tokens",
         "expected_tokens",
         "id",
         "instance",
@@ -371,4 +375,5 @@ class Attempt:
         self.max_new_tokens = max_new_tokens
         self.expected_tokens = expected_tokens
         self.tokens = 0
+        self.draft_tokens = 0
         self.abandoned = ""

@@ -180,7 +180,11 @@ class Freshness(Protocol):
 
 
 class Interruption(Protocol):
-    """What happens to a running request when its instance gets weights, or its round ends?"""
+    """What happens to a running request when its instance gets weights, or its round ends?
+
+    One whose requests are verified before they go on says so in an attribute `verifies`, with the
+    `leniency` of the test (see `core.verification`); it keeps what is partial, and no KV.
+    """
 
     @property
     def keeps_partial(self) -> bool:
@@ -220,6 +224,16 @@ class Roles(msgspec.Struct, frozen=True):
     freshness: Freshness
     interruption: Interruption
     weights: Weights
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what older weights made is verified before it goes on."""
+        return bool(getattr(self.interruption, "verifies", False))
+
+    @property
+    def leniency(self) -> float | None:
+        """Of the test by which drafts are verified; None where they are not."""
+        return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
 
     @property
     def weigh_tokens(self) -> bool:

@@ -37,6 +37,7 @@ from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.validation import CHECKS
+from rollout_sched.core.verification import Verification
 from rollout_sched.core.view import SchedulerView
 
 
@@ -83,8 +84,17 @@ class Scheduler:
         self.backoff = Backoff(backoff_s, out)
         ledger = AttemptLedger(fleet, samples, self.anomalies, out)
         self.requests = requests = Requests(roles, fleet, ledger, serials, out)
+        self.verification = Verification(roles.verifies, fleet, samples, self.anomalies, out)
         self.outcomes = outcomes = Outcomes(
-            roles, fleet, groups, requests, self.siblings, samples, progress, out
+            roles,
+            fleet,
+            groups,
+            requests,
+            self.siblings,
+            samples,
+            self.verification,
+            progress,
+            out,
         )
         self.attempt_events = AttemptEvents(
             fleet,
@@ -92,6 +102,7 @@ class Scheduler:
             ledger,
             requests,
             outcomes,
+            self.verification,
             progress,
             self.backoff,
             self.anomalies,
@@ -116,11 +127,12 @@ class Scheduler:
             self.sessions,
             self.anomalies,
             keeps_partial=roles.interruption.keeps_partial,
+            leniency=roles.leniency,
         )
-        # A round that starts over what it leaves behind has nothing that could grow stale.
-        self._carries_over = (
-            roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
-        )
+        # A round that starts over what it leaves behind, or verifies it, has nothing that could
+        # grow stale.
+        keeps_old = roles.interruption.keeps_partial and not roles.verifies
+        self._carries_over = keeps_old or not roles.batching.stops_at_delivery
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -298,6 +310,10 @@ class Scheduler:
         request.last_instance = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
+        draft: ev.Spans = ()
+        if self.verification.on:
+            draft = self.verification.draft(request, instance.version)
+            attempt.draft_tokens = sum([tokens for _, tokens in draft])
         group = request.group
         if group is not None:
             self.sample_buffer.note_version(group, instance.version)
@@ -316,6 +332,7 @@ class Scheduler:
                 request.turn,
                 "" if group is None else group.id,
                 0 if group is None else request.index,
+                draft,
             )
         )
 
@@ -340,6 +357,7 @@ def _table(
         ev.WeightsUpdated: instance.updated,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
+        ev.PrefixVerified: attempt.verified,
         ev.RequestFinished: attempt.finished,
         ev.TurnFinished: attempt.turn_finished,
         ev.ToolReturned: attempt.tool_returned,

@@ -83,6 +83,11 @@ POLICIES = st.fixed_dictionaries(
                     {"segment_tokens": 7, "segment": "chunk"},
                 )
             ]
+            + [
+                {"use": "partial", "kv": "verify", "at_update": at, "segment_tokens": segment}
+                for at in ("resubmit", "drain")
+                for segment in (0, 7)
+            ]
         ),
         "weights": st.sampled_from(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
@@ -271,11 +276,41 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
     def answer(self, data, share, kind):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running[attempt]
+        dispatch = self.verify(attempt, data.draw(st.floats(0, 1)))
         tokens = max(1, round(share * dispatch.max_new_tokens))
         if kind == "length":
             tokens = dispatch.max_new_tokens
         self.finish(attempt, tokens, kind)
+
+    def verify(self, attempt, share=1.0):
+        """So much of its draft passes, if it has one and nobody has said so; how it goes on."""
+        dispatch = self.running[attempt]
+        draft = sum(tokens for _, tokens in dispatch.draft)
+        if draft:
+            self.tell(ev.PrefixVerified(dispatch.request, attempt, round(share * draft)))
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+        return self.running[attempt]
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def verify_first(self, data, share):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.verify(data.draw(st.sampled_from(drafts)), share)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 3, 10_000]))
+    def verify_wrongly(self, data, tokens):
+        attempt = data.draw(st.sampled_from(sorted(self.running)))
+        dispatch = self.running[attempt]
+        self.tell(ev.PrefixVerified(dispatch.request, attempt, tokens))
+        if dispatch.draft:
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), kind=st.sampled_from(["stop", "turn", "interrupted"]))
+    def go_on_unverified(self, data, kind):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
 
     def finish(self, attempt, tokens, kind):
         dispatch = self.running.pop(attempt)
@@ -295,6 +330,10 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1))
     def stop(self, data, share):
         attempt = data.draw(st.sampled_from(sorted(self.told_to_stop)))
+        if share:
+            self.verify(attempt, share)
+        if attempt not in self.told_to_stop:
+            return
         most = self.running[attempt].max_new_tokens - 1
         self.finish(attempt, round(share * most), "interrupted")
 
@@ -492,6 +531,7 @@ class World(RuleBasedStateMachine):
                 self.tell(self.acting.pop())
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
+                self.verify(oldest)
                 self.finish(oldest, self.running[oldest].max_new_tokens, "stop")
             elif self.training:
                 self.train()
