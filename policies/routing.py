@@ -134,9 +134,10 @@ class LengthSplit(msgspec.Struct, frozen=True):
         return instance.serial % self.every == 0
 
     def _is_long(self, request: Request) -> bool:
-        siblings = request.siblings
-        known = siblings.estimate is not None
-        return known and request.expected_tokens >= self.long * siblings.max_tokens
+        of = request.siblings
+        before = of.history.ascending if of.history is not None else of.expected_tokens
+        known = of.estimate is not None or before
+        return bool(known) and request.expected_tokens >= self.long * of.max_tokens
 
 
 class VllmInternalLb(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from rollout_sched.policies import (
     ordering,
     prediction,
     routing,
+    selection,
     weights,
 )
 
@@ -70,6 +71,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "group_history": prediction.GroupHistory,
         "none": prediction.Unknown,
         "oracle": prediction.Oracle,
+        "prompt_history": prediction.PromptHistory,
     },
     "batching": {
         "fully_async": batching.FullyAsync,
@@ -77,6 +79,10 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "pooled": batching.Pooled,
         "sync": batching.Sync,
         "tail_batching": batching.TailBatching,
+    },
+    "selection": {
+        "in_order": selection.InOrder,
+        "like_lengths": selection.LikeLengths,
     },
     "freshness": {
         "bounded": freshness.Bounded,
@@ -96,6 +102,7 @@ DEFAULTS = {
     "admission": "slots",
     "prediction": "none",
     "batching": "sync",
+    "selection": "in_order",
     "freshness": "bounded",
     "interruption": "none",
     "weights": "all_at_once",

@@ -29,6 +29,7 @@ LITERATURE = {
     "magistral",
     "one_step_off",
     "partial_rollout",
+    "rhyme",
     "seer",
     "session_thrash_control",
     "sorted_rl",

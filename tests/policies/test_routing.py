@@ -11,6 +11,7 @@ import pytest
 
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import Request
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.policies import routing
 from tests.helpers import Loads, make_request
 
@@ -272,6 +273,19 @@ class TestLengthSplit:
         loads = Loads(self.policy, 2)
         loads.send(0, 1)
         assert self.ask(loads, 1000, estimate=None) == "i1"
+
+    def test_what_the_prompt_did_before_is_known(self) -> None:
+        loads = Loads(self.policy, 2)
+        loads.send(0, 1)
+        request = make_request()
+        request.expected_tokens = 1000
+        for before in (None, PromptLengths()):
+            request.siblings.history = before
+            assert self.policy.choose(request, loads.fleet) is loads[1]
+        request.siblings.history = PromptLengths([1000])
+        assert self.policy.choose(request, loads.fleet) is loads[0]
+        request.siblings.history, request.siblings.expected_tokens = None, 1000
+        assert self.policy.choose(request, loads.fleet) is loads[0]
 
     def test_the_long_go_elsewhere_when_theirs_are_full(self) -> None:
         loads = Loads(self.policy, 2, slots=1)

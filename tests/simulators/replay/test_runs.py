@@ -66,8 +66,16 @@ def assert_sound(run: Run, policy: PolicyFile) -> None:
     assert run.summary.idle_bubble <= run.summary.occupancy_bubble + 1e-9 <= 1 + 2e-9
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("preset", PRESETS)
+#: Clients take most of the time: every fifth preset in front of them is enough.
+CASES = [
+    (preset, scenario)
+    for number, preset in enumerate(PRESETS)
+    for scenario in SCENARIOS
+    if scenario != "qwen7b-8xh100-gateway" or number % 5 == 0
+]
+
+
+@pytest.mark.parametrize(("preset", "scenario"), CASES)
 def test_every_preset_on_every_scenario(preset: str, scenario: str) -> None:
     policy = PRESETS[preset]
     run = run_policy(policy, SMALL, with_job(SCENARIOS[scenario], prompts_per_step=3), seed=1)
