@@ -112,12 +112,14 @@ class LengthSplit(msgspec.Struct, frozen=True):
     times the time per token, which grows with the batch. One instance in `every`, by order of
     joining, is kept for requests of at least `long` times their limit of response tokens; a request
     there weighs `weight` times one elsewhere, so that others come only where they would otherwise
-    crowd. What nobody has an idea of is not long.
+    crowd. What nobody has an idea of is not long. As the batches drain anyway, the replay says that
+    this costs more than it brings (docs/zoo.md); Seer (arXiv 2511.14617) found 0.94-0.99x with true
+    lengths.
     """
 
-    long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
-    every: Annotated[int, msgspec.Meta(ge=1)] = 4
-    weight: Annotated[float, msgspec.Meta(ge=1)] = 3.0
+    long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.4
+    every: Annotated[int, msgspec.Meta(ge=1)] = 2
+    weight: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     weighs_tokens = False
 
     def load(self, instance: Instance) -> float:
