@@ -109,7 +109,7 @@ def _measured(claim: Claim) -> str:
         "total": "time to train all prompts",
         "rollout": "seconds of rollout a step",
         "tokens": "accepted tokens a second",
-        "idle": "idle share of the fleet's time",
+        "bubble": "share of the places of a batch that are vacant during the rollout",
     }[claim.measure]
 
 
