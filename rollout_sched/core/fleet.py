@@ -181,9 +181,11 @@ class Fleet:
         """A poll of an instance: its load may be another."""
         if self.sessions is not None:
             instance.observed = self.sessions.observe(instance, report)
+        instance.report_before = instance.report
         instance.report = report
         instance.unreported = 0
         self.touch(instance)
+
     def shrink(self, attempt: Attempt, tokens: int) -> None:
         """So much of its context was rejected; it may make as much more, and is expected to."""
         attempt.context_tokens -= tokens

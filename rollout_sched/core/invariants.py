@@ -104,13 +104,15 @@ def _check_budgets(scheduler: Scheduler) -> None:
         assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
     for group in groups.of(GroupState.SPENT):
         assert not any(map(_can_go_on, group.requests)), f"{group!r}: something of it can go on"
-    if progress.complete + progress.active < progress.prompts_per_step:
+    if progress.on_the_way < progress.prompts_per_step:
         assert not progress.spent, "spent groups wait although the batch lacks groups"
 
 
 def _can_go_on(request: Request) -> bool:
     parked = request.state is RequestState.PARKED and not request.rests_until
     return not parked and request.state is not RequestState.FINISHED
+
+
 def _is_draft(scheduler: Scheduler, request: Request) -> bool:
     """Whether it will be verified before it goes on, or is about to be."""
     if not scheduler.verification.on:
