@@ -9,7 +9,7 @@ known before the first.
 Markdown, one table for a trace and a scenario: trained tokens per second beside round robin, tokens
 thrown away for each that was trained, the run's mean length and longest tenth as shares of what was
 offered, and how far a step's lengths are from all of them (Kolmogorov-Smirnov, less what steps
-drawn by chance would show).
+drawn by chance would show). With --redraws what starts over does not come to the same length again.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ def policies() -> Iterator[PolicyFile]:
         yield policy(f"window 8, bias {bias}, prompts 1.125", 1.125, window=8, bias=bias)
 
 
-def rows(trace: Trace, scenario: str, samples: int, seeds: int) -> Iterator[Compared]:
+def rows(
+    trace: Trace, scenario: str, samples: int, seeds: int, redraws: bool
+) -> Iterator[Compared]:
     """All policies with history, and the same few without and over two epochs."""
     base = load_scenario(scenario)
 
     def under(job: Job, tried: list[PolicyFile]) -> list[Compared]:
-        world = msgspec.structs.replace(base, job=job)
+        world = msgspec.structs.replace(base, job=msgspec.structs.replace(job, redraws=redraws))
         return compared(replay(trace, tried, world, seeds=seeds))
 
     known = trace.group_size - samples
@@ -104,13 +106,15 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--redraws", action="store_true", help="what starts over is drawn anew")
     options = parser.parse_args()
     for name in options.traces.split(","):
         trace = traces.read(name)
         for scenario in options.scenarios.split(","):
             print(f"\n{name}, {scenario}\n\n| {' | '.join(COLUMNS)} |")
             print(f"|---{'|---:' * (len(COLUMNS) - 1)}|")
-            for row in rows(trace, scenario, TRACES.get(name, 4), options.seeds):
+            samples = TRACES.get(name, 4)
+            for row in rows(trace, scenario, samples, options.seeds, options.redraws):
                 print(line(row), flush=True)
 
 

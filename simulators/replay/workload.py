@@ -5,6 +5,7 @@ policy, and the same clients.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -27,7 +28,8 @@ class Workload:
     Samples the trace does not hold are drawn from those of the same epoch and prompt; `drawn`
     counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
     `overlapping` counts the groups. The last `job.known_samples` recorded of a prompt are trained
-    in no epoch; the trainer tells their lengths with each of its groups.
+    in no epoch; the trainer tells their lengths with each of its groups. With `job.redraws` a
+    sample that starts over will do something else than before.
     `traffic`: the clients' conversations.
     """
 
@@ -53,6 +55,9 @@ class Workload:
         self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
         self._uncut = self.max_tokens >= trace.cap
         self._extra: dict[tuple[str, int], Sample] = {}
+        self._redraws = job.redraws
+        self._begun: Counter[tuple[str, int]] = Counter()
+        self._redrawn: dict[tuple[str, int], Sample] = {}
         self._prompts = {group: prompt for group, prompt, epoch in groups if epoch}
         self._recorded = trace.groups
         if job.epochs > 1:
@@ -107,19 +112,43 @@ class Workload:
             self._known.get(self.prompt(group), ()),
         )
 
+    def begin(self, group: str, index: int) -> Sample:
+        """What the sample will do that begins without any tokens, for the first time or again."""
+        if self._redraws:
+            key = (group, index)
+            times = self._begun[key]
+            self._begun[key] += 1
+            if times:
+                name, seed = f"{group}#{times}", self.seed
+                drawn = draw_extra(self._members(group), name, index, seed).cut_at(self.max_tokens)
+                self._redrawn[key] = msgspec.structs.replace(drawn, group=group)
+        return self.sample(group, index)
+
     def sample(self, group: str, index: int) -> Sample:
-        """What the sample will do, cut at `max_tokens`."""
+        """What the sample will do, or has done, cut at `max_tokens`."""
+        if self._redrawn:
+            redrawn = self._redrawn.get((group, index))
+            if redrawn is not None:
+                return redrawn
+        return self._first(group, index)
+
+    def _first(self, group: str, index: int) -> Sample:
+        """What it would do if it began but once."""
         recorded = self._recorded[group]
         if index < len(recorded):
             sample = recorded[index]
             return sample if self._uncut else sample.cut_at(self.max_tokens)
         extra = self._extra.get((group, index))
         if extra is None:
-            enough = len(recorded) >= self.samples_per_prompt
-            members = recorded if enough else self.trace.groups[self.prompt(group)]
-            drawn = draw_extra(members, group, index, self.seed)
+            drawn = draw_extra(self._members(group), group, index, self.seed)
             extra = self._extra[group, index] = drawn.cut_at(self.max_tokens)
         return extra
+
+    def _members(self, group: str) -> list[Sample]:
+        """What further samples of a group are drawn from."""
+        recorded = self._recorded[group]
+        enough = len(recorded) >= self.samples_per_prompt
+        return recorded if enough else self.trace.groups[self.prompt(group)]
 
     def length(self, group: str, index: int) -> int:
         """Response tokens the sample will have made in the end."""
@@ -145,7 +174,7 @@ class Workload:
         recorded, count = self._recorded[group], self.samples_per_prompt
         if self._uncut and count <= len(recorded):
             return recorded[:count]
-        return [self.sample(group, index) for index in range(count)]
+        return [self._first(group, index) for index in range(count)]
 
     def check_fits(self, scenario: Scenario) -> None:
         """Raise CallerError, before any work, if something can never run on this fleet."""
