@@ -29,7 +29,7 @@ class Workload:
     counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
     `overlapping` counts the groups. The last `job.known_samples` recorded of a prompt are trained
     in no epoch; the trainer tells their lengths with each of its groups. With `job.redraws` a
-    sample that starts over will do something else than before.
+    sample that starts over does what any that is recorded of its prompt has done.
     `traffic`: the clients' conversations.
     """
 
@@ -42,6 +42,7 @@ class Workload:
         seed: int = 0,
         traffic: TrafficModel | None = None,
     ) -> None:
+        self._ever_recorded = trace.groups
         trace, self._known = _told_before(trace, job.known_samples)
         self.trace = trace
         self.seed = seed
@@ -119,8 +120,8 @@ class Workload:
             times = self._begun[key]
             self._begun[key] += 1
             if times:
-                name, seed = f"{group}#{times}", self.seed
-                drawn = draw_extra(self._members(group), name, index, seed).cut_at(self.max_tokens)
+                members, name = self._ever_recorded[self.prompt(group)], f"{group}#{times}"
+                drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
                 self._redrawn[key] = msgspec.structs.replace(drawn, group=group)
         return self.sample(group, index)
 
@@ -140,15 +141,11 @@ class Workload:
             return sample if self._uncut else sample.cut_at(self.max_tokens)
         extra = self._extra.get((group, index))
         if extra is None:
-            drawn = draw_extra(self._members(group), group, index, self.seed)
+            enough = len(recorded) >= self.samples_per_prompt
+            members = recorded if enough else self.trace.groups[self.prompt(group)]
+            drawn = draw_extra(members, group, index, self.seed)
             extra = self._extra[group, index] = drawn.cut_at(self.max_tokens)
         return extra
-
-    def _members(self, group: str) -> list[Sample]:
-        """What further samples of a group are drawn from."""
-        recorded = self._recorded[group]
-        enough = len(recorded) >= self.samples_per_prompt
-        return recorded if enough else self.trace.groups[self.prompt(group)]
 
     def length(self, group: str, index: int) -> int:
         """Response tokens the sample will have made in the end."""
