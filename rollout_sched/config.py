@@ -32,6 +32,7 @@ from rollout_sched.policies import (
     ordering,
     prediction,
     routing,
+    selection,
     weights,
 )
 
@@ -41,6 +42,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
+        "group_tokens": routing.GroupTokens,
         "least_requests": routing.LeastRequests,
         "least_tokens": routing.LeastTokens,
         "power_of_two": routing.PowerOfTwo,
@@ -48,6 +50,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "round_robin": routing.RoundRobin,
         "session_affinity": routing.SessionAffinity,
         "static_split": routing.StaticSplit,
+        "vllm_internal_lb": routing.VllmInternalLb,
     },
     "ordering": {
         "fifo": ordering.Fifo,
@@ -56,7 +59,10 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "shortest_first": ordering.ShortestFirst,
     },
     "admission": {
+        "aimd_concurrency": admission.AimdConcurrency,
+        "kv_growth": admission.KvGrowth,
         "kv_tokens": admission.KvTokens,
+        "session_cap": admission.SessionCap,
         "slots": admission.Slots,
         "unbounded": admission.Unbounded,
     },
@@ -64,12 +70,17 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "group_history": prediction.GroupHistory,
         "none": prediction.Unknown,
         "oracle": prediction.Oracle,
+        "prompt_history": prediction.PromptHistory,
     },
     "batching": {
         "fully_async": batching.FullyAsync,
         "one_step_off": batching.OneStepOff,
         "sync": batching.Sync,
         "tail_batching": batching.TailBatching,
+    },
+    "selection": {
+        "in_order": selection.InOrder,
+        "like_lengths": selection.LikeLengths,
     },
     "freshness": {
         "bounded": freshness.Bounded,
@@ -88,6 +99,7 @@ DEFAULTS = {
     "admission": "slots",
     "prediction": "none",
     "batching": "sync",
+    "selection": "in_order",
     "freshness": "bounded",
     "interruption": "none",
     "weights": "all_at_once",

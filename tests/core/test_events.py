@@ -38,6 +38,7 @@ WHOLE: list[ev.Event] = [
     ev.WeightsUpdated("i0", 3),
     ev.BatchRequested(),
     ev.Woke(),
+    ev.PrefixVerified("a/0", 5, 6),
 ]
 
 #: What an event means that says only what it must.
