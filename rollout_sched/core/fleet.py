@@ -184,6 +184,7 @@ class Fleet:
         instance.report = report
         instance.unreported = 0
         self.touch(instance)
+
     def shrink(self, attempt: Attempt, tokens: int) -> None:
         """So much of its context was rejected; it may make as much more, and is expected to."""
         attempt.context_tokens -= tokens

@@ -111,6 +111,8 @@ def _check_budgets(scheduler: Scheduler) -> None:
 def _can_go_on(request: Request) -> bool:
     parked = request.state is RequestState.PARKED and not request.rests_until
     return not parked and request.state is not RequestState.FINISHED
+
+
 def _is_draft(scheduler: Scheduler, request: Request) -> bool:
     """Whether it will be verified before it goes on, or is about to be."""
     if not scheduler.verification.on:

@@ -42,9 +42,9 @@ class Run(msgspec.Struct):
     `max_staleness` is what the policy allows, None if it allows anything. `bound_s` is a lower
     bound on `summary.total_s` for the samples this run delivered, `offered_bound_s` for those the
     trainer asked for; both are 0 where nobody trains. `on_policy_bound_s` is the bound of this
-    run's samples at staleness 0, None for a policy that allows more. `step_gaps` are how far each
-    batch's span (first dispatch to delivery) lies above the bound of its own samples. `direct`
-    where the scenario has traffic, `outages` where it has faults.
+    run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps` are
+    how far each batch's span (first dispatch to delivery) lies above the bound of its own samples.
+    `direct` where the scenario has traffic, `outages` where it has faults.
     """
 
     policy: str
@@ -162,7 +162,7 @@ def run_policy(
         bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
         offered_bound_s=offered_bound(workload, scenario),
         on_policy_bound_s=None
-        if max_staleness != 0
+        if max_staleness != 0 or scheduler.roles.verifies
         else on_policy_bound(
             [sample for batch in delivered for sample in batch],
             workload.prompts_per_step,
