@@ -77,6 +77,19 @@ class Release(_Action, frozen=True):
     instance: str
 
 
+class Lend(_Action, frozen=True):
+    """Stop an instance, which holds no work: the trainer may have its GPUs until it gives them
+    back, which is an InstanceReturned. Its KV cache is not needed any more."""
+
+    instance: str
+
+
+class Reclaim(_Action, frozen=True):
+    """What was lent is needed again: the trainer is to give it back."""
+
+    instance: str
+
+
 class Deliver(_Action, frozen=True):
     """Hand a batch to the trainer, whose version is `version`: whole groups, oldest first."""
 
@@ -124,6 +137,8 @@ Action = (
     | UpdateWeights
     | Resume
     | Release
+    | Lend
+    | Reclaim
     | Deliver
     | Answer
     | Discard

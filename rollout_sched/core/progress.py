@@ -18,6 +18,7 @@ DRAINING, PAUSING, UPDATING = (
 class RunProgress:
     """The scheduler's own `Progress`: what the trainer said, and views of what lives elsewhere.
 
+    `shares_gpus`: the trainer takes instances that are lent to it.
     `dirty`: something has changed since the group-level roles were last asked.
     """
 
@@ -32,6 +33,7 @@ class RunProgress:
         self.prompts_per_step = prompts_per_step
         self.version = version
         self.trainer_waiting = False
+        self.shares_gpus = False
         self.closed = False
         self.dirty = False
         self.delivered = 0

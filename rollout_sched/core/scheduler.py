@@ -26,8 +26,10 @@ from rollout_sched.core.event_handlers import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import ACTIVE, DEFERRED, SPENT, Groups
+from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
+from rollout_sched.core.migrator import Migrator
 from rollout_sched.core.model import Group, Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
@@ -98,9 +100,12 @@ class Scheduler:
             progress,
             out,
         )
+        self.migrator = Migrator(roles.migration, fleet, requests)
+        self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
         self.attempt_events = AttemptEvents(
             fleet,
             updater,
+            lender,
             ledger,
             requests,
             outcomes,
@@ -117,6 +122,7 @@ class Scheduler:
             outcomes,
             progress,
             updater,
+            lender,
             roles.freshness,
             serials,
             LengthHistory() if roles.uses_history else None,
@@ -125,7 +131,16 @@ class Scheduler:
             requests, self.siblings, outcomes, self.sessions, fleet, self.anomalies
         )
         instance = InstanceEvents(
-            fleet, updater, ledger, requests, outcomes, progress, self.backoff, self.anomalies, out
+            fleet,
+            updater,
+            lender,
+            ledger,
+            requests,
+            outcomes,
+            progress,
+            self.backoff,
+            self.anomalies,
+            out,
         )
         self._apply = _table(trainer, client, instance, self.attempt_events)
         self.view = SchedulerView(
@@ -155,6 +170,8 @@ class Scheduler:
             CHECKS[kind](self, event)
         self._apply[kind](event, now)
         self._decide()
+        if now >= self.migrator.due_at and self.fleet.open and not self.requests.waiting.size:
+            self.migrator.ask(now)
         out = self._out
         actions = out[:]
         out.clear()
@@ -167,7 +184,8 @@ class Scheduler:
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
-        if progress.dirty:
+        changed = progress.dirty
+        if changed:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliver()
@@ -178,6 +196,8 @@ class Scheduler:
                 self._renew_budgets()
         if fleet.open and waiting.size:
             self._dispatch()
+        if self.lender.lends:
+            self._lend(changed)
 
     # -- delivering ------------------------------------------------------------------------
 
@@ -203,6 +223,7 @@ class Scheduler:
         progress.delivered += len(groups)
         progress.trainer_waiting = False
         progress.round = None
+        self.lender.call_off()
         if self.roles.batching.stops_at_delivery and progress.active + progress.spent:
             for group in self.sample_buffer.groups():
                 if group.state is ACTIVE or group.state is SPENT:
@@ -271,6 +292,21 @@ class Scheduler:
             assert group is not None
             self.outcomes.launch(group, 1.0)
 
+    # -- lending ---------------------------------------------------------------------------
+
+    def _lend(self, changed: bool) -> None:
+        """Instances make way for the trainer, unless work or weights are on their way."""
+        progress = self.progress
+        if self.requests.waiting.size:
+            if not self.fleet.attempts:
+                self.lender.reclaim()
+        elif changed and self._may_lend(progress):
+            self.lender.ask()
+
+    def _may_lend(self, progress: RunProgress) -> bool:
+        wanted = progress.shares_gpus and progress.trainer_waiting
+        return wanted and not progress.update_pending
+
     # -- dispatching -----------------------------------------------------------------------
 
     def _dispatch(self) -> None:
@@ -283,7 +319,7 @@ class Scheduler:
                 return
             if capped and not fleet.taking and request.home is None:
                 return  # and whoever comes after it has no home either
-            instance = routing.choose(request, fleet)
+            instance = self.migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
                 return
             if instance.open_index < 0:
@@ -366,6 +402,7 @@ def _table(
         ev.InstanceLeaving: instance.leaving,
         ev.InstanceReported: instance.reported,
         ev.InstancePaused: instance.paused,
+        ev.InstanceReturned: instance.returned,
         ev.WeightsUpdated: instance.updated,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout_sched.core.actions import Deliver, Discard
+from rollout_sched.core.actions import Deliver, Discard, Lend, Reclaim
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
+    InstanceReturned,
     SubmissionsClosed,
     WeightsPublished,
 )
@@ -75,6 +76,14 @@ class SimTrainer:
             self._failed.add(action.group)
             self._finish(1)
 
+    def take(self, action: Lend) -> None:
+        """An instance makes way before the batch is whole."""
+        self._gpus.lend(action.instance)
+
+    def give_back(self, action: Reclaim) -> None:
+        self._gpus.take_back(action.instance)
+        self._tell(InstanceReturned(action.instance))
+
     def _submit(self, group: str) -> None:
         self._tell(self._workload.submission(group))
 
@@ -88,7 +97,8 @@ class SimTrainer:
         """The training step is over."""
         self._finish(len({sample.group for sample in batch.samples}))
         if self._model.colocated and (self.left or self._workload.traffic is not None):
-            self._gpus.resume_all()
+            for instance in self._gpus.resume_all():
+                self._tell(InstanceReturned(instance))
         if self.left:
             self._tell(WeightsPublished(batch.version + 1))
             self._tell(BatchRequested())

@@ -36,7 +36,8 @@ WHOLE: list[ev.Event] = [
     ev.WeightsPublished(3),
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
-    ev.BatchRequested(),
+    ev.InstanceReturned("i0"),
+    ev.BatchRequested(shares_gpus=True),
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
 ]

@@ -113,6 +113,14 @@ CHECKS: dict[str, Check] = {
     "weights": lambda p, t: (
         set(p.choose((t.instance("i0"),), t.scheduler.progress)) <= {t.instance("i0")}
     ),
+    "migration": lambda p, t: (
+        p.interval_s > 0 and all(isinstance(m, roles.Migrant) for m in p.choose(t.scheduler.fleet))
+    ),
+    "lending": lambda p, t: (
+        isinstance(p.lends, bool)
+        and set(p.choose(t.scheduler.fleet, t.scheduler.progress))
+        < set(t.scheduler.fleet.instances.values())
+    ),
 }
 
 

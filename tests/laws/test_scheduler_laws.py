@@ -7,7 +7,9 @@ and the machine keeps books of its own, from the actions alone:
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
 * a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows;
+* whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
+* the trainer gets instances without work, and what it is asked to give back it has;
 * in the end, when the world behaves, every group that did not fail is delivered;
 * the same events, replayed through a new scheduler, give the same actions.
 """
@@ -99,6 +101,21 @@ POLICIES = st.fixed_dictionaries(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
             + [{"use": "rolling", "at_once": n} for n in (1, 2)]
         ),
+        "migration": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Restless"},
+                {"use": "tests.helpers:Restless", "interval_s": 1.0},
+                {"use": "by_cost", "context_s": 1.0, "interval_s": 0.5, "most": 5},
+                {"use": "repack", "interval_s": 0.5, "most": 5},
+            ]
+        ),
+        "lending": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Generous"},
+            ]
+        ),
     }
 )
 
@@ -106,8 +123,13 @@ POLICIES = st.fixed_dictionaries(
 class World(RuleBasedStateMachine):
     """Everything outside the scheduler, with books of its own."""
 
-    @initialize(policy=POLICIES, prompts_per_step=st.integers(1, 3), instances=st.integers(1, 3))
-    def start(self, policy, prompts_per_step, instances):
+    @initialize(
+        policy=POLICIES,
+        prompts_per_step=st.integers(1, 3),
+        instances=st.integers(1, 3),
+        shares_gpus=st.booleans(),
+    )
+    def start(self, policy, prompts_per_step, instances, shares_gpus):
         if policy["batching"]["use"] == "one_step_off":
             assume(policy["freshness"].get("max_staleness", 1) > 0)
         self.policy = parse_policy("machine", policy)
@@ -117,6 +139,8 @@ class World(RuleBasedStateMachine):
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
+        self.made: Counter[str] = Counter()  # tokens of a request that we have
+        self.streamed: Counter[int] = Counter()  # tokens of an attempt that we have already
         self.over: list[ev.Event] = []
         self.told_to_stop: set[int] = set()
         self.acting: list[ev.ToolReturned] = []
@@ -130,13 +154,16 @@ class World(RuleBasedStateMachine):
         self.delivered: set[str] = set()
         self.asked: list[str] = []
         self.leaving: set[str] = set()
+        self.lent: set[str] = set()
+        self.reclaimed: set[str] = set()
+        self.request = ev.BatchRequested(shares_gpus=shares_gpus)
         self.training = False
         self.version = 0
         self.names = 0
         self.submissions_closed = False
         for _ in range(instances):
             self.join()
-        self.tell(ev.BatchRequested())
+        self.tell(self.request)
 
     # -- the wire --------------------------------------------------------------------------
 
@@ -163,6 +190,7 @@ class World(RuleBasedStateMachine):
             if d.request == action.request and d.attempt not in self.told_to_stop
         ]
         assert not owners, "two attempts of one request are wanted at once"
+        assert action.response_tokens == self.made[action.request], "tokens were lost"
         self.running[action.attempt] = action
         self.held[action.instance].append(action.attempt)
         assert len(self.held[action.instance]) <= SLOTS, "more requests than slots"
@@ -189,6 +217,17 @@ class World(RuleBasedStateMachine):
         assert action.instance in self.leaving
         assert not self.held[action.instance], "released with work in flight"
 
+    def on_lend(self, action):
+        assert self.request.shares_gpus, "lent to a trainer that cannot take it"
+        assert not self.held[action.instance], "lent with work in flight"
+        assert action.instance not in self.lent | self.leaving
+        self.lent.add(action.instance)
+        self.closed_instances.add(action.instance)
+
+    def on_reclaim(self, action):
+        assert action.instance in self.lent - self.reclaimed
+        self.reclaimed.add(action.instance)
+
     def on_deliver(self, action):
         assert not self.training, "a batch nobody asked for"
         self.training = True
@@ -200,7 +239,7 @@ class World(RuleBasedStateMachine):
             if self.bound is not None:
                 assert sample.staleness <= self.bound, f"{sample} is too old"
             assert sum(s.tokens for s in sample.segments) == sample.response_tokens
-            assert sample.response_tokens <= MAX_TOKENS
+            assert sample.response_tokens == self.made[sample.request] <= MAX_TOKENS
         for group, indices in members.items():
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
@@ -210,6 +249,7 @@ class World(RuleBasedStateMachine):
 
     def on_discard(self, action):
         assert action.tokens >= 0
+        self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
             if action.reason == "failed" and action.request not in self.asked:
@@ -278,7 +318,7 @@ class World(RuleBasedStateMachine):
         self.training = False
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
-        self.tell(ev.BatchRequested())
+        self.tell(self.request)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
@@ -321,9 +361,8 @@ class World(RuleBasedStateMachine):
         self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
 
     def finish(self, attempt, tokens, kind):
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += tokens
         if kind == "turn":
             event = ev.TurnFinished(dispatch.request, attempt, tokens)
             self.acting.append(ev.ToolReturned(dispatch.request, attempt, 5))
@@ -333,6 +372,13 @@ class World(RuleBasedStateMachine):
             event = ev.RequestFinished(dispatch.request, attempt, tokens, reason=kind)
         self.over.append(event)
         self.tell(event)
+
+    def take(self, attempt):
+        """An attempt is over: it holds its slot no longer."""
+        dispatch = self.running.pop(attempt)
+        self.held[dispatch.instance].remove(attempt)
+        self.told_to_stop.discard(attempt)
+        return dispatch
 
     @precondition(lambda self: self.told_to_stop)
     @rule(data=st.data(), share=st.floats(0, 1))
@@ -351,6 +397,9 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
+        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        if wanted and tokens > self.streamed[attempt]:
+            self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
 
     @precondition(lambda self: self.acting)
@@ -395,6 +444,22 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data):
+        self.returned(data.draw(st.sampled_from(sorted(self.lent))))
+
+    def returned(self, name):
+        self.forget_loan(name)
+        self.closed_instances.discard(name)
+        event = ev.InstanceReturned(name)
+        self.over.append(event)
+        self.tell(event)
+
+    def forget_loan(self, name):
+        self.lent.discard(name)
+        self.reclaimed.discard(name)
+
     @precondition(lambda self: len(self.held) - len(self.leaving) > 1)
     @rule(data=st.data())
     def leave(self, data):
@@ -413,11 +478,13 @@ class World(RuleBasedStateMachine):
         for attempt in self.held.pop(name):
             dispatch = self.running.pop(attempt)
             self.told_to_stop.discard(attempt)
+            self.made[dispatch.request] += self.streamed[attempt]
             # Its answer may still be on the wire.
             self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
         self.pausing = [action for action in self.pausing if action.instance != name]
         self.updating = [action for action in self.updating if action.instance != name]
         self.closed_instances.discard(name)
+        self.forget_loan(name)
         self.tell(ev.InstanceLost(name))
 
     @precondition(lambda self: self.running)
@@ -428,9 +495,8 @@ class World(RuleBasedStateMachine):
     )
     def fail(self, data, blame, usable):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += self.streamed[attempt]
         event = ev.RequestFailed(dispatch.request, attempt, "500", blame, usable)
         self.over.append(event)
         self.tell(event)
@@ -445,7 +511,7 @@ class World(RuleBasedStateMachine):
     def repeat(self, data):
         before = self.scheduler.anomalies.total()
         event = data.draw(st.sampled_from(self.over))
-        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused):
+        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused | ev.InstanceReturned):
             return  # true again by now, perhaps: see `confirm_twice`
         self.tell(event)
         assert self.scheduler.anomalies.total() == before + 1
@@ -474,9 +540,8 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 10_000]), lie=st.booleans())
     def lie(self, data, tokens, lie):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += min(max(0, tokens), dispatch.max_new_tokens)
         spans = ((self.version + 7, 1),) if lie else ()
         event = ev.RequestFinished(dispatch.request, attempt, tokens, spans)
         self.over.append(event)
@@ -533,6 +598,8 @@ class World(RuleBasedStateMachine):
                 self.paused()
             elif self.updating:
                 self.updated()
+            elif self.reclaimed or (self.lent and self.training):
+                self.returned(min(self.reclaimed or self.lent))
             elif self.told_to_stop:
                 self.finish(min(self.told_to_stop), 0, "interrupted")
             elif self.acting:

@@ -129,6 +129,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "interruption": {"use": "partial", "kv": "verify"},
         "freshness": {"use": "bounded", "max_staleness": 2},
     },
+    "migration": {"migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131}},
+    "async_migration": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "recompute", "at_update": "resubmit"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131},
+    },
 }
 
 
