@@ -12,7 +12,7 @@ import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.actions import Action, Deliver, Lend
 from rollout_sched.core.events import Event
 from rollout_sched.core.roles import Freshness
 from rollout_sched.metrics import Metrics, Step, Summary
@@ -120,12 +120,15 @@ def run_policy(
         colocated=scenario.trainer.colocated,
     )
     delivered: list[list[Sample]] = []
+    in_parts = False  # training overlaps with the generation of its own batch
     events = 0
 
     def note(now: float, event: Event, actions: list[Action]) -> None:
-        nonlocal events
+        nonlocal events, in_parts
         events += 1
         for action in actions:
+            if isinstance(action, Lend):
+                in_parts = True
             if isinstance(action, Deliver):
                 delivered.append([workload.sample(s.group, s.index) for s in action.samples])
                 if progress is not None:
@@ -160,7 +163,9 @@ def run_policy(
         max_staleness=max_staleness,
         summary=summary,
         steps=metrics.steps,
-        bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
+        bound_s=run_bound(
+            Demand.joined(demands), len(demands), scenario, restarts, in_parts=in_parts
+        ),
         offered_bound_s=offered_bound(workload, scenario),
         on_policy_bound_s=None
         if max_staleness != 0 or scheduler.roles.verifies
@@ -170,7 +175,7 @@ def run_policy(
             len(delivered),
             scenario,
             restarts,
-        ).whole_batches_s,
+        ).of(in_parts=in_parts),
         step_gaps=[
             step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)

@@ -35,6 +35,12 @@ class TestAnyStaleness:
         samples = list(make_trace({"a": [9]}).samples())
         assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(59.0)
 
+    def test_colocated_training_in_parts_leaves_gpus_to_the_tail(self) -> None:
+        scenario = make_scenario(train_s=10.0, colocated=True, instances=2)
+        demand = Demand.of_samples(make_trace({"a": [9]}).samples())
+        assert run_bound(demand, 5, scenario) == pytest.approx(59.0)
+        assert run_bound(demand, 5, scenario, in_parts=True) == pytest.approx(54.5)
+
     def test_tools_go_on_while_colocated_trainers_train(self) -> None:
         scenario = make_scenario(train_s=10.0, colocated=True)
         sample = Sample("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
