@@ -14,7 +14,7 @@ from setuptools import setup
 HOT = {
     "core": "attempts backoff blame event_handlers fleet groups lender lifecycle migrator model "
     "outcomes progress replay_buffer requests sample_buffer scheduler sessions siblings updater "
-    "validation waiting",
+    "validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "sim_instance step_scheduler",

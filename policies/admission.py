@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.roles import Instance
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -44,3 +45,152 @@ class KvTokens(msgspec.Struct, frozen=True):
         return not instance.attempts or (
             instance.in_flight < instance.slots and instance.tokens < instance.kv_tokens * self.fill
         )
+
+
+class KvGrowth(msgspec.Struct, frozen=True):
+    """As many as there are slots, while they fit `fill` of the KV cache once they have grown.
+
+    Each is expected to grow to the mean final context of the requests that finished there before it
+    (llm-d's admission of rollouts by estimated KV growth); a prediction that knows better counts
+    through `Instance.tokens`. An idle instance always takes one.
+    """
+
+    fill: Positive = 1.0
+    counts_finished = True
+
+    def admits(self, instance: Instance) -> bool:
+        in_flight = len(instance.attempts)
+        if not in_flight:
+            return True
+        grown = instance.finished_tokens / max(1, instance.finished)
+        resident = max(instance.tokens, in_flight * grown)
+        room = instance.kv_tokens * self.fill - resident
+        return in_flight < instance.slots and room >= resident / in_flight
+
+
+class Concurrency(msgspec.Struct, frozen=True):
+    """What `AimdConcurrency` keeps of an instance from one report to the next.
+
+    limit     of its sessions
+    finished  how many requests had finished there when the limit was last changed
+    rest      reports until the limit may change again
+    queued    reports in a row that told of a long queue
+    cut       whether the last change was a cut
+    """
+
+    limit: float
+    finished: int = 0
+    rest: int = 0
+    queued: int = 0
+    cut: bool = False
+
+
+class AimdConcurrency(msgspec.Struct, frozen=True):
+    """A cap on the trajectories of an instance that its gauges raise and cut.
+
+    prime-rl's adaptive concurrency (PrimeIntellect-ai/prime-rl, orchestrator/concurrency.py), for
+    each instance: it starts at KV capacity / `longest` (tokens of the longest context there may be)
+    and grows by 1.25 once so many have finished as it allows, if KV use is below 0.6 and the cap
+    binds. It is cut to in-flight * 0.7 / use where KV use is above 0.8, by 0.8 after a preemption,
+    by 0.9 where for 6 reports in a row half as many waited as ran, and to a half where a cut did not
+    help; then it rests for 6 reports. What runs is never cancelled: that vLLM does itself, by
+    preemption, and the trajectories that are too many run out.
+    """
+
+    longest: Annotated[int, msgspec.Meta(ge=1)] = 32_768
+    most: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    counts_finished = True
+    weighs_tokens = False
+
+    def admits(self, instance: Instance) -> bool:
+        return len(instance.attempts) < instance.slots
+
+    def begins(self, instance: Instance) -> bool:
+        return instance.sessions < self._of(instance).limit
+
+    def continues(self, instance: Instance) -> bool:
+        return True
+
+    def observe(self, instance: Instance, report: InstanceReported) -> Concurrency:
+        last = self._of(instance)
+        queued = last.queued + 1 if report.waiting > 0.5 * report.running else 0
+        if last.rest:
+            return Concurrency(last.limit, last.finished, last.rest - 1, queued, last.cut)
+        limit = self._cut(instance, report, last.limit, queued)
+        if limit is not None:
+            limit = min(limit, 0.5 * last.limit) if last.cut else limit
+            return Concurrency(max(1.0, limit), instance.finished, rest=6, cut=True)
+        turned_over = instance.finished - last.finished >= last.limit
+        binds = instance.sessions >= 0.9 * last.limit
+        if report.kv_usage < 0.6 and binds and turned_over:
+            return Concurrency(min(self.most, 1.25 * last.limit), instance.finished, queued=queued)
+        return Concurrency(last.limit, last.finished, 0, queued, last.cut)
+
+    def _cut(
+        self, instance: Instance, report: InstanceReported, limit: float, queued: int
+    ) -> float | None:
+        before = instance.report
+        if report.kv_usage > 0.8:
+            return min(limit, instance.sessions * 0.7 / report.kv_usage)
+        if report.preemptions > (before.preemptions if before else 0):
+            return 0.8 * limit
+        return 0.9 * limit if queued >= 6 else None
+
+    def _of(self, instance: Instance) -> Concurrency:
+        kept: Concurrency | None = instance.observed
+        if kept is not None:
+            return kept
+        return Concurrency(min(self.most, max(1.0, instance.kv_tokens / self.longest)))
+
+
+class SessionLoad(msgspec.Struct, frozen=True):
+    """What `SessionCap` keeps of an instance from one report to the next.
+
+    share  of the KV cache that sessions may fill: less after preemptions
+    tokens of KV that a session holds, on average
+    """
+
+    share: float
+    tokens: float
+
+
+class SessionCap(msgspec.Struct, frozen=True):
+    """As many trajectories as the KV cache holds from turn to turn.
+
+    Where it holds fewer, each turn throws out the KV that another trajectory will need when its tool
+    returns, and every turn is prefilled anew. So trajectories begin while all that are there fit
+    `fill` of the cache, those whose tool works included; where they have outgrown it, the next that
+    return give their KV up and wait until the others are done (ThunderAgent's pause and resume under
+    KV pressure, arXiv 2602.13692). What they hold is what the instance reports for those that run,
+    and our own count for those that do not; a preemption says that it was too much, and takes a
+    fifth of `fill` until it has grown back by 2 % a report.
+    """
+
+    fill: Positive = 0.9
+    counts_finished = True
+    weighs_tokens = False
+
+    def admits(self, instance: Instance) -> bool:
+        return len(instance.attempts) < instance.slots
+
+    def begins(self, instance: Instance) -> bool:
+        load: SessionLoad | None = instance.observed
+        sessions = instance.sessions
+        if load is None or not sessions:
+            return True
+        grown = instance.finished_tokens / max(1, instance.finished)
+        return (sessions + 1) * max(load.tokens, grown) <= instance.kv_tokens * load.share
+
+    def continues(self, instance: Instance) -> bool:
+        load: SessionLoad | None = instance.observed
+        return load is None or instance.sessions * load.tokens <= instance.kv_tokens * load.share
+
+    def observe(self, instance: Instance, report: InstanceReported) -> SessionLoad:
+        last: SessionLoad | None = instance.observed
+        before = 0 if instance.report is None else instance.report.preemptions
+        share = self.fill if last is None else last.share
+        share = 0.8 * share if report.preemptions > before else min(self.fill, 1.02 * share)
+        running = sum(attempt.context_tokens for attempt in instance.attempts.values())
+        kept = sum(request.context_tokens for request in instance.kept.values())
+        held = max(running, report.kv_usage * instance.kv_tokens) + kept
+        return SessionLoad(share, held / max(1, instance.sessions))

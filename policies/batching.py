@@ -16,8 +16,8 @@ def _batch(progress: Progress) -> int:
     """A full batch, or all that is left once nothing more will come."""
     size = progress.prompts_per_step
     if progress.closed:
-        left = progress.complete + progress.active + progress.deferred + progress.fresh
-        size = min(size, left)
+        set_back = progress.spent + progress.deferred
+        size = min(size, progress.complete + progress.active + set_back + progress.fresh)
     return size if progress.complete >= size else 0
 
 
@@ -44,7 +44,8 @@ class Sync(msgspec.Struct, frozen=True):
     """Rounds: the trainer asks, groups start, the batch goes when enough of them are whole.
 
     `over_prompts` starts more groups than a batch takes; what is unfinished when the batch is full
-    is set back (APRIL, arXiv 2509.18521, with partial rollout; thrown away without).
+    is set back (APRIL, arXiv 2509.18521, with partial rollout; thrown away without). Groups that
+    have spent a budget of tokens do not count: others start in their place.
     """
 
     over_prompts: AtLeastOne = 1.0
@@ -53,7 +54,7 @@ class Sync(msgspec.Struct, frozen=True):
     def launch(self, progress: Progress) -> Launch | None:
         if not progress.trainer_waiting:
             return None
-        if progress.round is None:
+        if progress.round is None or progress.spent:
             return _fill(progress, ceil(progress.prompts_per_step * self.over_prompts - 1e-9))
         return _fill(progress, progress.prompts_per_step) if _short(progress) else None
 
@@ -111,23 +112,35 @@ class OneStepOff(msgspec.Struct, frozen=True):
 class FullyAsync(msgspec.Struct, frozen=True):
     """Groups start whenever freshness has room; a batch goes when enough of them are whole.
 
-    `max_groups` bounds the groups in flight at once, 0 for no bound but freshness.
+    `max_groups` bounds the groups in flight at once, 0 for no bound but freshness. `max_ahead`
+    bounds those in flight and those that wait for the trainer together, in batches; 0 for no bound.
+    What freshness allows is a burst at the start and a queue of old samples ever after; as many as
+    the fleet needs to be busy are as fast and fresher (verl's staleness_threshold and AReaL's
+    max_concurrent bound the same).
     """
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     stops_at_delivery = False
 
+    def __post_init__(self) -> None:
+        if 0 < self.max_ahead < 1:
+            raise ValueError(
+                f"max_ahead = {self.max_ahead}: fewer groups than a batch would never fill one; "
+                f"expected at least 1.0, or 0 for no bound"
+            )
+
     def launch(self, progress: Progress) -> Launch | None:
-        deferred, fresh = progress.deferred, progress.fresh
-        if not deferred + fresh:
-            return None
+        room = progress.deferred + progress.fresh
         if self.max_groups:
-            room = self.max_groups - progress.active
-            if room <= 0:
-                return None
-            deferred = min(deferred, room)
-            fresh = min(fresh, room - deferred)
-        return Launch(fresh=fresh, deferred=deferred)
+            room = min(room, self.max_groups - progress.active)
+        if self.max_ahead:
+            most = ceil(progress.prompts_per_step * self.max_ahead - 1e-9)
+            room = min(room, most - progress.active - progress.complete)
+        if room <= 0:
+            return None
+        deferred = min(progress.deferred, room)
+        return Launch(fresh=min(progress.fresh, room - deferred), deferred=deferred)
 
     def batch(self, progress: Progress) -> int:
         return _batch(progress)

@@ -14,6 +14,7 @@ class Never(msgspec.Struct, frozen=True):
 
     keeps_partial = False
     keeps_kv = False
+    budgeted = False
     at_update: Literal["drain"] = "drain"
 
     def limit(self, request: Request) -> int | None:
@@ -24,20 +25,50 @@ class Partial(msgspec.Struct, frozen=True):
     """Partial rollout: a request may be cut and goes on from its tokens under newer weights.
 
     `kv` = "retain" goes on from the KV cache older weights made (PipelineRL, Magistral),
-    "recompute" makes it anew (AReaL). `at_update` = "in_place" freezes requests where they are,
-    "resubmit" brings them back to be dispatched anew, "drain" lets them finish.
-    `segment_tokens` bounds the tokens of one attempt (Kimi k1.5's output budget per iteration);
-    0 for no bound.
+    "recompute" makes it anew (AReaL), "verify" makes it anew and keeps, of the tokens that older
+    weights made, the longest prefix that the new ones pass: token i passes with probability
+    min(1, e^leniency p_new / p_old), which with `leniency` 0 is the test of speculative decoding
+    (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, is lenient by 0.5).
+    `at_update` = "in_place" freezes requests where they are, "resubmit" brings them back to be
+    dispatched anew, "drain" lets them finish. What is frozen never comes back to be verified, so
+    "verify" resubmits unless told to drain.
+    `segment_tokens` bounds the tokens of one attempt; 0 for no bound. With `segment` = "budget" a
+    request that used it up waits for the next round, and other groups start meanwhile (Kimi k1.5's
+    output budget per iteration, arXiv 2501.12599 section 2.6.2). With "chunk" it goes back to the
+    queue at once and may go on anywhere (Seer's divided rollout, arXiv 2511.14617), which costs a
+    prefill wherever its KV is not.
     """
 
-    kv: Literal["retain", "recompute"] = "recompute"
-    at_update: Literal["drain", "in_place", "resubmit"] = "in_place"
+    kv: Literal["retain", "recompute", "verify"] = "recompute"
+    at_update: Literal["drain", "in_place", "resubmit"] = ""  # type: ignore[assignment]
     segment_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    segment: Literal["budget", "chunk"] = "budget"
+    leniency: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     keeps_partial = True
+
+    def __post_init__(self) -> None:
+        if not self.at_update:
+            usual = "resubmit" if self.verifies else "in_place"
+            msgspec.structs.force_setattr(self, "at_update", usual)
+        if self.verifies and self.at_update == "in_place":
+            raise ValueError(
+                'kv = "verify" needs at_update = "resubmit" or "drain": what is frozen in place '
+                "goes on without being verified"
+            )
+        if self.leniency and not self.verifies:
+            raise ValueError('leniency is for kv = "verify"')
+
+    @property
+    def verifies(self) -> bool:
+        return self.kv == "verify"
 
     @property
     def keeps_kv(self) -> bool:
         return self.kv == "retain"
+
+    @property
+    def budgeted(self) -> bool:
+        return self.segment_tokens > 0 and self.segment == "budget"
 
     def limit(self, request: Request) -> int | None:
         return self.segment_tokens or None

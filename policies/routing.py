@@ -105,6 +105,54 @@ class LeastTokens(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
+class VllmInternalLb(msgspec.Struct, frozen=True):
+    """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
+
+    The counts are as old as the last report; meanwhile each request sent counts as one that waits
+    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms, a scenario's `poll_s` is
+    that interval here). It sees neither KV nor what has finished since.
+    """
+
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> int:
+        report = instance.report
+        if report is None:
+            return 4 * instance.unreported
+        return 4 * (report.waiting + instance.unreported) + report.running
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        return fleet.least()
+
+
+class GroupTokens(msgspec.Struct, frozen=True):
+    """The instance with the fewest tokens; the samples of a long prompt go there together.
+
+    A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
+    together. They part where that instance holds more than the emptiest by `margin` such prompts
+    (llm-d's placement of rollout groups; cache_aware routers fall back to the shortest queue alike).
+    """
+
+    shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    margin: Positive = 8.0
+
+    def load(self, instance: Instance) -> int:
+        return instance.tokens
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        least = fleet.least()
+        prompt_tokens = request.siblings.prompt_tokens
+        if least is None or prompt_tokens < self.shared_tokens:
+            return least
+        for sibling in request.siblings.requests:
+            if sibling.attempt is not None:
+                instance = fleet.open_instance(sibling.attempt.instance.id)
+                if instance is not None:
+                    ahead = instance.tokens - least.tokens
+                    return instance if ahead <= self.margin * prompt_tokens else least
+        return least
+
+
 class SessionAffinity(msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 

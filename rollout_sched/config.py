@@ -43,6 +43,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
+        "group_tokens": routing.GroupTokens,
         "least_requests": routing.LeastRequests,
         "least_tokens": routing.LeastTokens,
         "power_of_two": routing.PowerOfTwo,
@@ -50,6 +51,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "round_robin": routing.RoundRobin,
         "session_affinity": routing.SessionAffinity,
         "static_split": routing.StaticSplit,
+        "vllm_internal_lb": routing.VllmInternalLb,
     },
     "ordering": {
         "fifo": ordering.Fifo,
@@ -58,7 +60,10 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "shortest_first": ordering.ShortestFirst,
     },
     "admission": {
+        "aimd_concurrency": admission.AimdConcurrency,
+        "kv_growth": admission.KvGrowth,
         "kv_tokens": admission.KvTokens,
+        "session_cap": admission.SessionCap,
         "slots": admission.Slots,
         "unbounded": admission.Unbounded,
     },

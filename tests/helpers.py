@@ -59,6 +59,7 @@ class ProgressView:
     fresh: int = 0
     deferred: int = 0
     active: int = 0
+    spent: int = 0
     complete: int = 0
     delivered: int = 0
     started: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rollout_sched.core.events import Spans
@@ -11,16 +13,28 @@ from rollout_sched.integrations.vllm.protocol.answers import (
     finish_of,
     spans_of,
 )
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, OnTokens, Order, Output
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    InstanceError,
+    OnTokens,
+    Order,
+    Output,
+    PromptToken,
+)
+
+#: What is told of a place in a prompt: of the token that stands there, and perhaps of others.
+ById = dict[int, PromptToken]
 
 
 class Chunk(msgspec.Struct):
-    """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all."""
+    """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all,
+    `prompt` with the first: one entry for each token of the context but the first."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
     finish: str | None = None
     versions: list[VersionSpan] | None = None
+    prompt: list[ById] | None = None
 
 
 class Assembly:
@@ -34,6 +48,8 @@ class Assembly:
         self, order: Order, on_tokens: OnTokens | None = None, *, labelled: bool = False
     ) -> None:
         self._limit = order.max_new_tokens
+        self._context = order.token_ids
+        self._wants_prompt = order.sampling.get("prompt_logprobs") is not None
         self._wants_logprobs = order.sampling.get("logprobs") is not None
         self._on_tokens = on_tokens
         self._labelled = labelled
@@ -41,6 +57,7 @@ class Assembly:
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
         self._versions: list[VersionSpan] | None = None
+        self._prompt: list[PromptToken] | None = None
 
     def add(self, chunk: Chunk) -> None:
         tokens = len(chunk.token_ids)
@@ -51,6 +68,8 @@ class Assembly:
         logprobs = chunk.logprobs if chunk.logprobs is not None else []
         if self._wants_logprobs and len(logprobs) != tokens:
             raise AnswerUntrue(f"it sent {len(logprobs)} log-probs with {tokens} tokens")
+        if chunk.prompt is not None and self._wants_prompt:
+            self._prompt = _of_the_context(self._context, chunk.prompt)
         if chunk.finish is not None:
             self._finish = finish_of(chunk.finish)
             self._versions = chunk.versions
@@ -73,4 +92,18 @@ class Assembly:
 
     def _as_output(self, finish: Finish, spans: Spans) -> Output:
         logprobs = self._logprobs if self._wants_logprobs else None
-        return Output(self._token_ids, logprobs, finish, spans)
+        return Output(self._token_ids, logprobs, finish, spans, self._prompt)
+
+
+def _of_the_context(token_ids: Sequence[int], told: Sequence[ById]) -> list[PromptToken]:
+    """What is told of the tokens of a context. Raises AnswerUntrue if it is of other tokens."""
+    if len(told) != len(token_ids) - 1:
+        raise AnswerUntrue(
+            f"it sent {len(told) + 1} log-probs of a prompt of {len(token_ids)} tokens"
+        )
+    found = [by_id.get(token) for token, by_id in zip(token_ids[1:], told, strict=True)]
+    thought = [token for token in found if token is not None]
+    if len(thought) != len(found):
+        place = found.index(None) + 1
+        raise AnswerUntrue(f"it sent no log-prob of its prompt's token {place}")
+    return thought

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from rollout_sched.integrations.vllm.answers import Chunk
+from rollout_sched.integrations.vllm.answers import ById, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, decoded
 from rollout_sched.integrations.vllm.protocol.endpoints import COMPLETIONS, GENERATE
 from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
@@ -18,7 +18,7 @@ from rollout_sched.integrations.vllm.protocol.requests import (
     NEUTRAL_SAMPLING,
     UNKNOWN_TO_COMPLETIONS,
 )
-from rollout_sched.live.ports import AnswerUntrue, Order, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, Order, PromptToken, RequestRejected
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
@@ -52,6 +52,15 @@ class _TokenLogprob(msgspec.Struct):
     token_id: int | None = None  # since vLLM 0.32
 
 
+class _PromptLogprob(msgspec.Struct):
+    logprob: Logprob
+    rank: Annotated[int, msgspec.Meta(ge=1)]
+
+
+#: Of each token of a prompt but the first: what it was compared with, by the token's id.
+_PromptLogprobs = list[dict[int, _PromptLogprob] | None] | None
+
+
 class _GenerateLogprobs(msgspec.Struct):
     content: list[_TokenLogprob]
 
@@ -65,6 +74,7 @@ class _GenerateChoice(msgspec.Struct):
 
 class _GenerateAnswer(msgspec.Struct):
     choices: list[_GenerateChoice]
+    prompt_logprobs: _PromptLogprobs = None
 
 
 class Generate:
@@ -97,7 +107,8 @@ class Generate:
         return _encoded(request)
 
     def read(self, data: bytes) -> Chunk:
-        choice = _only(decoded(self._decode, data).choices)
+        answer = decoded(self._decode, data)
+        choice = _only(answer.choices)
         if choice is None:
             return Chunk([])
         logprobs = None
@@ -107,7 +118,8 @@ class Generate:
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs name other tokens than its answer")
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+        versions, prompt = choice.weight_versions, _prompt_tokens(answer.prompt_logprobs)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt)
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -119,6 +131,7 @@ class _CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _CompletionLogprobs | None = None
     weight_versions: list[VersionSpan] | None = None
+    prompt_logprobs: _PromptLogprobs = None
 
 
 class _CompletionAnswer(msgspec.Struct):
@@ -167,7 +180,18 @@ class Completions:
         if choice.token_ids is None:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+        versions, prompt = choice.weight_versions, _prompt_tokens(choice.prompt_logprobs)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt)
+
+
+def _prompt_tokens(told: _PromptLogprobs) -> list[ById] | None:
+    """What is told of each token of a prompt, but of the first, of which nothing can be."""
+    if told is None:
+        return None
+    return [
+        {token: PromptToken(t.logprob, t.rank) for token, t in (by_id or {}).items()}
+        for by_id in told[1:]
+    ]
 
 
 def _encoded(request: dict[str, Any]) -> bytes:

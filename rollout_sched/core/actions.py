@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from rollout_sched.core.events import Spans
 from rollout_sched.core.samples import Sample
 
 
@@ -21,6 +22,10 @@ class Dispatch(_Action, frozen=True):
     context were generated in earlier attempts, `computed_tokens` went through an instance before;
     `turn` counts the turns of a trajectory that are over. `group` and `index` say which sample of
     which group it is; "" for a direct request.
+
+    `draft` are the leading response tokens, as (version, tokens) pairs in order, that are to be
+    verified first: a PrefixVerified comes before anything else of the attempt. What is rejected may
+    be made anew beyond `max_new_tokens`.
     """
 
     request: str
@@ -34,6 +39,7 @@ class Dispatch(_Action, frozen=True):
     turn: int = 0
     group: str = ""
     index: int = 0
+    draft: Spans = ()
 
 
 class Interrupt(_Action, frozen=True):
@@ -101,10 +107,12 @@ class Answer(_Action, frozen=True):
 class Discard(_Action, frozen=True):
     """Throw away the `tokens` a request has made. `ends`: the request itself is over.
 
-    `attempt`: only what that attempt made; 0: everything kept so far.
-    Reasons: "surplus" (more samples than the group needs), "deferred" (set back to a later
-    round), "stale" (older than allowed), "untrue" (it cannot be what it says), "oversized" (no
-    instance that was ever here can hold it), "failed", "withdrawn".
+    `attempt`: only what that attempt made; 0: everything kept so far, but of "rejected" the last
+    `tokens` that were generated, or everything where a tool has answered one of those.
+    Reasons: "rejected" (newer weights do not pass it), "surplus" (more samples than the group
+    needs), "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (it
+    cannot be what it says), "oversized" (no instance that was ever here can hold it), "failed",
+    "withdrawn".
     """
 
     request: str

@@ -6,6 +6,7 @@ from collections import Counter
 
 from rollout_sched.core.actions import Action, Discard, Interrupt
 from rollout_sched.core.events import (
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -19,7 +20,14 @@ from rollout_sched.core.model import Attempt, Request
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.samples import Segment
 
-OfAttempt = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed | TokensArrived
+OfAttempt = (
+    RequestFinished
+    | TurnFinished
+    | RequestInterrupted
+    | RequestFailed
+    | TokensArrived
+    | PrefixVerified
+)
 
 
 class AttemptLedger:
@@ -57,8 +65,9 @@ class AttemptLedger:
             return
         for version, tokens in self._true_spans(attempt, spans):
             request.segments += (Segment(version, tokens, attempt.instance.id),)
-            if request.group is not None:
-                self._samples.note_version(request.group, version)
+            group = request.group
+            if group is not None and group in self._samples:
+                self._samples.note_version(group, version)
         request.response_tokens += attempt.tokens
         request.context_tokens += attempt.tokens
         request.computed_tokens = request.context_tokens

@@ -21,6 +21,7 @@ from rollout_sched.core.events import (
     InstancePaused,
     InstanceReported,
     InstanceReturned,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -49,6 +50,7 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.verification import Verification
 
 #: A request that was stopped so often by somebody else is given up. A trainer that drives the
 #: weights around us may stop a long one once for each of its steps.
@@ -116,12 +118,14 @@ class ClientEvents:
         siblings: DirectSiblings,
         outcomes: Outcomes,
         sessions: Sessions,
+        fleet: Fleet,
         anomalies: Counter[str],
     ) -> None:
         self._requests = requests
         self._siblings = siblings
         self._outcomes = outcomes
         self._sessions = sessions
+        self._fleet = fleet
         self._anomalies = anomalies
 
     def request_submitted(self, event: RequestSubmitted, now: float) -> None:
@@ -129,6 +133,9 @@ class ClientEvents:
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
         request.last_instance = self._sessions.last_instance(event.session)
+        home = self._fleet.instances.get(request.last_instance or "")
+        if home is not None:
+            self._fleet.keep(request, home)
         self._requests.wait(request)
 
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
@@ -197,8 +204,7 @@ class InstanceEvents:
     def reported(self, event: InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
-            instance.report_before = instance.report
-            instance.report = event
+            self._fleet.report(instance, event)
 
     def paused(self, event: InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
@@ -239,6 +245,8 @@ class InstanceEvents:
     def _lose(self, instance: Instance) -> None:
         self._lender.lost(instance)
         self._updater.lost(instance)
+        for request in list(instance.kept.values()):
+            self._requests.leave_home(request)
         lost = self._fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
         for attempt in lost:
@@ -273,6 +281,7 @@ class AttemptEvents:
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
+        verification: Verification,
         progress: RunProgress,
         backoff: Backoff,
         anomalies: Counter[str],
@@ -286,6 +295,7 @@ class AttemptEvents:
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
+        self._verification = verification
         self._progress = progress
         self._backoff = backoff
         self._anomalies = anomalies
@@ -295,12 +305,23 @@ class AttemptEvents:
         attempt = self._ledger.find(event)
         if attempt is None or attempt.abandoned:
             return
-        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
+        most = 0 if attempt.draft_tokens else attempt.max_new_tokens
+        if not attempt.tokens <= event.tokens <= most:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
         self._requests.learn(attempt.request.siblings)
         self._requests.expect_running(attempt.request)
+
+    def verified(self, event: PrefixVerified, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None or attempt.abandoned:
+            return
+        if not attempt.draft_tokens:
+            self._anomalies["verified_unasked"] += 1
+            return
+        self._verification.passed(attempt, event.tokens)
+        self._progress.dirty = True  # a batch may have waited for what is younger now
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -321,6 +342,7 @@ class AttemptEvents:
         if self._requests.room_for(request):
             move(request, ACT)
             request.turn += 1
+            self._fleet.keep(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
 
@@ -331,6 +353,7 @@ class AttemptEvents:
         if event.observation_tokens < 0:
             self._anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
+        request.settled_tokens = request.response_tokens
         self._outcomes.go_on(request)
 
     def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
@@ -340,6 +363,7 @@ class AttemptEvents:
         if event.reason == "failed":
             self._outcomes.give_up(request)
         else:
+            request.turn -= 1  # a turn that no tool has answered may yet be made anew
             self._outcomes.finish(request, event.reason)
 
     def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
@@ -363,6 +387,8 @@ class AttemptEvents:
                 return
             self._backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
+        if self._verification.on and request.group is not None:
+            self._verification.renew(request.group)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)
@@ -414,11 +440,22 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
+        if attempt.draft_tokens and (tokens or not isinstance(event, RequestInterrupted)):
+            self._unverified(attempt)
+            return None
         if attempt.request.failed_on:
             for at_fault in blame.succeed(attempt.request, self._fleet.instances):
                 self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
+
+    def _unverified(self, attempt: Attempt) -> None:
+        """It went on from a draft that nobody has verified: what it made counts for nothing."""
+        self._anomalies["draft_not_verified"] += 1
+        self._ledger.waste(attempt, "untrue")
+        attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._outcomes.go_on(attempt.request)
 
     def _free(self, attempt: Attempt) -> None:
         """The instance holds the attempt no longer."""

@@ -113,6 +113,15 @@ class TokensArrived(_Event, frozen=True):
     tokens: int
 
 
+class PrefixVerified(_Event, frozen=True):
+    """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
+    attempt goes on from there. Where that lies before what a tool has answered, none have."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
 class RequestFinished(_Event, frozen=True):
     """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
 
@@ -234,4 +243,5 @@ Event = (
     | InstanceReturned
     | BatchRequested
     | Woke
+    | PrefixVerified
 )

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final
 
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
+from rollout_sched.core.roles import SessionAdmission
 
 # Looking a member up in its enum costs as much as the rest of the test in `touch`.
 SERVING: Final = InstanceStatus.SERVING
@@ -23,9 +25,23 @@ Heap = list[tuple[Any, int, int, Instance]]
 
 
 class Fleet:
-    """Every instance we know of and every attempt in flight."""
+    """Every instance we know of and every attempt in flight.
 
-    def __init__(self, load: Callable[[Instance], Any], admits: Callable[[Instance], bool]) -> None:
+    `sessions`: who bounds the sessions of an instance, if anybody does; `taking` then counts the
+    open instances where another one may begin.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Instance], Any],
+        admits: Callable[[Instance], bool],
+        sessions: SessionAdmission | None = None,
+        *,
+        counts_finished: bool = False,
+    ) -> None:
+        self.sessions = sessions
+        self.counts_finished = counts_finished
+        self.taking = 0
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
         self.open: list[Instance] = []
@@ -64,6 +80,10 @@ class Fleet:
         """
         needed = request.context_tokens + request.remaining_tokens
         return instance.kv_tokens >= needed or instance.kv_tokens >= self.most_kv_tokens
+
+    def may_begin(self, request: Request, instance: Instance) -> bool:
+        """Whether the sessions there leave room for it; one that has KV somewhere is not asked."""
+        return instance.takes_new or self.sessions is None or request.home is not None
 
     # -- facts derived from the instances --------------------------------------------------
 
@@ -118,6 +138,9 @@ class Fleet:
         instance.attempts[attempt.id] = attempt
         instance.tokens += attempt.context_tokens + expected
         instance.last_dispatch = attempt.id
+        instance.unreported += 1
+        if request.home is not None:
+            self.leave(request)
         self.touch(instance)
         return attempt
 
@@ -128,6 +151,47 @@ class Fleet:
         del instance.attempts[attempt.id]
         instance.tokens -= attempt.context_tokens + attempt.expected_tokens
         self.touch(instance)
+
+    def keep(self, request: Request, instance: Instance) -> None:
+        """A turn is over: its KV stays there for the next one."""
+        request.home = instance
+        instance.kept[request.id] = request
+        self.touch(instance)
+
+    def leave(self, request: Request) -> None:
+        """Its KV need not be kept any longer."""
+        instance = request.home
+        if instance is not None:
+            request.home = None
+            del instance.kept[request.id]
+            self.touch(instance)
+
+    def finished(self, request: Request) -> None:
+        """It will not come back: its last instance has learnt how long such a context becomes."""
+        self.leave(request)
+        if not self.counts_finished:
+            return
+        instance = self.instances.get(request.last_instance or "")
+        if instance is not None:
+            instance.finished += 1
+            instance.finished_tokens += request.context_tokens
+            self.touch(instance)
+
+    def report(self, instance: Instance, report: InstanceReported) -> None:
+        """A poll of an instance: its load may be another."""
+        if self.sessions is not None:
+            instance.observed = self.sessions.observe(instance, report)
+        instance.report_before = instance.report
+        instance.report = report
+        instance.unreported = 0
+        self.touch(instance)
+
+    def shrink(self, attempt: Attempt, tokens: int) -> None:
+        """So much of its context was rejected; it may make as much more, and is expected to."""
+        attempt.context_tokens -= tokens
+        attempt.max_new_tokens += tokens
+        attempt.instance.tokens -= tokens
+        self.expect(attempt, attempt.expected_tokens + tokens)
 
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""
@@ -146,6 +210,8 @@ class Fleet:
                 instance.open_index = len(self.open)
                 self.open.append(instance)
             self._moved.add(instance)
+            if self.sessions is not None:
+                self._take_new(instance, self.sessions.begins(instance))
         elif instance.open_index >= 0:
             self._shut(instance)
 
@@ -157,9 +223,14 @@ class Fleet:
         self.most_kv_tokens = max([self.most_kv_tokens, *sizes])
         self.unlike = any(size < self.most_kv_tokens for size in sizes)
 
+    def _take_new(self, instance: Instance, takes_new: bool) -> None:
+        self.taking += takes_new - instance.takes_new
+        instance.takes_new = takes_new
+
     def _shut(self, instance: Instance) -> None:
         if instance.open_index < 0:
             return
+        self._take_new(instance, False)
         last = self.open.pop()
         if last is not instance:
             self.open[instance.open_index] = last

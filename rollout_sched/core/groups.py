@@ -2,8 +2,8 @@
 
 A move that the table does not list is an error and changes nothing. Reading down: a group is
 submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished; on the
-way it may be *set back* to a later round, as may a complete one that has grown stale. It is
-*delivered* or *fails* exactly once, and is forgotten then.
+way it may *spend* the round's budget of tokens, or be *set back* to a later round, as may a complete
+one that has grown stale. It is *delivered* or *fails* exactly once, and is forgotten then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rollout_sched.core.model import Group, GroupState
 # Final, so that compiled code need not look them up.
 FRESH: Final = GroupState.FRESH
 ACTIVE: Final = GroupState.ACTIVE
+SPENT: Final = GroupState.SPENT
 DEFERRED: Final = GroupState.DEFERRED
 COMPLETE: Final = GroupState.COMPLETE
 DELIVERED: Final = GroupState.DELIVERED
@@ -29,6 +30,7 @@ class GroupMove(StrEnum):
     """The verbs of the table."""
 
     LAUNCH = "launch"  # its requests may be dispatched
+    SPEND = "spend"  # all that is unfinished of it has used up the round's budget
     SET_BACK = "set back"  # it waits for a later launch
     FILL = "fill"  # enough of its requests have finished
     DELIVER = "deliver"
@@ -36,6 +38,7 @@ class GroupMove(StrEnum):
 
 
 LAUNCH: Final = GroupMove.LAUNCH
+SPEND: Final = GroupMove.SPEND
 SET_BACK: Final = GroupMove.SET_BACK
 FILL: Final = GroupMove.FILL
 DELIVER: Final = GroupMove.DELIVER
@@ -43,7 +46,8 @@ FAIL: Final = GroupMove.FAIL
 
 MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
     FRESH: {LAUNCH: ACTIVE},
-    ACTIVE: {SET_BACK: DEFERRED, FILL: COMPLETE, FAIL: FAILED},
+    ACTIVE: {SPEND: SPENT, SET_BACK: DEFERRED, FILL: COMPLETE, FAIL: FAILED},
+    SPENT: {LAUNCH: ACTIVE, SET_BACK: DEFERRED},
     # Its last request may finish after the round did.
     DEFERRED: {LAUNCH: ACTIVE, FILL: COMPLETE, FAIL: FAILED},
     COMPLETE: {SET_BACK: DEFERRED, DELIVER: DELIVERED},
@@ -52,7 +56,7 @@ MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
 }
 
 #: States of groups that are still here.
-HERE = (FRESH, ACTIVE, DEFERRED, COMPLETE)
+HERE = (FRESH, ACTIVE, SPENT, DEFERRED, COMPLETE)
 
 
 class Groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollout_sched.core.groups import HERE
-from rollout_sched.core.model import GroupState, InstanceStatus, RequestState
+from rollout_sched.core.model import GroupState, InstanceStatus, Request, RequestState
 
 if TYPE_CHECKING:
     from rollout_sched.core.scheduler import Scheduler
@@ -16,6 +16,7 @@ def check(scheduler: Scheduler) -> None:
     _check_instances(scheduler)
     _check_requests(scheduler)
     _check_groups(scheduler)
+    _check_budgets(scheduler)
     _check_no_idle_capacity(scheduler)
 
 
@@ -31,6 +32,14 @@ def _check_instances(scheduler: Scheduler) -> None:
         if is_open:
             assert instance.status is InstanceStatus.SERVING, f"{instance!r} is open"
             assert scheduler.roles.admission.admits(instance), f"{instance!r} is full but open"
+        for request in instance.kept.values():
+            assert request.home is instance, f"{request!r} has left {instance!r}"
+        sessions = scheduler.roles.sessions
+        takes_new = is_open and sessions is not None and sessions.begins(instance)
+        assert instance.takes_new == takes_new, f"{instance!r}: takes new ones?"
+    assert fleet.taking == sum(i.takes_new for i in fleet.instances.values()), (
+        "instances that take new ones"
+    )
     assert attempts == fleet.attempts, "attempts in flight do not add up over instances"
     for attempt in fleet.attempts.values():
         owner = attempt.request.attempt
@@ -46,6 +55,9 @@ def _check_requests(scheduler: Scheduler) -> None:
         assert (state is RequestState.WAITING) == (request in requests.waiting), f"{request!r}"
         parked = request in requests.replay_buffer
         assert (state is RequestState.PARKED) == parked, f"{request!r}"
+        if request.home is not None:
+            assert state in (RequestState.ACTING, RequestState.WAITING), f"{request!r} has a home"
+            assert request.home.kept.get(request.id) is request, f"{request!r} is not at home"
         in_flight = state in (RequestState.RUNNING, RequestState.INTERRUPTING)
         assert in_flight == (request.attempt is not None), f"{request!r}"
         made = sum(segment.tokens for segment in request.segments)
@@ -68,7 +80,7 @@ def _check_groups(scheduler: Scheduler) -> None:
         for request in group.requests:
             assert requests.get(request.id) is request, f"{request!r} is not in the books"
             assert request.group is group, f"{request!r} is listed in {group!r}"
-            for segment in request.segments:
+            for segment in () if _is_draft(scheduler, request) else request.segments:
                 oldest = segment.version if group.oldest_version is None else group.oldest_version
                 assert oldest <= segment.version, f"{group!r} holds older tokens"
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
@@ -84,12 +96,38 @@ def _check_groups(scheduler: Scheduler) -> None:
         assert all(requests.get(r.id) is r for r in siblings.requests), f"{siblings!r}"
 
 
+def _check_budgets(scheduler: Scheduler) -> None:
+    groups, progress = scheduler.groups, scheduler.progress
+    for group in groups.of(GroupState.ACTIVE):
+        assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
+    for group in groups.of(GroupState.SPENT):
+        assert not any(map(_can_go_on, group.requests)), f"{group!r}: something of it can go on"
+    if progress.complete + progress.active < progress.prompts_per_step:
+        assert not progress.spent, "spent groups wait although the batch lacks groups"
+
+
+def _can_go_on(request: Request) -> bool:
+    parked = request.state is RequestState.PARKED and not request.rests_until
+    return not parked and request.state is not RequestState.FINISHED
+
+
+def _is_draft(scheduler: Scheduler, request: Request) -> bool:
+    """Whether it will be verified before it goes on, or is about to be."""
+    if not scheduler.verification.on:
+        return False
+    attempt = request.attempt
+    if attempt is not None:
+        return attempt.draft_tokens > 0
+    return request.state in (RequestState.WAITING, RequestState.PARKED)
+
+
 def _check_no_idle_capacity(scheduler: Scheduler) -> None:
     waiting, fleet = scheduler.requests.waiting, scheduler.fleet
     first = waiting.first()
-    if first is not None and fleet.open:
+    held_back = fleet.sessions is not None and not fleet.taking
+    if first is not None and fleet.open and not (held_back and first.home is None):
         chosen = scheduler.roles.routing.choose(first, fleet)
         assert chosen is None, f"{first!r} waits although {chosen!r} is open"
     for request in waiting.aside:
-        fitting = [i for i in fleet.open if fleet.fits(request, i)]
+        fitting = [i for i in fleet.open if fleet.fits(request, i) and fleet.may_begin(request, i)]
         assert not fitting, f"{request!r} was set aside although it fits on {fitting}"

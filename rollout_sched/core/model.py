@@ -44,6 +44,7 @@ class GroupState(StrEnum):
 
     FRESH = "fresh"  # submitted, never launched
     ACTIVE = "active"  # launched: its requests may run
+    SPENT = "spent"  # all that is unfinished of it has used up the round's budget of tokens
     DEFERRED = "deferred"  # set back to a later round, with or without its tokens
     COMPLETE = "complete"  # whole, waits for its batch
     DELIVERED = "delivered"
@@ -70,18 +71,26 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is, `report_before` the one before that. `open_index`
-    and `heap_version` are the fleet's.
+    `report` is its last poll, as old as that is, and `report_before` the one before; `unreported`
+    counts the attempts sent since, and
+    `observed` is what the admission makes of the polls. `kept` are the requests between two turns
+    whose KV is here. `finished` counts those that were finished here, `finished_tokens` the tokens
+    of their contexts, if the admission wants to know. `open_index`, `heap_version` and `takes_new`
+    are the fleet's.
     """
 
     __slots__ = (
         "attempts",
         "faults",
+        "finished",
+        "finished_tokens",
         "heap_version",
         "id",
+        "kept",
         "kv_tokens",
         "last_dispatch",
         "leaving",
+        "observed",
         "open_index",
         "report",
         "report_before",
@@ -91,7 +100,9 @@ class Instance:
         "slots",
         "status",
         "suspects",
+        "takes_new",
         "tokens",
+        "unreported",
         "version",
     )
 
@@ -112,12 +123,23 @@ class Instance:
         self.leaving = False
         self.report: InstanceReported | None = None
         self.report_before: InstanceReported | None = None
+        self.unreported = 0
+        self.observed: Any = None
+        self.kept: dict[str, Request] = {}
+        self.finished = 0
+        self.finished_tokens = 0
         self.open_index = -1
         self.heap_version = 0
+        self.takes_new = False
 
     @property
     def in_flight(self) -> int:
         return len(self.attempts)
+
+    @property
+    def sessions(self) -> int:
+        """Requests whose KV is here: those in flight, and those between two turns."""
+        return len(self.attempts) + len(self.kept)
 
     def __repr__(self) -> str:
         return f"<Instance {self.id} v{self.version} {self.status} {self.in_flight}/{self.slots}>"
@@ -227,7 +249,9 @@ class Request:
     `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
-    instance before. `rank` is its entry in the waiting queue, None outside of it. `failures` counts
+    instance before. `home` is the instance that keeps its KV between two turns, None at any other
+    time. `settled_tokens` of the response were made before a tool last returned. `rank` is its
+    entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
     `migrations` counts how often it was interrupted to go on elsewhere.
     """
@@ -241,6 +265,7 @@ class Request:
         "failures",
         "finish",
         "group",
+        "home",
         "id",
         "index",
         "last_attempt",
@@ -253,6 +278,7 @@ class Request:
         "segments",
         "serial",
         "session",
+        "settled_tokens",
         "siblings",
         "state",
         "turn",
@@ -280,9 +306,11 @@ class Request:
         self.response_tokens = 0
         self.expected_tokens = 0
         self.computed_tokens = 0
+        self.settled_tokens = 0
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None
+        self.home: Instance | None = None
         self.session = ""
         self.salt: int | None = None
         self.failures = 0
@@ -322,12 +350,13 @@ class Attempt:
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
     `abandoned` is the reason its tokens are no longer wanted; the instance still holds the slot
-    until it has answered.
+    until it has answered. `draft_tokens` are to be verified before it makes any.
     """
 
     __slots__ = (
         "abandoned",
         "context_tokens",
+        "draft_tokens",
         "expected_tokens",
         "id",
         "instance",
@@ -355,4 +384,5 @@ class Attempt:
         self.max_new_tokens = max_new_tokens
         self.expected_tokens = expected_tokens
         self.tokens = 0
+        self.draft_tokens = 0
         self.abandoned = ""

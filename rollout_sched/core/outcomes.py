@@ -9,15 +9,17 @@ from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Answer
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import (
+    ACTIVE,
     DEFERRED,
     DELIVER,
     FAIL,
     FILL,
     LAUNCH,
     SET_BACK,
+    SPEND,
     Groups,
 )
-from rollout_sched.core.lifecycle import FINISH, FINISHED, RUNNING, WAITING, move
+from rollout_sched.core.lifecycle import FINISH, FINISHED, PARKED, RUNNING, WAITING, move
 from rollout_sched.core.model import Group, Request
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
@@ -25,6 +27,7 @@ from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.samples import Sample
 from rollout_sched.core.siblings import DirectSiblings
+from rollout_sched.core.verification import Verification
 
 
 class Outcomes:
@@ -38,15 +41,18 @@ class Outcomes:
         requests: Requests,
         siblings: DirectSiblings,
         samples: SampleBuffer,
+        verification: Verification,
         progress: RunProgress,
         out: list[Action],
     ) -> None:
         self._roles = roles
+        self._budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
         self._fleet = fleet
         self._groups = groups
         self._requests = requests
         self._siblings = siblings
         self._samples = samples
+        self._verification = verification
         self._progress = progress
         self._out = out
 
@@ -62,27 +68,38 @@ class Outcomes:
             self._requests.park(request)
 
     def end_segment(self, request: Request) -> None:
-        """It used up the tokens of one attempt; in rounds it goes on in the next."""
-        if self._roles.batching.stops_at_delivery and request.group is not None:
+        """It used up the tokens of one attempt; a budget is renewed by the next round."""
+        if self._budgeted and request.group is not None:
             self._requests.park(request)
+            self._spend(request.group)
         else:
             self.go_on(request)
 
     def finish(self, request: Request, reason: str) -> None:
+        group = request.group
+        if self._verification.on and group is not None and self._too_early(request, group):
+            self._hold(request)
+            if group.state is not DEFERRED:
+                self._requests.wait(request)
+            return
         move(request, FINISH)
         request.finish = reason
+        self._fleet.finished(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
         insort(request.siblings.lengths, request.response_tokens)
-        group = request.group
         if group is None:
             self._answer(request)
             return
+        if self._verification.on:
+            self._verification.renew(group)
         group.finished.append(request)
         if len(group.finished) >= group.samples:
             self._fill(group)
         else:
             self._requests.learn(request.siblings)
+            if self._budgeted:
+                self._spend(group)
 
     def end_direct(self, request: Request, reason: str) -> None:
         """A direct request is over without an answer."""
@@ -108,6 +125,7 @@ class Outcomes:
             request.segments,
             newest - min(versions, default=newest),
             request.finish,
+            sum([segment.tokens for segment in request.segments if segment.verified]),
         )
 
     def _answer(self, request: Request) -> None:
@@ -140,18 +158,16 @@ class Outcomes:
 
     def set_back(self, group: Group) -> None:
         """The round is over without this group: keep its partial requests, or start it over."""
-        if not self._roles.interruption.keeps_partial:
+        if self._verification.on or not self._roles.interruption.keeps_partial:
             self.start_over(group, "deferred")
             return
         self._groups.move(group, SET_BACK)
         for request in group.requests:
-            if request.state is WAITING:
-                self._requests.park(request)
-            elif request.state is RUNNING:
-                self._requests.interrupt(request)
+            self._stop(request)
 
     def start_over(self, group: Group, reason: str = "stale") -> None:
-        """Throw away every token of a group and queue it for a later launch."""
+        """Queue a group for a later launch, and throw away every token of it; who verifies keeps
+        them as a draft, of samples that have finished as of others."""
         self._progress.dirty = True
         if group.state is not DEFERRED:
             self._groups.move(group, SET_BACK)
@@ -160,11 +176,45 @@ class Outcomes:
             self._requests.end(request, reason)
         del requests[group.samples :]
         for request in requests:
-            self._requests.start_over(request, reason)
+            if self._verification.on:
+                self._set_aside(request)
+            else:
+                self._requests.start_over(request, reason)
         group.finished.clear()
         group.siblings.lengths.clear()
         group.siblings.estimate = None
         self._samples.remove(group)
+
+    def _set_aside(self, request: Request) -> None:
+        """What it has made is a draft from now on."""
+        if request.state is FINISHED:
+            self._hold(request)
+        else:
+            self._stop(request)
+
+    def _too_early(self, request: Request, group: Group) -> bool:
+        """Whether it would be too old when it is delivered: its round is over, or its last tool has
+        taken longer than its tokens may wait."""
+        if group.state is DEFERRED:
+            return True
+        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        return any(segment.version < oldest for segment in request.segments)
+
+    def _hold(self, request: Request) -> None:
+        """It has finished, but too early: it ends anew under the weights that verify it."""
+        if request.response_tokens > request.settled_tokens:
+            self._verification.shorten(request)
+            request.finish = ""
+            self._requests.park(request)
+        else:  # there is no end to make anew without what a tool has answered
+            self._requests.start_over(request, "rejected")
+
+    def _stop(self, request: Request) -> None:
+        """It goes on in a later round."""
+        if request.state is WAITING:
+            self._requests.park(request)
+        elif request.state is RUNNING:
+            self._requests.interrupt(request)
 
     def deliver(self, group: Group) -> None:
         """Its samples are on their way to the trainer."""
@@ -172,6 +222,17 @@ class Outcomes:
         for request in group.finished:
             self._requests.forget(request)
         self._let_go(group)
+
+    def _spend(self, group: Group) -> None:
+        """If nothing of it can go on in this round, others may start in its place."""
+        if group.state is not ACTIVE:
+            return
+        for request in group.requests:
+            parked = request.state is PARKED and not request.rests_until
+            if not parked and request.state is not FINISHED:
+                return
+        self._progress.dirty = True
+        self._groups.move(group, SPEND)
 
     def _fill(self, group: Group) -> None:
         self._progress.dirty = True

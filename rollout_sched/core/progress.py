@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.roles import Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
@@ -50,6 +50,10 @@ class RunProgress:
     @property
     def active(self) -> int:
         return self._groups.count(ACTIVE)
+
+    @property
+    def spent(self) -> int:
+        return self._groups.count(SPENT)
 
     @property
     def deferred(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Interrupt
@@ -33,6 +34,7 @@ class Requests:
         self._prediction = roles.prediction
         self._ordering = roles.ordering
         self._weigh_tokens = roles.weigh_tokens
+        self._sessions = roles.sessions
         self._fleet = fleet
         self._ledger = ledger
         self._serials = serials
@@ -67,11 +69,21 @@ class Requests:
         """It may be dispatched (again)."""
         self.replay_buffer.discard(request)
         request.rests_until = 0.0
+        home = request.home
+        if home is not None and self._sessions is not None and not self._sessions.continues(home):
+            self._fleet.leave(request)
         move(request, RETURN)
         request.expected_tokens = self._prediction.expect(request)
-        self.waiting.add(request, self._ordering.key(request))
+        self.waiting.add(request, self._key(request))
+
+    def leave_home(self, request: Request) -> None:
+        """The instance that kept its KV is gone."""
+        self._fleet.leave(request)
+        if request.state is WAITING:
+            self.waiting.rerank(request, self._key(request))
 
     def park(self, request: Request) -> None:
+        self._fleet.leave(request)
         if request.state is WAITING:
             self.waiting.remove(request)
         move(request, PARK)
@@ -90,7 +102,8 @@ class Requests:
         if request.response_tokens or request.turn:
             self._out.append(discard(request, request.response_tokens, reason))
         request.context_tokens = request.siblings.prompt_tokens
-        request.response_tokens = request.computed_tokens = request.turn = request.migrations = 0
+        request.response_tokens = request.computed_tokens = request.migrations = 0
+        request.settled_tokens = request.turn = 0
         request.salt = request.last_instance = None
         request.finish = ""
         request.segments = ()
@@ -100,6 +113,7 @@ class Requests:
     def end(self, request: Request, reason: str) -> None:
         """It is over without being delivered or answered."""
         self._ledger.abandon(request, reason)
+        self._fleet.leave(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
         if request.state is WAITING:
@@ -144,7 +158,12 @@ class Requests:
         expected = self._prediction.expect(request)
         if expected != request.expected_tokens:
             request.expected_tokens = expected
-            self.waiting.rerank(request, self._ordering.key(request))
+            self.waiting.rerank(request, self._key(request))
+
+    def _key(self, request: Request) -> Any:
+        """Where sessions are bounded, those that go on where their KV is pass first."""
+        key = self._ordering.key(request)
+        return key if self._sessions is None else (request.home is None, key)
 
     # -- whether they can go on ------------------------------------------------------------
 

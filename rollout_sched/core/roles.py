@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import Attempt, Instance, Request, Siblings
 
 
@@ -41,8 +42,8 @@ class FleetView(Protocol):
 class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
-    A group is *fresh* until first launched, then *active*, *deferred* (set back to a later round)
-    or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
+    A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
+    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
     that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
     counts the instances that are getting weights.
     """
@@ -63,6 +64,8 @@ class Progress(Protocol):
     def deferred(self) -> int: ...
     @property
     def active(self) -> int: ...
+    @property
+    def spent(self) -> int: ...
     @property
     def complete(self) -> int: ...
     @property
@@ -109,6 +112,25 @@ class Admission(Protocol):
     """May this instance take one more request, as far as its own load goes?"""
 
     def admits(self, instance: Instance) -> bool: ...
+
+
+class SessionAdmission(Admission, Protocol):
+    """An admission that also bounds whose KV an instance keeps from one turn to the next.
+
+    A *session* of an instance is a request in flight there, or between two turns of which the last
+    was made there. Where an admission answers these, requests that go on where their KV is pass
+    before all others.
+    """
+
+    def observe(self, instance: Instance, report: InstanceReported) -> Any:
+        """What it makes of a poll; `instance.report` and `instance.observed` are still those of the
+        poll before. The scheduler keeps the answer as `instance.observed`."""
+
+    def begins(self, instance: Instance) -> bool:
+        """May it take a request whose KV is not there? True of an instance without sessions."""
+
+    def continues(self, instance: Instance) -> bool:
+        """May a request whose KV is there go on? If not, it waits with those whose KV is nowhere."""
 
 
 class Prediction(Protocol):
@@ -158,7 +180,11 @@ class Freshness(Protocol):
 
 
 class Interruption(Protocol):
-    """What happens to a running request when its instance gets weights, or its round ends?"""
+    """What happens to a running request when its instance gets weights, or its round ends?
+
+    One whose requests are verified before they go on says so in an attribute `verifies`, with the
+    `leniency` of the test (see `core.verification`); it keeps what is partial, and no KV.
+    """
 
     @property
     def keeps_partial(self) -> bool:
@@ -171,6 +197,11 @@ class Interruption(Protocol):
     @property
     def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
         """Finish first, freeze in place, or come back to be dispatched anew."""
+
+    @property
+    def budgeted(self) -> bool:
+        """True if a request that used up its limit waits for the next round, where the batching
+        works in rounds; False if it goes back to the waiting queue at once."""
 
     def limit(self, request: Request) -> int | None:
         """At most so many new tokens in one attempt; None for no such limit."""
@@ -235,6 +266,16 @@ class Roles(msgspec.Struct, frozen=True):
     lending: Lending
 
     @property
+    def verifies(self) -> bool:
+        """Whether what older weights made is verified before it goes on."""
+        return bool(getattr(self.interruption, "verifies", False))
+
+    @property
+    def leniency(self) -> float | None:
+        """Of the test by which drafts are verified; None where they are not."""
+        return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
+
+    @property
     def weigh_tokens(self) -> bool:
         """False if neither routing nor admission looks at `Instance.tokens`.
 
@@ -242,6 +283,17 @@ class Roles(msgspec.Struct, frozen=True):
         running requests each time a prediction changes.
         """
         return any(getattr(r, "weighs_tokens", True) for r in (self.routing, self.admission))
+
+    @property
+    def counts_finished(self) -> bool:
+        """True if the admission looks at `Instance.finished`; it says so by a class attribute."""
+        return bool(getattr(self.admission, "counts_finished", False))
+
+    @property
+    def sessions(self) -> SessionAdmission | None:
+        """The admission, if it bounds sessions."""
+        admission: Any = self.admission
+        return admission if hasattr(admission, "begins") else None
 
 
 __all__ = [
@@ -263,6 +315,7 @@ __all__ = [
     "Request",
     "Roles",
     "Routing",
+    "SessionAdmission",
     "Siblings",
     "Weights",
 ]

@@ -49,23 +49,25 @@ class SampleBuffer:
     def note_version(self, group: Group, version: int) -> None:
         """Tokens of this group may now be as old as `version`."""
         known = group.oldest_version
-        if known is not None:
-            if known <= version:
-                return
+        if known is None or known > version:
+            self.set_version(group, version)
+
+    def set_version(self, group: Group, version: int | None) -> None:
+        """Its oldest tokens may be as old as this; None: it has none that count."""
+        if group.oldest_version is not None:
             self._forget_version(group)
         group.oldest_version = version
-        self._by_version.setdefault(version, {})[group.id] = group
+        if version is not None:
+            self._by_version.setdefault(version, {})[group.id] = group
 
     def completed(self, group: Group) -> None:
         self._complete.add(group)
 
     def remove(self, group: Group) -> None:
         """The group was delivered or starts over: nothing of it ages any more."""
-        del self._started[group.id]
+        self._started.pop(group.id, None)  # a draft is not started, and may fail all the same
         self._complete.discard(group)
-        if group.oldest_version is not None:
-            self._forget_version(group)
-            group.oldest_version = None
+        self.set_version(group, None)
 
     def oldest_first(self, groups: int) -> list[Group]:
         """The next complete groups to deliver."""

@@ -6,18 +6,23 @@ import msgspec
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one request made under one version on one instance."""
+    """Tokens of one request made under one version on one instance.
+
+    `verified`: older versions have made them, and this one has passed them (see `verification`).
+    """
 
     version: int
     tokens: int
     instance: str
+    verified: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """A finished request as the trainer receives it.
 
     `staleness` is the trainer's version at delivery minus the oldest version in `segments`.
-    `finish` is "stop" or "length".
+    `finish` is "stop" or "length". `verified_tokens` of the response were verified, not made, by
+    the version that they count as.
     """
 
     request: str
@@ -28,3 +33,4 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[Segment, ...]
     staleness: int
     finish: str
+    verified_tokens: int = 0

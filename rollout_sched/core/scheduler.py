@@ -25,7 +25,7 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
 from rollout_sched.core.migrator import Migrator
@@ -39,6 +39,7 @@ from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.validation import CHECKS
+from rollout_sched.core.verification import Verification
 from rollout_sched.core.view import SchedulerView
 
 
@@ -70,7 +71,12 @@ class Scheduler:
         serials = count(1)
         self.roles = roles
         self.anomalies: Counter[str] = Counter()
-        self.fleet = fleet = Fleet(roles.routing.load, roles.admission.admits)
+        self.fleet = fleet = Fleet(
+            roles.routing.load,
+            roles.admission.admits,
+            roles.sessions,
+            counts_finished=roles.counts_finished,
+        )
         self.groups = groups = Groups()
         self.sample_buffer = samples = SampleBuffer()
         self.progress = progress = RunProgress(prompts_per_step, version, fleet, groups, samples)
@@ -80,8 +86,17 @@ class Scheduler:
         self.backoff = Backoff(backoff_s, out)
         ledger = AttemptLedger(fleet, samples, self.anomalies, out)
         self.requests = requests = Requests(roles, fleet, ledger, serials, out)
+        self.verification = Verification(roles.verifies, fleet, samples, self.anomalies, out)
         self.outcomes = outcomes = Outcomes(
-            roles, fleet, groups, requests, self.siblings, samples, progress, out
+            roles,
+            fleet,
+            groups,
+            requests,
+            self.siblings,
+            samples,
+            self.verification,
+            progress,
+            out,
         )
         self.migrator = Migrator(roles.migration, fleet, requests)
         self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
@@ -92,6 +107,7 @@ class Scheduler:
             ledger,
             requests,
             outcomes,
+            self.verification,
             progress,
             self.backoff,
             self.anomalies,
@@ -101,7 +117,9 @@ class Scheduler:
         trainer = TrainerEvents(
             groups, samples, outcomes, progress, updater, lender, roles.freshness, serials
         )
-        client = ClientEvents(requests, self.siblings, outcomes, self.sessions, self.anomalies)
+        client = ClientEvents(
+            requests, self.siblings, outcomes, self.sessions, fleet, self.anomalies
+        )
         instance = InstanceEvents(
             fleet,
             updater,
@@ -123,11 +141,12 @@ class Scheduler:
             self.sessions,
             self.anomalies,
             keeps_partial=roles.interruption.keeps_partial,
+            leniency=roles.leniency,
         )
-        # A round that starts over what it leaves behind has nothing that could grow stale.
-        self._carries_over = (
-            roles.interruption.keeps_partial or not roles.batching.stops_at_delivery
-        )
+        # A round that starts over what it leaves behind, or verifies it, has nothing that could
+        # grow stale.
+        keeps_old = roles.interruption.keeps_partial and not roles.verifies
+        self._carries_over = keeps_old or not roles.batching.stops_at_delivery
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -153,8 +172,7 @@ class Scheduler:
 
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
-        progress, fleet, requests = self.progress, self.fleet, self.requests
-        waiting = requests.waiting
+        progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
         changed = progress.dirty
         if changed:
             progress.dirty = False
@@ -163,8 +181,8 @@ class Scheduler:
             if self.updater.outdated:
                 self._update_weights()
             self._launch()
-        if not fleet.attempts and not waiting.size and len(requests.replay_buffer):
-            self._renew_budgets()
+            if progress.spent:
+                self._renew_budgets()
         if fleet.open and waiting.size:
             self._dispatch()
         if self.lender.lends:
@@ -195,14 +213,15 @@ class Scheduler:
         progress.trainer_waiting = False
         progress.round = None
         self.lender.call_off()
-        if self.roles.batching.stops_at_delivery and progress.active:
+        if self.roles.batching.stops_at_delivery and progress.active + progress.spent:
             for group in self.sample_buffer.groups():
-                if group.state is ACTIVE:
+                if group.state is ACTIVE or group.state is SPENT:
                     self.outcomes.set_back(group)
 
     def _recall_oldest(self) -> None:
         """The batch may be waiting for groups that were set back: the oldest of them go on."""
-        set_back = [group for group in self.groups.of(DEFERRED) if group in self.sample_buffer]
+        groups = self.groups.of(DEFERRED) + self.groups.of(SPENT)
+        set_back = [group for group in groups if group in self.sample_buffer]
         newest = self.progress.fleet_version
         ages = [newest if g.oldest_version is None else g.oldest_version for g in set_back]
         for group, age in zip(set_back, ages, strict=True):
@@ -253,10 +272,12 @@ class Scheduler:
             group.launch_place, group.launch_size = place, len(launched)
 
     def _renew_budgets(self) -> None:
-        """Nothing runs and nothing waits: let those that used up their segment go on."""
-        for request in list(self.requests.replay_buffer):
-            if request.active and not request.rests_until:
-                self.requests.wait(request)
+        """Where nothing else can fill the batch, groups that have spent their budget go on."""
+        progress = self.progress
+        while progress.spent and progress.complete + progress.active < progress.prompts_per_step:
+            group = self.groups.first(SPENT)
+            assert group is not None
+            self.outcomes.launch(group, 1.0)
 
     # -- lending ---------------------------------------------------------------------------
 
@@ -277,17 +298,21 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         waiting, fleet, routing = self.requests.waiting, self.fleet, self.roles.routing
+        capped = fleet.sessions is not None
         waiting.recall()
         while fleet.open:
             request = waiting.first()
             if request is None:
                 return
+            if capped and not fleet.taking and request.home is None:
+                return  # and whoever comes after it has no home either
             instance = self.migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
                 return
             if instance.open_index < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
-            if (request.failed_on or fleet.unlike) and not self._suits(request, instance):
+            choosy = request.failed_on or fleet.unlike or capped
+            if choosy and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
                     waiting.set_aside(request)
@@ -296,12 +321,14 @@ class Scheduler:
             self._send(request, instance)
 
     def _suits(self, request: Request, instance: Instance) -> bool:
-        return instance.id not in request.failed_on and self.fleet.fits(request, instance)
+        if instance.id in request.failed_on:
+            return False
+        return self.fleet.fits(request, instance) and self.fleet.may_begin(request, instance)
 
     def _elsewhere(self, request: Request) -> Instance | None:
         """An open instance that it fits on, one where it has not failed if there is any."""
-        load = self.roles.routing.load
-        fitting = [i for i in self.fleet.open if self.fleet.fits(request, i)]
+        load, fleet = self.roles.routing.load, self.fleet
+        fitting = [i for i in fleet.open if fleet.fits(request, i) and fleet.may_begin(request, i)]
         return min(
             fitting, key=lambda i: (i.id in request.failed_on, load(i), i.serial), default=None
         )
@@ -318,6 +345,10 @@ class Scheduler:
         request.last_instance = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
+        draft: ev.Spans = ()
+        if self.verification.on:
+            draft = self.verification.draft(request, instance.version)
+            attempt.draft_tokens = sum([tokens for _, tokens in draft])
         group = request.group
         if group is not None:
             self.sample_buffer.note_version(group, instance.version)
@@ -336,6 +367,7 @@ class Scheduler:
                 request.turn,
                 "" if group is None else group.id,
                 0 if group is None else request.index,
+                draft,
             )
         )
 
@@ -361,6 +393,7 @@ def _table(
         ev.WeightsUpdated: instance.updated,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
+        ev.PrefixVerified: attempt.verified,
         ev.RequestFinished: attempt.finished,
         ev.TurnFinished: attempt.turn_finished,
         ev.ToolReturned: attempt.tool_returned,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
 from rollout_sched.core.lifecycle import ACTING, INTERRUPTING
@@ -23,7 +26,11 @@ class RunView(Progress, Protocol):
 
 
 class SchedulerView:
-    """A scheduler as drivers, gateways and metrics see it. It always shows the present."""
+    """A scheduler as drivers, gateways and metrics see it. It always shows the present.
+
+    `keeps_partial`: whether who was interrupted goes on from its tokens. `leniency`: of the test of
+    drafts (see `core.verification`); None where nothing is verified.
+    """
 
     def __init__(
         self,
@@ -35,8 +42,10 @@ class SchedulerView:
         anomalies: Mapping[str, int],
         *,
         keeps_partial: bool,
+        leniency: float | None,
     ) -> None:
         self.keeps_partial = keeps_partial
+        self.leniency = leniency
         self.anomalies = anomalies
         self._fleet = fleet
         self._groups = groups
@@ -85,6 +94,19 @@ class SchedulerView:
         if found is None or found.abandoned:
             return True
         return found.request.state is INTERRUPTING
+
+    def going_on(self, dispatch: Dispatch) -> Dispatch:
+        """How an attempt in flight goes on once its draft has been verified."""
+        attempt = self._fleet.attempts[dispatch.attempt]
+        return replace(
+            dispatch,
+            context_tokens=attempt.context_tokens,
+            max_new_tokens=attempt.max_new_tokens,
+            response_tokens=attempt.request.response_tokens,
+            computed_tokens=attempt.request.computed_tokens,
+            turn=attempt.request.turn,
+            draft=(),
+        )
 
     def is_acting(self, request: str, attempt: int) -> bool:
         """Whether the tool is waited for that follows the turn made by this attempt."""

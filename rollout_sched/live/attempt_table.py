@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from rollout_sched.core.actions import Dispatch, Interrupt
 from rollout_sched.core.events import (
     Blame,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -22,11 +23,13 @@ from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.payload_book import PayloadBook, drop
 from rollout_sched.live.ports import (
     AnswerUntrue,
+    Attempting,
     ConnectionBroken,
     InstanceError,
     InstanceUnreached,
     Outcome,
     RequestRejected,
+    Verifying,
     WeightsUnknown,
 )
 from rollout_sched.live.settings import Settings
@@ -101,14 +104,29 @@ class AttemptTable:
             reason = f"no answer within {patience_s:g} s"
             running.timer = self._loop.call_later(patience_s, self.forget, running, reason)
         try:
-            running.attempting = running.payload.begin(
-                running.client, running.dispatch, running.order_id, partial(self._over, running)
-            )
+            running.attempting = self._attempting(running)
         except (InstanceError, RequestRejected, OSError) as error:
             self._failed(running, error)
         except Exception as error:
             log.exception("attempt %d of request %s", running.dispatch.attempt, running.order_id)
             self._failed(running, RequestRejected(f"it cannot be sent: {error!r}", 500))
+
+    def _attempting(self, running: LiveAttempt) -> Attempting:
+        payload, dispatch, over = running.payload, running.dispatch, partial(self._over, running)
+        if not dispatch.draft:
+            return payload.begin(running.client, dispatch, running.order_id, over)
+        verifying = cast(Verifying, payload)
+        passed = partial(self._passed, running)
+        return verifying.begin_verified(running.client, dispatch, running.order_id, passed, over)
+
+    def _passed(self, running: LiveAttempt, tokens: int) -> Dispatch | None:
+        """So much of its draft is kept: how it goes on, or None if it is to stop."""
+        dispatch = running.dispatch
+        if self._was_stopped(running) or self._pump.broken is not None:
+            return None
+        self._pump.tell(PrefixVerified(dispatch.request, dispatch.attempt, tokens))
+        running.dispatch = self._view.going_on(dispatch)
+        return running.dispatch
 
     # -- their end -------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class LiveScheduler:
         self.driver = Driver(scheduler, settings=settings)
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
-        self.trainer = TrainerSession(self.driver, stream_every=run.stream_every)
+        self.trainer = TrainerSession(self.driver, stream_every=run.stream_every, seed=run.seed)
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.

@@ -103,7 +103,9 @@ class PayloadBook:
     def discard(self, action: Discard) -> None:
         """Of an attempt, of all that a request has, or of the request itself."""
         payload = self._payloads.get(action.request)
-        if payload is not None:
+        if payload is not None and action.reason == "rejected":
+            payload.transcript.cut(action.tokens)
+        elif payload is not None:
             drop(payload, action.attempt)
         if not action.ends:
             return

@@ -6,12 +6,14 @@ transcript.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.live.attempts import AttemptTask
+from rollout_sched.live.draft_test import DraftTest, is_greedy
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Attempting,
@@ -20,9 +22,14 @@ from rollout_sched.live.ports import (
     Outcome,
     Output,
     Over,
+    Passed,
+    PromptToken,
     Responder,
 )
 from rollout_sched.live.transcript import Piece, TokenTranscript
+
+#: A logarithm of 1 may be rounded up; a logit is not that small.
+_ABOVE_ZERO = 1e-3
 
 
 class DeliveredInGroup:
@@ -42,7 +49,8 @@ class TokenPayload:
     """A prompt given as tokens, answered with tokens (token in, token out).
 
     `sampling` are vLLM's SamplingParams by name, less n and max_tokens; with "logprobs" in it every
-    answer must bring one log-probability per token. `stream_every`: see `Order`.
+    answer must bring one log-probability per token. `stream_every`: see `Order`. `test`: which
+    tokens of a draft may stay; with one, log-probabilities are always asked for.
     """
 
     def __init__(
@@ -53,9 +61,13 @@ class TokenPayload:
         stream_every: int = 0,
         session: str = "",
         responder: Responder = IN_GROUP,
+        test: DraftTest | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
+        if test is not None and sampling.get("logprobs") is None:
+            sampling = {**sampling, "logprobs": 0}
         self.sampling = sampling
+        self.test = test
         self.stream_every = stream_every
         self.session = session
         self.transcript = TokenTranscript()
@@ -75,16 +87,86 @@ class TokenPayload:
     ) -> Attempting:
         return AttemptTask(self.attempt(client, dispatch, order_id), over)
 
-    async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
-        order = Order(
+    def begin_verified(
+        self,
+        client: InstanceClient,
+        dispatch: Dispatch,
+        order_id: str,
+        passed: Passed,
+        over: Over,
+    ) -> Attempting:
+        return AttemptTask(self.attempt_verified(client, dispatch, order_id, passed), over)
+
+    async def attempt_verified(
+        self, client: InstanceClient, dispatch: Dispatch, order_id: str, passed: Passed
+    ) -> Outcome:
+        """Two orders: one to hear what the new weights think of the draft, for which they have to
+        prefill it anyway, and one that goes on from what is kept, from the KV cache."""
+        sampling = {**self.sampling, "prompt_logprobs": 0}
+        order = self._order(dispatch, order_id, max_new_tokens=1, sampling=sampling)
+        output = await client.generate(order)
+        if output.finish == "abort":
+            return _nothing()
+        thought = self._thought_of_draft(dispatch, output)
+        kept = self.kept(dispatch, thought)
+        rest = passed(kept)
+        if rest is None:
+            return _nothing()
+        self.transcript.verified([token.logprob for token in thought[:kept]])
+        return await self.attempt(client, rest, order_id)
+
+    def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
+        """How many leading tokens of the draft stay. A cut before what a tool has answered leaves
+        nothing, for the tool has acted."""
+        assert self.test is not None, "a draft of a payload that tests none"
+        transcript = self.transcript
+        drawn = zip(transcript.logprobs, transcript.mask, strict=True)
+        old = [logprob for logprob, generated in drawn if generated]
+        greedy = is_greedy(self.sampling)
+        kept = self.test.passed(dispatch, old[: len(thought)], thought, greedy=greedy)
+        return kept if kept >= min(transcript.settled, len(thought)) else 0
+
+    def _thought_of_draft(self, dispatch: Dispatch, output: Output) -> list[PromptToken]:
+        """One entry for each generated token of the draft. Raises AnswerUntrue."""
+        version = dispatch.salt
+        if any(made_by < version for made_by, _ in output.spans):
+            raise AnswerUntrue(f"it was to verify under version {version}, and used an older one")
+        context = len(self.prompt_ids) + len(self.response_ids)
+        prompt = output.prompt
+        if prompt is None or len(prompt) != context - 1:
+            told = 0 if prompt is None else len(prompt)
+            raise AnswerUntrue(f"a context of {context} tokens came with {told} log-probabilities")
+        response = prompt[len(self.prompt_ids) - 1 :]
+        made = [t for t, generated in zip(response, self.transcript.mask, strict=True) if generated]
+        draft = made[: sum(tokens for _, tokens in dispatch.draft)]
+        if not all(-math.inf < token.logprob < _ABOVE_ZERO for token in draft):
+            raise AnswerUntrue(
+                "the log-probabilities of its prompt are none; start it with --logprobs-mode "
+                "raw_logprobs or processed_logprobs"
+            )
+        return draft
+
+    def _order(
+        self,
+        dispatch: Dispatch,
+        order_id: str,
+        max_new_tokens: int,
+        sampling: Mapping[str, Any],
+        stream_every: int = 0,
+    ) -> Order:
+        return Order(
             order_id,
             [*self.prompt_ids, *self.response_ids],
-            dispatch.max_new_tokens,
+            max_new_tokens,
             f"v{dispatch.salt}",
-            self.sampling,
-            self.stream_every,
+            sampling,
+            stream_every,
             self.session,
         )
+
+    async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
+        most, every = dispatch.max_new_tokens, self.stream_every
+        order = self._order(dispatch, order_id, most, self.sampling, every)
         collect = self.transcript.collect(dispatch.attempt) if self.stream_every else None
         output = await client.generate(order, collect)
         self._check(output)
@@ -99,3 +181,8 @@ class TokenPayload:
             raise AnswerUntrue(
                 f"{len(output.token_ids)} tokens came with {max(0, count)} log-probabilities"
             )
+
+
+def _nothing() -> Outcome:
+    """Of an attempt that was stopped before it made anything."""
+    return Outcome(0, "abort", (), Piece([], []))

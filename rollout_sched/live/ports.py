@@ -99,18 +99,27 @@ class Order(msgspec.Struct, frozen=True):
     session: str = ""
 
 
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
+    """What a model thinks of a token of its prompt: its log-probability, and its rank from 1."""
+
+    logprob: float
+    rank: int
+
+
 class Output(msgspec.Struct):
     """What an attempt made.
 
     `logprobs` has one for each of `token_ids`, or is None if none were asked for. `finish` "abort"
     means stopped from outside, with everything made so far. `spans` as in `core.events`, with the
-    instance's own versions; empty if it does not say.
+    instance's own versions; empty if it does not say. `prompt` has one entry for each token of the
+    context but the first, if sampling asked for "prompt_logprobs"; else it is None.
     """
 
     token_ids: list[int]
     logprobs: list[float] | None
     finish: Literal["stop", "length", "abort"]
     spans: Spans = ()
+    prompt: list[PromptToken] | None = None
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -235,6 +244,10 @@ class Transcript(Protocol):
     def drop(self, attempt: int) -> None:
         """Forget the piece of one attempt; 0: everything."""
 
+    def cut(self, tokens: int) -> None:
+        """Forget the last `tokens` that were generated, or everything where a tool has answered one
+        of those. Called of verified requests alone."""
+
 
 class Responder(Protocol):
     """Whoever waits for a request. Exactly one of the two is called, once, unless the request is
@@ -260,6 +273,21 @@ class Payload(Protocol):
 
         An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
         raises ends the request: what cannot be sent here cannot be sent elsewhere."""
+
+
+#: Told how many leading tokens of an attempt's draft have passed. Returns how the attempt goes on,
+#: or None if it is to stop.
+Passed = Callable[[int], Dispatch | None]
+
+
+class Verifying(Payload, Protocol):
+    """A payload whose old tokens can be verified (see `core.verification`)."""
+
+    def begin_verified(
+        self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed, over: Over
+    ) -> Attempting:
+        """As `begin`, for a dispatch with a draft: tells `passed` what is kept of it, then goes on
+        from there."""
 
 
 class Acting(Payload, Protocol):

@@ -78,12 +78,16 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Response tokens [start, end) made by one version on one instance."""
+    """Response tokens [start, end) made by one version on one instance.
+
+    `verified`: older versions have made them, and this one has passed them.
+    """
 
     version: int
     instance: str
     start: int
     end: int
+    verified: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -91,8 +95,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     index              of the sample within its group
     response_mask      1 for every generated token, 0 for those that a tool returned
-    rollout_log_probs  None if none were asked for; 0.0 where a tool returned the token
-    versions           policy version that made the token; -1 where a tool returned it
+    rollout_log_probs  by the version that the token counts as, None if none were asked for; 0.0
+                       where a tool returned the token
+    versions           policy version that made the token, or has verified it; -1 where a tool
+                       returned it
+    drawn_log_probs    by the version that drew the token: differs where a newer one has verified
+                       it; None if none was verified
     segments           of generated tokens only
     staleness          the trainer's version at delivery less the oldest that made a token
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
@@ -111,6 +119,7 @@ class Sample(msgspec.Struct, frozen=True):
     status: Literal["COMPLETED", "TRUNCATED"]
     num_interruptions: int
     extra: dict[str, Any] = {}
+    drawn_log_probs: list[float] | None = None
 
     @property
     def oldest_version(self) -> int | None:
@@ -168,6 +177,7 @@ def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> S
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
         num_interruptions=max(0, transcript.attempts - transcript.turns - 1),
         extra=prompt.extra,
+        drawn_log_probs=transcript.drawn_logprobs if counted.verified_tokens else None,
     )
 
 
@@ -185,7 +195,7 @@ def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]
             end = at
             while end < at + todo and end < len(mask) and mask[end]:
                 end += 1
-            spans.append(Span(segment.version, segment.instance, at, end))
+            spans.append(Span(segment.version, segment.instance, at, end, segment.verified))
             todo -= end - at
             at = end
     return spans

@@ -19,6 +19,7 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.live.batch_delivery import BatchDelivery
+from rollout_sched.live.draft_test import DraftTest, untestable
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
@@ -38,14 +39,17 @@ class TrainerSession:
     """What a trainer may do, on top of a driver.
 
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
-    0 does not stream, which is faster, and loses what a dying instance had not answered.
+    0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
+    the dice that verify drafts.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """
 
-    def __init__(self, driver: Driver, *, stream_every: int = 0) -> None:
+    def __init__(self, driver: Driver, *, stream_every: int = 0, seed: int = 0) -> None:
         self.driver = driver
         self.stream_every = stream_every
+        leniency = driver.view.leniency
+        self._test = None if leniency is None else DraftTest(leniency, seed)
         self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
         self._failed: list[FailedGroup] = []  # that the trainer has not been told of
@@ -71,6 +75,7 @@ class TrainerSession:
                 raise CallerError(
                     f"group {prompt.uid!r} is already here; give each group its own uid"
                 )
+            self._check_sampling(prompt)
             self._prompts[prompt.uid] = prompt
 
             def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
@@ -83,10 +88,24 @@ class TrainerSession:
                 raise
             self.open_samples += prompt.samples
 
+    def _check_sampling(self, prompt: Prompt) -> None:
+        """What is verified must have been drawn from what log-probabilities tell."""
+        if self._test is None:
+            return
+        for index in range(max(1, len(prompt.each))):
+            problem = untestable(prompt.sampling_of(index))
+            if problem:
+                raise CallerError(
+                    f"group {prompt.uid!r}: sampling: {problem}; or set interruption.kv to "
+                    f'"recompute", which verifies nothing'
+                )
+
     def _payload(self, prompt: Prompt, index: int, tool: Tool | None) -> TokenPayload:
         sampling, stream_every = prompt.sampling_of(index), self.stream_every
         if tool is None:
-            return TokenPayload(prompt.prompt_ids, sampling, stream_every=stream_every)
+            return TokenPayload(
+                prompt.prompt_ids, sampling, stream_every=stream_every, test=self._test
+            )
         return TrajectoryPayload(
             prompt.uid,
             index,
@@ -96,6 +115,7 @@ class TrainerSession:
             self.driver.max_model_len,
             stream_every=stream_every,
             extra=prompt.extra,
+            test=self._test,
         )
 
     def close_submissions(self) -> None:

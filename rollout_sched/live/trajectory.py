@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
+from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient, Outcome
 
@@ -64,8 +65,9 @@ class TrajectoryPayload(TokenPayload):
         *,
         stream_every: int = 0,
         extra: dict[str, Any] | None = None,
+        test: DraftTest | None = None,
     ) -> None:
-        super().__init__(prompt_ids, sampling, stream_every=stream_every)
+        super().__init__(prompt_ids, sampling, stream_every=stream_every, test=test)
         self._uid = uid
         self._index = index
         self._tool = tool

@@ -25,6 +25,7 @@ class TokenTranscript:
     turns of a trajectory those that its tool returned."""
 
     def __init__(self) -> None:
+        self._verified: list[float] = []  # of the leading generated tokens
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[int, Piece] = {}
 
@@ -65,8 +66,28 @@ class TokenTranscript:
         return mask
 
     @property
+    def settled(self) -> int:
+        """Generated tokens that a tool has answered."""
+        made = settled = 0
+        for piece in self._pieces.values():
+            made += len(piece.token_ids)
+            settled = settled if piece.observed is None else made
+        return settled
+
+    @property
     def logprobs(self) -> list[float]:
-        """One for each of `token_ids`, if they were asked for; 0.0 where they were observed."""
+        """One for each of `token_ids`, by the weights that it counts as made by, if they were asked
+        for; 0.0 where they were observed."""
+        values = self.drawn_logprobs
+        if self._verified:
+            made = [place for place, generated in enumerate(self.mask) if generated]
+            for place, logprob in zip(made, self._verified, strict=False):
+                values[place] = logprob
+        return values
+
+    @property
+    def drawn_logprobs(self) -> list[float]:
+        """The same by the weights that drew it, which older ones may have been."""
         values: list[float] = []
         for piece in self._pieces.values():
             values += piece.logprobs or ()
@@ -111,3 +132,22 @@ class TokenTranscript:
             self._streams.pop(attempt, None)
         else:
             self._pieces.clear()
+            self._verified.clear()
+
+    def verified(self, logprobs: Sequence[float]) -> None:
+        """The leading generated tokens have passed, and count as made by weights that give them
+        these log-probabilities."""
+        made = sum(len(piece.token_ids) for piece in self._pieces.values())
+        self._verified = list(logprobs[:made])
+
+    def cut(self, tokens: int) -> None:
+        while tokens and self._pieces:
+            attempt, piece = self._pieces.popitem()
+            left = len(piece.token_ids) - tokens
+            if piece.observed is not None:
+                self._pieces.clear()
+            elif left > 0:
+                logprobs = None if piece.logprobs is None else piece.logprobs[:left]
+                self._pieces[attempt] = Piece(piece.token_ids[:left], logprobs)
+            tokens = max(0, -left)
+        self.verified(self._verified)

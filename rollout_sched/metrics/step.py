@@ -27,6 +27,7 @@ class Step(msgspec.Struct):
     samples: int = 0
     tokens: int = 0
     fresh_tokens: int = 0
+    verified_tokens: int = 0
     generated_tokens: int = 0
     discarded_tokens: int = 0
     max_staleness: int = 0

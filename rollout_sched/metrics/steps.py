@@ -140,6 +140,7 @@ class Steps:
         step.samples = len(action.samples)
         for sample in action.samples:
             step.tokens += sample.response_tokens
+            step.verified_tokens += sample.verified_tokens
             for segment in sample.segments:
                 if segment.version == action.version:
                     step.fresh_tokens += segment.tokens

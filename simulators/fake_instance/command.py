@@ -45,6 +45,7 @@ def add(commands: Any) -> None:
     _setting(parser, "--stream-interval", int, "tokens per streamed chunk")
     _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
     option("--versioned-text", action="store_true", help="other weights make another text")
+    _setting(parser, "--drift", float, "of the places of a text, that other weights make another")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
     parser.set_defaults(run=run)
 
@@ -101,6 +102,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         stream_interval=options.stream_interval,
         max_queued=options.max_queued,
         versioned_text=options.versioned_text,
+        drift=options.drift,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rollout_sched.simulators.fake_instance import openai_answers as openai
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
+from rollout_sched.simulators.fake_instance.dialects import Chunk, Json, prompt_logprobs
 from rollout_sched.simulators.fake_instance.request_parsing import (
     CompletionBody,
     Limits,
@@ -34,7 +34,10 @@ class Completions:
             limits,
             answer_id,
             {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts_of(body.prompt))},
-            sampling_of(body, body.max_tokens, body.logprobs is not None),
+            {
+                **sampling_of(body, body.max_tokens, body.logprobs is not None),
+                "prompt_logprobs": body.prompt_logprobs,
+            },
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
 
@@ -50,6 +53,7 @@ class Completions:
     def _choice(self, asked: ParsedRequest, chunk: Chunk) -> Json:
         choice = openai.choice(asked, chunk, self._logprobs(asked, chunk))
         choice["text"] = text.decode(chunk.token_ids)
+        choice["prompt_logprobs"] = prompt_logprobs(asked.prompts[chunk.choice // asked.n], chunk)
         if asked.return_token_ids and chunk.first:
             choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
         return choice

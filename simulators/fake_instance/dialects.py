@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from rollout_sched.live.ports import Output
+from rollout_sched.live.ports import Output, PromptToken
 from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
 
 Json = dict[str, Any]
@@ -17,6 +17,7 @@ class Chunk(NamedTuple):
     finish    None while there is more to come
     versions  where it is known, with the finish
     first     the first that is sent of this choice
+    prompt    what the model thinks of the tokens of its prompt, if that was asked for
     """
 
     choice: int
@@ -25,6 +26,7 @@ class Chunk(NamedTuple):
     finish: str | None
     versions: list[Json] | None
     first: bool
+    prompt: Sequence[PromptToken] | None = None
 
 
 class Dialect(Protocol):
@@ -61,3 +63,14 @@ def versions(output: Output, label: Any) -> list[Json]:
         spans.append({"version": label(version), "start": start, "end": start + count})
         start += count
     return spans
+
+
+def prompt_logprobs(prompt: Sequence[int], chunk: Chunk) -> list[Json | None] | None:
+    """What is thought of each token of a prompt, by its id; nothing of the first."""
+    if chunk.prompt is None:
+        return None
+    told: list[Json | None] = [None]
+    for token, thought in zip(prompt[1:], chunk.prompt, strict=True):
+        entry = {"logprob": thought.logprob, "rank": thought.rank, "decoded_token": None}
+        told.append({str(token): entry})
+    return told

@@ -30,7 +30,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     sigma              ... with this standard deviation of the logarithm
     stream_interval    tokens in a streamed chunk, where a request does not say
     max_queued         unanswered requests from which on more get a 503; 0: no limit
-    versioned_text     other weights make another text, told apart by their label
+    versioned_text     other weights make another text, told apart by their label ...
+    drift              ... in this share of the places
     """
 
     spec: InstanceSpec
@@ -43,6 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     stream_interval: int = 1
     max_queued: int = 0
     versioned_text: bool = False
+    drift: float = 1.0
 
 
 class Engine:
@@ -67,6 +69,7 @@ class Engine:
             speed=settings.speed,
             version=FIRST,
             versioned_text=settings.versioned_text,
+            drift=settings.drift,
         )
         load_s = settings.update_s / settings.speed
         self.weights = Weights(self.instance, load_s, self._check_alive)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
+from rollout_sched.simulators.fake_instance.dialects import Chunk, Json, prompt_logprobs
 from rollout_sched.simulators.fake_instance.request_parsing import (
     GenerateBody,
     Limits,
@@ -45,7 +45,7 @@ class Generate:
     def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
         return {
             **self._answer(asked, chunks, usage),
-            "prompt_logprobs": None,
+            "prompt_logprobs": prompt_logprobs(asked.prompts[0], chunks[0]),
             "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
             "kv_transfer_params": None,
             "output_mode": "tokens",

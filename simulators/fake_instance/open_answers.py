@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rollout_sched.live.ports import OnTokens, Order, Output, RequestRejected
+from rollout_sched.live.ports import OnTokens, Order, Output, PromptToken, RequestRejected
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 
 Stream = tuple[int, ...]
+#: What vLLM's server sends for a log-probability of minus infinity.
+_NEVER = -9999.0
+
 IdsAndLogprobs = tuple[list[int], list[float] | None]
 
 
@@ -28,13 +31,26 @@ Lengths = Callable[[Order, Response], int]
 class OpenAnswer:
     """An attempt under way: its text, what was streamed of it, and who waits for it."""
 
-    __slots__ = ("answer", "id", "logprobs", "name", "on_tokens", "start", "stream", "streamed")
+    __slots__ = (
+        "answer",
+        "context",
+        "id",
+        "logprobs",
+        "name",
+        "on_tokens",
+        "start",
+        "stream",
+        "streamed",
+    )
 
     def __init__(self, order: Order, name: int, start: int, on_tokens: OnTokens | None) -> None:
         self.id = order.id
         self.name = name
         self.start = start  # tokens of this response that the context has
         self.logprobs = order.sampling.get("logprobs") is not None
+        # What the prompt's tokens are likely to be is only told where it is asked for.
+        asked = order.sampling.get("prompt_logprobs") is not None
+        self.context = order.token_ids if asked else ()
         self.on_tokens = on_tokens
         self.streamed = 0
         self.stream: tuple[str, bytes, Stream] = ("", b"", ())
@@ -44,13 +60,14 @@ class OpenAnswer:
 class OpenAnswers:
     """All of one instance, by attempt number in order of arrival.
 
-    With `versioned_text` another version makes another text.
+    With `versioned_text` another version makes another text, in a share `drift` of the places.
     """
 
-    def __init__(self, lengths: Lengths, versioned_text: bool) -> None:
+    def __init__(self, lengths: Lengths, versioned_text: bool, drift: float = 1.0) -> None:
         self.by_number: dict[int, OpenAnswer] = {}
         self._lengths = lengths
         self._versioned = versioned_text
+        self._drift = drift
         self._attempts = 0
         self._numbers: dict[str, list[int]] = {}
         self._writing: set[tuple[str, bytes, Stream]] = set()
@@ -116,13 +133,31 @@ class OpenAnswers:
 
     def output(self, answer: OpenAnswer, ended: Ended) -> Output:
         ids, logprobs = self._text(answer, 0, ended.spans)
-        return Output(ids, logprobs, ended.reason, ended.spans)
+        prompt = None
+        if answer.context and ended.spans:
+            prompt = self._thoughts(answer.context, ended.spans[0][0])
+        return Output(ids, logprobs, ended.reason, ended.spans, prompt)
+
+    def _thoughts(self, context: Sequence[int], version: int) -> list[PromptToken]:
+        """What this version thinks of a context: that it would have said the same, or never that.
+        It has no opinion of what is not a response."""
+        thoughts = [PromptToken(-1.0, 2)] * len(context)
+        for name, first, count in text.responses(context):
+            version = version if self._versioned else 0
+            would = text.tokens(name, 0, [(version, count)], self._drift)
+            values = text.logprobs(name, 0, count)
+            said = context[first : first + count]
+            thoughts[first : first + count] = [
+                PromptToken(value, 1) if token == own else PromptToken(_NEVER, 100)
+                for token, own, value in zip(said, would, values, strict=True)
+            ]
+        return thoughts[1:]
 
     def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
         start = answer.start + skip
         if not self._versioned:
             spans = [(0, sum(count for _, count in spans))]
-        ids = text.tokens(answer.name, start, spans)
+        ids = text.tokens(answer.name, start, spans, self._drift)
         return ids, text.logprobs(answer.name, start, len(ids)) if answer.logprobs else None
 
 

@@ -35,7 +35,8 @@ MODEL = "simulated"
 class RealtimeInstance:
     """One simulated instance; `speed` simulated seconds pass in a second of the running loop.
 
-    `version` is the one it starts with. With `versioned_text` another version makes another text.
+    `version` is the one it starts with. With `versioned_text` another version makes another text,
+    in a share `drift` of the places.
 
     KV identity is read off the tokens (see `synthetic_tokens`): requests with equal prompts share
     theirs, and a context that holds a response of ours finds the KV of that response's line if the
@@ -53,6 +54,7 @@ class RealtimeInstance:
         speed: float = 1.0,
         version: int = 0,
         versioned_text: bool = False,
+        drift: float = 1.0,
     ) -> None:
         self._name = name
         self._engine = SimInstance(spec, version)
@@ -68,7 +70,7 @@ class RealtimeInstance:
         self._clock = RealtimeClock(speed)
         self._alarm = Alarm(self._clock, self._next_at, self._listen)
         self._closed = False
-        self._answers = OpenAnswers(lengths, versioned_text)
+        self._answers = OpenAnswers(lengths, versioned_text, drift)
         self._pauses = Pauses(self._engine)
 
     @property

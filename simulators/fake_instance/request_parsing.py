@@ -56,6 +56,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
     prompt: str | list[int | str | Tokens]
     max_tokens: int | None = 16
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Message(msgspec.Struct):

@@ -156,7 +156,7 @@ class _Answering:
         if output is None:
             return Chunk(index, token_ids, logprobs, None, None, first)
         spans = versions(output, self._label)
-        return Chunk(index, token_ids, logprobs, output.finish, spans, first)
+        return Chunk(index, token_ids, logprobs, output.finish, spans, first, output.prompt)
 
     def _label(self, version: int) -> str:
         label = self.engine.weights.label_of(version)

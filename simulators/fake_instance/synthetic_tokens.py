@@ -88,12 +88,17 @@ def name(context: Context, draw: str = "") -> int:
     return NAMES + int.from_bytes(digest, "little") % (LIMIT - NAMES)
 
 
-def tokens(response: int, start: int, spans: Spans) -> list[int]:
+def tokens(response: int, start: int, spans: Spans, drift: float = 1.0) -> list[int]:
     """Ids of a response from its token `start` on: (version, tokens) in order. What another
-    version makes is another text but for the name; version 0 makes the plain text."""
+    version makes is another text but for the name, or differs in a share `drift` of the places;
+    version 0 makes the plain text."""
     ids: list[int] = []
     for version, count in spans:
-        words = _mixed(response, start + len(ids), count, version)
+        place = start + len(ids)
+        words = _mixed(response, place, count, version)
+        if drift < 1:
+            differs = (words & np.uint64(0xFFFFF)) < np.uint64(int(drift * (1 << 20)))
+            words = np.where(differs, words, _mixed(response, place, count, 0))
         ids += (SYNTHETIC + (words >> np.uint64(40)) % np.uint64(_WORDS)).tolist()
     if ids and not start:
         ids[0] = response
@@ -104,6 +109,15 @@ def logprobs(response: int, start: int, count: int) -> list[float]:
     """One for each of the tokens, between -4 and 0."""
     words = _mixed(response, start, count, _LOGPROBS)
     return [word / -1024 for word in (words >> np.uint64(52)).tolist()]
+
+
+def responses(token_ids: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+    """(name, first place, tokens) of every response in a context."""
+    ids = np.array(token_ids, dtype=np.int64)
+    names = np.flatnonzero(ids >= NAMES).tolist()
+    for first, after in zip(names, [*names[1:], len(ids)], strict=True):
+        others = np.flatnonzero(ids[first:after] < SYNTHETIC)
+        yield int(ids[first]), first, int(others[0]) if len(others) else after - first
 
 
 def encode(text: str) -> list[int]:

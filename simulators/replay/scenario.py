@@ -23,6 +23,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
+from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
@@ -88,6 +89,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trainer: TrainerModel = TrainerModel()
     weights: WeightTransfer = WeightTransfer()
     visibility: Visibility = Visibility()
+    policy_drift: PolicyDrift = PolicyDrift()
     job: Job = Job()
     traffic: TrafficModel | None = None
     faults: tuple[Fault, ...] = ()

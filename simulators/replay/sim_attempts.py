@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
+
+from msgspec.structs import replace
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import (
     Event,
+    PrefixVerified,
     RequestFinished,
     RequestInterrupted,
     ToolReturned,
     TurnFinished,
 )
 from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
+from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.traffic import Conversation
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample
@@ -22,18 +26,32 @@ from rollout_sched.simulators.traces.model import Sample
 class SimAttempts:
     """The attempts in flight, and the names of the texts of the requests between two attempts.
 
-    A text is named by the number of the attempt that began it.
+    A text is named by the number of the attempt that began it. An attempt with a draft is two
+    requests of its instance: the first prefills the draft, which tells what is kept of it (the
+    token that it makes goes nowhere), the second goes on from there. `drift`: None where nothing
+    is verified. `is_stopping`: whether nobody wants an attempt to go on.
 
     asking  the direct requests that are not over, and whose they are
     """
 
-    __slots__ = ("_in_flight", "_streams", "_workload", "asking")
+    __slots__ = ("_drift", "_in_flight", "_is_stopping", "_streams", "_workload", "asking")
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        drift: PolicyDrift | None = None,
+        is_stopping: Callable[[int], bool] | None = None,
+    ) -> None:
         self.asking: dict[str, Conversation] = {}
+        self._drift = drift
+        self._is_stopping = is_stopping
         self._workload = workload
         self._in_flight: dict[int, tuple[Dispatch, Sample, int]] = {}
         self._streams: dict[str, int] = {}
+
+    @property
+    def verifies(self) -> bool:
+        return self._drift is not None
 
     def __contains__(self, attempt: int) -> bool:
         return attempt in self._in_flight
@@ -52,15 +70,16 @@ class SimAttempts:
         stream = self._streams.pop(action.request, action.attempt)
         if not action.computed_tokens:
             stream = action.attempt  # a new text from here on
-        turns, made = sample.turns, action.response_tokens
-        if action.turn:
-            made -= sum(turn.output_tokens for turn in turns[: action.turn])
+        return self._request(action, sample, stream)
+
+    def _request(self, action: Dispatch, sample: Sample, stream: int) -> SimRequest:
         self._in_flight[action.attempt] = (action, sample, stream)
+        made = action.response_tokens - _settled(action, sample)
         return SimRequest(
             action.attempt,
             action.context_tokens,
-            turns[action.turn].output_tokens - made,
-            action.max_new_tokens,
+            1 if action.draft else sample.turns[action.turn].output_tokens - made,
+            1 if action.draft else action.max_new_tokens,
             prompt_stream=action.group,
             shared_tokens=self._workload.prompt_tokens(action.group),
             stream=stream,
@@ -85,6 +104,37 @@ class SimAttempts:
             salt=action.salt,
         )
 
+    def verified(self, ended: Ended) -> tuple[PrefixVerified, SimRequest] | None:
+        """What its draft came to, and how it goes on; None if it does not, or has none."""
+        found = self._in_flight.get(ended.attempt)
+        if found is None or not found[0].draft or ended.reason == "abort":
+            return None
+        assert self._drift is not None, "a draft where nothing is verified"
+        if self._is_stopping is not None and self._is_stopping(ended.attempt):
+            return None
+        dispatch, sample, stream = found
+        draft = sum([tokens for _, tokens in dispatch.draft])
+        settled = _settled(dispatch, sample)
+        kept = self._drift.kept(dispatch, settled, self._workload.seed)
+        event = PrefixVerified(dispatch.request, dispatch.attempt, kept)
+        context, response, turn = dispatch.context_tokens, dispatch.response_tokens, dispatch.turn
+        if kept < draft:
+            context, response = context - response + kept, kept
+            if not kept:
+                stream = dispatch.attempt  # a new text from here on
+                if settled:
+                    context, turn = self._workload.prompt_tokens(dispatch.group), 0
+        dispatch = replace(
+            dispatch,
+            context_tokens=context,
+            response_tokens=response,
+            computed_tokens=context,
+            max_new_tokens=dispatch.max_new_tokens + dispatch.context_tokens - context,
+            turn=turn,
+            draft=(),
+        )
+        return event, self._request(dispatch, sample, stream)
+
     def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None] | None:
         """What its end is to the scheduler; and after how many seconds which tool returns. None if
         nobody waits for it any more."""
@@ -93,8 +143,11 @@ class SimAttempts:
             return None
         dispatch, sample, stream = found
         request, tokens, spans = dispatch.request, ended.tokens, ended.spans
-        if (ended.reason != "stop" or len(sample.turns) > 1) and dispatch.group:
-            self._streams[request] = stream  # it may go on
+        may_go_on = ended.reason != "stop" or len(sample.turns) > 1 or self._drift is not None
+        if may_go_on and dispatch.group:
+            self._streams[request] = stream
+        if dispatch.draft:
+            return RequestInterrupted(request, ended.attempt, 0), None
         if ended.reason == "abort":
             return RequestInterrupted(request, ended.attempt, tokens, spans), None
         made = dispatch.response_tokens + tokens
@@ -119,3 +172,10 @@ class SimAttempts:
         if self._streams:
             for request in requests:
                 self._streams.pop(request, None)
+
+
+def _settled(dispatch: Dispatch, sample: Sample) -> int:
+    """Response tokens of the turns before this one, which tools have answered."""
+    if not dispatch.turn:
+        return 0
+    return sum([turn.output_tokens for turn in sample.turns[: dispatch.turn]])

@@ -48,6 +48,7 @@ class SimFleet:
         self._tell = tell
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
+        self._verifies = attempts.verifies
 
     def is_here(self, node: SimNode) -> bool:
         """Whether it has not gone since, whoever has its name now."""
@@ -85,13 +86,20 @@ class SimFleet:
         self.changed[node] = None
         for outcome in node.instance.advance(self._queue.now):
             if isinstance(outcome, Ended):
-                self._answer(outcome)
+                self._answer(node, outcome)
             elif node.pausing.popleft() == SCHEDULER:
                 self._tell(InstancePaused(node.name))
             else:
                 self.gpus.stopped(node)
 
-    def _answer(self, ended: Ended) -> None:
+    def _answer(self, node: SimNode, ended: Ended) -> None:
+        if self._verifies:
+            verified = self._attempts.verified(ended)
+            if verified is not None:
+                passed, rest = verified
+                node.instance.submit(rest, self._queue.now)  # first, so that it can be stopped
+                self._tell(passed)
+                return
         answer = self._attempts.end(ended)
         if answer is None:
             return

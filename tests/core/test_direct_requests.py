@@ -101,6 +101,17 @@ def test_a_session_goes_home() -> None:
     assert told.anomalies == {"unknown_session": 1}
 
 
+def test_one_of_a_session_passes_those_whose_kv_is_nowhere() -> None:
+    told = Told(slots=1, admission={"use": "aimd_concurrency", "longest": BIG})
+    told(ask("d1", session="talk"), ask("d2"), ask("d3"))
+    told(RequestFinished("d1", 1, 5))
+    assert told.running == ["d2"]
+    assert told(ask("d4", session="talk")) == []
+    (_, dispatch) = told(RequestFinished("d2", 2, 5))
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.request == "d4"
+
+
 def test_a_segment_budget_goes_on_at_once() -> None:
     told = Told(interruption={"use": "partial", "segment_tokens": 10})
     told(ask())

@@ -39,6 +39,7 @@ WHOLE: list[ev.Event] = [
     ev.InstanceReturned("i0"),
     ev.BatchRequested(shares_gpus=True),
     ev.Woke(),
+    ev.PrefixVerified("a/0", 5, 6),
 ]
 
 #: What an event means that says only what it must.

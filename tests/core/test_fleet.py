@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus
 from tests.core.told import make_request
@@ -268,3 +269,78 @@ class BruteForce(RuleBasedStateMachine):
 
 
 TestBruteForce = BruteForce.TestCase
+
+
+class TwoSessions:
+    """At most two, none if the last poll says that the cache is full."""
+
+    def admits(self, instance: Instance) -> bool:
+        return has_slots(instance)
+
+    def observe(self, instance: Instance, report: InstanceReported) -> Any:
+        return report.kv_usage
+
+    def begins(self, instance: Instance) -> bool:
+        return instance.sessions < 2 and instance.observed != 1.0
+
+    def continues(self, instance: Instance) -> bool:
+        return True
+
+
+class TestSessions:
+    def fleet(self) -> Fleet:
+        fleet = Fleet(by_tokens, has_slots, TwoSessions())
+        for name in ("i0", "i1"):
+            fleet.join(name, 4, 1000, 0)
+        return fleet
+
+    def test_kept_between_two_turns_and_left_at_the_next(self) -> None:
+        fleet = self.fleet()
+        first = send(fleet, "i0")
+        send(fleet, "i0")
+        assert (fleet.taking, fleet.instances["i0"].takes_new) == (1, False)
+        fleet.close(first)
+        assert fleet.taking == 2
+        fleet.keep(first.request, fleet.instances["i0"])
+        assert (fleet.taking, fleet.instances["i0"].sessions) == (1, 2)
+        fleet.send(first.request, fleet.instances["i1"], 5)
+        assert (fleet.taking, fleet.instances["i0"].sessions) == (2, 1)
+        assert first.request.home is None
+
+    def test_only_one_without_kv_asks_whether_it_may_begin(self) -> None:
+        fleet = self.fleet()
+        full, other = fleet.instances.values()
+        kept, new = make_request("a/0"), make_request("b/0")
+        fleet.keep(kept, full)
+        send(fleet, "i0")
+        assert [fleet.may_begin(new, i) for i in (full, other)] == [False, True]
+        assert [fleet.may_begin(kept, i) for i in (full, other)] == [True, True]
+        assert make_fleet(1).may_begin(new, full), "nobody bounds sessions"
+
+    def test_a_report_may_let_none_begin_and_a_closed_instance_lets_none(self) -> None:
+        fleet = self.fleet()
+        i0 = fleet.instances["i0"]
+        fleet.report(i0, InstanceReported("i0", 0, 0, 1.0))
+        assert (fleet.taking, i0.observed) == (1, 1.0)
+        fleet.report(i0, InstanceReported("i0", 0, 0, 0.5))
+        assert fleet.taking == 2
+        fleet.lose(i0)
+        assert fleet.taking == 1
+
+    def test_what_was_sent_since_the_last_report_is_counted(self) -> None:
+        fleet = make_fleet(1)
+        send(fleet, "i0")
+        fleet.close(send(fleet, "i0"))
+        assert fleet.instances["i0"].unreported == 2
+        fleet.report(fleet.instances["i0"], InstanceReported("i0", 1, 0, 0.5))
+        assert fleet.instances["i0"].unreported == 0
+
+    @pytest.mark.parametrize("counts", [True, False])
+    def test_finished_contexts_are_counted_for_who_wants_to_know(self, counts: bool) -> None:
+        fleet = Fleet(by_tokens, has_slots, counts_finished=counts)
+        i0 = fleet.join("i0", 4, 1000, 0)
+        attempt = send(fleet, "i0", context=70)
+        attempt.request.last_instance = "i0"
+        fleet.close(attempt)
+        fleet.finished(attempt.request)
+        assert (i0.finished, i0.finished_tokens) == ((1, 70) if counts else (0, 0))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rollout_sched.core.events import BatchRequested, RequestFinished
+from rollout_sched.core.groups import SPEND
 from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Segment
 from tests.core.told import FULLY_ASYNC, Told, make_group
 
@@ -166,6 +167,43 @@ def started(told: Told) -> None:
 @corruption("<Group e fresh 0/1 vNone> is misplaced")
 def a_fresh_group_nobody_will_launch(told: Told) -> None:
     told.scheduler.groups._by_state[GroupState.FRESH].clear()
+
+
+@corruption("<Group d active .*: nothing of it can go on")
+def active_but_all_parked(told: Told) -> None:
+    told.scheduler.requests.park(told.request("d/0"))
+
+
+@corruption("<Group d spent .*: something of it can go on")
+def spent_but_one_waits(told: Told) -> None:
+    told.scheduler.groups.move(told.scheduler.groups["d"], SPEND)
+
+
+@corruption("spent groups wait although the batch lacks groups")
+def spent_but_wanted(told: Told) -> None:
+    told.scheduler.requests.park(told.request("d/0"))
+    told.scheduler.groups.move(told.scheduler.groups["d"], SPEND)
+    told.scheduler.progress.prompts_per_step = 4
+
+
+@corruption("<Request d/0 .*> has left <Instance i0")
+def kept_but_not_at_home(told: Told) -> None:
+    told.instance("i0").kept["d/0"] = told.request("d/0")
+
+
+@corruption("<Request d/0 .*> is not at home")
+def at_home_but_not_kept(told: Told) -> None:
+    told.request("d/0").home = told.instance("i0")
+
+
+@corruption("<Instance i0 .*: takes new ones?")
+def takes_new_ones_without_a_bound(told: Told) -> None:
+    told.instance("i0").takes_new = True
+
+
+@corruption("instances that take new ones")
+def more_take_new_ones_than_there_are(told: Told) -> None:
+    told.scheduler.fleet.taking = 1
 
 
 @corruption("<Request d/0 .*> waits although <Instance i0 .* is open")

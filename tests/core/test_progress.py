@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import LAUNCH, SET_BACK, Groups
+from rollout_sched.core.groups import LAUNCH, SET_BACK, SPEND, Groups
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.sample_buffer import SampleBuffer
@@ -35,7 +35,7 @@ def progress(fleet: Fleet, groups: Groups, samples: SampleBuffer) -> RunProgress
 def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
     assert (progress.prompts_per_step, progress.version) == (4, 3)
     facts = ["trainer_waiting", "closed", "round", "update_pending"]
-    counts = ["fresh", "deferred", "active", "complete", "delivered", "started", "batches"]
+    counts = ["fresh", "deferred", "active", "spent", "complete", "delivered", "started", "batches"]
     assert not any(getattr(progress, name) for name in facts + counts)
 
 
@@ -43,10 +43,12 @@ def test_groups_are_counted_by_state(progress: RunProgress, groups: Groups) -> N
     a, b, c, d = (make_group(name) for name in "abcd")
     for group in (a, b, c, d):
         groups.add(group)
-    for group in (b, c):
+    for group in (b, c, d):
         groups.move(group, LAUNCH)
     groups.move(c, SET_BACK)
-    assert (progress.fresh, progress.active, progress.deferred) == (2, 1, 1)
+    groups.move(d, SPEND)
+    counts = (progress.fresh, progress.active, progress.spent, progress.deferred)
+    assert counts == (1, 1, 1, 1)
 
 
 def test_held_and_complete_are_the_sample_buffers(

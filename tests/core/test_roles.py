@@ -102,6 +102,7 @@ CHECKS: dict[str, Check] = {
         isinstance(p.keeps_partial, bool)
         and isinstance(p.keeps_kv, bool)
         and p.at_update in ("drain", "in_place", "resubmit")
+        and isinstance(p.budgeted, bool)
         and isinstance(p.limit(t.request("a/1")), int | None)
     ),
     "weights": lambda p, t: (

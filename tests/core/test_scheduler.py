@@ -34,6 +34,7 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
+    RequestSubmitted,
     SubmissionsClosed,
     TokensArrived,
     ToolReturned,
@@ -44,7 +45,7 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.groups import DEFERRED
-from rollout_sched.core.model import InstanceStatus, RequestState, Sample, Segment
+from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Sample, Segment
 from rollout_sched.core.roles import Launch, Progress
 from rollout_sched.core.scheduler import Scheduler
 from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent, thrown
@@ -552,12 +553,50 @@ class TestSegmentBudget:
             )
         ]
 
-    def test_is_renewed_when_nothing_else_can_run(self) -> None:
-        told = Told(2, interruption=BUDGET)
-        told.submit("a", "b")
-        told(BatchRequested())
+    def test_others_start_in_place_of_what_has_spent_it(self) -> None:
+        told = Told(2, freshness="unbounded", interruption=BUDGET)
+        told.submit("a", "b", "c", samples=2)
+        assert dispatched(told(BatchRequested())) == ["a/0", "a/1", "b/0", "b/1"]
         assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
-        assert dispatched(told(RequestFinished("b/0", 2, 5))) == ["a/0"]
+        assert told.scheduler.groups["a"].state is GroupState.ACTIVE, "a/1 runs"
+        assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["c/0", "c/1"]
+        assert told.scheduler.groups["a"].state is GroupState.SPENT
+        told(RequestFinished("b/0", 3, 5), RequestFinished("b/1", 4, 5))
+        told(RequestFinished("c/0", 5, 5))
+        assert delivered(told(RequestFinished("c/1", 6, 5))) == ["b/0", "b/1", "c/0", "c/1"]
+        assert told.scheduler.groups["a"].state is DEFERRED
+
+    def test_is_renewed_at_once_when_nothing_else_can_fill_the_batch(self) -> None:
+        told = Told(2, interruption=BUDGET)
+        told.submit("a", "b", "c")
+        told(BatchRequested())
+        assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["a/0"], (
+            "at staleness 0 no other may start"
+        )
+
+    def test_a_batch_that_waits_for_what_has_spent_it_lets_it_go_on(self) -> None:
+        bound = {"use": "bounded", "max_staleness": 1}
+        told = Told(batching=TWICE, freshness=bound, interruption=BUDGET)
+        told.submit("a", "b", "c", "d")
+        told(BatchRequested(), RequestFinished("a/0", 1, 30, reason="length"))
+        told(RequestFinished("b/0", 2, 5))
+        told(WeightsPublished(1), WeightsUpdated("i0", 1))
+        assert dispatched(told(BatchRequested())) == ["a/0", "c/0"]
+        assert told(RequestFinished("a/0", 3, 30, reason="length")) == []
+        told.submit("e")
+        assert dispatched(told(RequestFinished("c/0", 4, 5))) == ["a/0"], "at version 1 a is due"
+        assert delivered(told(RequestFinished("a/0", 5, 5))) == ["a/0"]
+
+    def test_a_resting_request_keeps_its_group_in_the_round(self) -> None:
+        told = Told(2, freshness="unbounded", interruption=BUDGET)
+        told.submit("a", samples=2)
+        told.submit("b", "c")
+        told(BatchRequested(), RequestInterrupted("a/0", 1, 5))
+        assert told.request("a/0").rests_until
+        told(RequestFinished("a/1", 2, 30, reason="length"))
+        assert told.scheduler.groups["a"].state is GroupState.ACTIVE
+        told.seconds = 100.0
+        assert dispatched(told(Woke())) == ["a/0"]
 
     def test_the_last_one_is_what_is_left(self) -> None:
         told = Told(interruption=BUDGET)
@@ -581,6 +620,79 @@ class TestSegmentBudget:
         told = Told(interruption=BUDGET, **FULLY_ASYNC)
         told.submit("a", "b")
         assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["a/0"]
+
+    def test_a_chunk_goes_on_at_once_and_anywhere(self) -> None:
+        told = Told(2, instances=2, interruption=BUDGET | {"segment": "chunk"})
+        told.submit("a", "b", samples=2)
+        told(BatchRequested(), RequestFinished("a/1", 2, 5), RequestFinished("b/1", 4, 5))
+        (dispatch,) = told(RequestFinished("a/0", 1, 30, reason="length"))
+        assert isinstance(dispatch, Dispatch)
+        assert (dispatch.request, dispatch.instance) == ("a/0", "i1"), "i0 has another to run"
+        assert (dispatch.context_tokens, dispatch.max_new_tokens) == (PROMPT + 30, 30)
+
+
+class TestSessions:
+    """Two trajectories at once may have their KV on an instance."""
+
+    TWO: dict[str, Any] = {"use": "aimd_concurrency", "longest": BIG // 2}
+
+    def test_who_is_between_two_turns_keeps_a_place(self) -> None:
+        told = Told(admission=self.TWO)
+        told.submit("a", samples=3)
+        assert dispatched(told(BatchRequested())) == ["a/0", "a/1"]
+        assert told(TurnFinished("a/0", 1, 5)) == []
+        assert told.instance("i0").sessions == 2
+        assert dispatched(told(ToolReturned("a/0", 1, 5))) == ["a/0"], "before a/2, which is new"
+        assert dispatched(told(RequestFinished("a/0", 3, 5))) == ["a/2"]
+
+    def test_a_trajectory_that_ends_with_a_tool_leaves_its_place(self) -> None:
+        told = Told(admission=self.TWO)
+        told.submit("a", samples=3)
+        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        assert dispatched(told(TrajectoryEnded("a/0", 1))) == ["a/2"]
+
+    def test_a_group_that_fails_leaves_its_places(self) -> None:
+        told = Told(2, admission=self.TWO)
+        told.submit("a", samples=2)
+        told.submit("b")
+        told(BatchRequested(), TurnFinished("a/0", 1, 5), TurnFinished("a/1", 2, 5))
+        assert dispatched(told(TrajectoryEnded("a/0", 1, "failed"))) == ["b/0"]
+        assert told.instance("i0").sessions == 1
+
+    def test_another_instance_that_takes_new_ones_is_found(self) -> None:
+        told = Told(instances=2, slots=2, admission=self.TWO)
+        told.submit("a", samples=5)
+        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        told(RequestFinished("a/1", 2, 5))
+        assert told.running == ["a/2", "a/3", "a/4"]
+        assert [told.instance(i).in_flight for i in ("i0", "i1")] == [1, 2]
+
+    def test_the_home_that_is_lost_is_nobodys_home(self) -> None:
+        told = Told(slots=1, admission=self.TWO)
+        told.submit("a", samples=2)
+        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        assert told.running == ["a/1"]
+        told(ToolReturned("a/0", 1, 5))
+        assert told.request("a/0").home is told.instance("i0"), "it waits for the slot"
+        told(InstanceLost("i0"))
+        assert told.request("a/0").home is None
+        assert dispatched(told(InstanceJoined("i1", 2, BIG))) == ["a/0", "a/1"]
+
+    def test_who_returns_to_a_full_cache_gives_its_kv_up(self) -> None:
+        told = Told(admission={"use": "session_cap", "fill": 30 / BIG})
+        told.submit("a", samples=2)
+        told(BatchRequested(), TurnFinished("a/0", 1, 30), InstanceReported("i0", 1, 0, 0.0))
+        assert told(ToolReturned("a/0", 1, 5)) == []
+        assert told.request("a/0").home is None
+        assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["a/0"]
+
+    def test_a_report_that_lets_more_begin_is_acted_on(self) -> None:
+        told = Told(admission={"use": "session_cap", "fill": 1.0})
+        told.submit("a", samples=1)
+        told(BatchRequested(), InstanceReported("i0", 1, 0, 0.9))
+        told(RequestSubmitted("d", "", PROMPT, LIMIT))
+        assert told.running == ["a/0"]
+        assert dispatched(told(InstanceReported("i0", 1, 0, 0.4))) == ["d"]
 
 
 class TestEndOfResponse:

@@ -36,9 +36,15 @@ POLICIES = st.fixed_dictionaries(
         "routing": st.sampled_from(
             [{"use": name} for name in ("round_robin", "random", "power_of_two", "least_requests")]
             + [{"use": "least_tokens"}, {"use": "session_affinity", "margin": 0}]
+            + [{"use": "vllm_internal_lb"}, {"use": "group_tokens", "shared_tokens": 20}]
         ),
         "ordering": st.sampled_from(
             [{"use": n} for n in ("fifo", "longest_first", "shortest_first", "resumed_first")]
+        ),
+        "admission": st.sampled_from(
+            [{"use": "slots"}, {"use": "slots"}, {"use": "kv_tokens"}, {"use": "kv_growth"}]
+            + [{"use": "aimd_concurrency", "longest": longest} for longest in (400, 10_000)]
+            + [{"use": "session_cap", "fill": fill} for fill in (0.9, 0.05)]
         ),
         "prediction": st.sampled_from(
             [
@@ -55,6 +61,8 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "one_step_off"},
                 {"use": "fully_async"},
                 {"use": "fully_async", "max_groups": 3},
+                {"use": "fully_async", "max_ahead": 1.0},
+                {"use": "fully_async", "max_ahead": 1.5},
             ]
         ),
         "freshness": st.sampled_from(
@@ -68,9 +76,18 @@ POLICIES = st.fixed_dictionaries(
         "interruption": st.sampled_from(
             [{"use": "none"}]
             + [
-                {"use": "partial", "kv": kv, "at_update": at, "segment_tokens": segment}
+                {"use": "partial", "kv": kv, "at_update": at, **segment}
                 for kv in ("retain", "recompute")
                 for at in ("in_place", "resubmit", "drain")
+                for segment in (
+                    {},
+                    {"segment_tokens": 7},
+                    {"segment_tokens": 7, "segment": "chunk"},
+                )
+            ]
+            + [
+                {"use": "partial", "kv": "verify", "at_update": at, "segment_tokens": segment}
+                for at in ("resubmit", "drain")
                 for segment in (0, 7)
             ]
         ),
@@ -299,11 +316,41 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
     def answer(self, data, share, kind):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running[attempt]
+        dispatch = self.verify(attempt, data.draw(st.floats(0, 1)))
         tokens = max(1, round(share * dispatch.max_new_tokens))
         if kind == "length":
             tokens = dispatch.max_new_tokens
         self.finish(attempt, tokens, kind)
+
+    def verify(self, attempt, share=1.0):
+        """So much of its draft passes, if it has one and nobody has said so; how it goes on."""
+        dispatch = self.running[attempt]
+        draft = sum(tokens for _, tokens in dispatch.draft)
+        if draft:
+            self.tell(ev.PrefixVerified(dispatch.request, attempt, round(share * draft)))
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+        return self.running[attempt]
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def verify_first(self, data, share):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.verify(data.draw(st.sampled_from(drafts)), share)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 3, 10_000]))
+    def verify_wrongly(self, data, tokens):
+        attempt = data.draw(st.sampled_from(sorted(self.running)))
+        dispatch = self.running[attempt]
+        self.tell(ev.PrefixVerified(dispatch.request, attempt, tokens))
+        if dispatch.draft:
+            self.running[attempt] = self.scheduler.view.going_on(dispatch)
+
+    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
+    @rule(data=st.data(), kind=st.sampled_from(["stop", "turn", "interrupted"]))
+    def go_on_unverified(self, data, kind):
+        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
+        self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
 
     def finish(self, attempt, tokens, kind):
         dispatch = self.take(attempt)
@@ -329,6 +376,10 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1))
     def stop(self, data, share):
         attempt = data.draw(st.sampled_from(sorted(self.told_to_stop)))
+        if share:
+            self.verify(attempt, share)
+        if attempt not in self.told_to_stop:
+            return
         most = self.running[attempt].max_new_tokens - 1
         self.finish(attempt, round(share * most), "interrupted")
 
@@ -342,12 +393,6 @@ class World(RuleBasedStateMachine):
         if wanted and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), usage=st.floats(0, 1), waiting=st.integers(0, 2))
-    def report(self, data, usage, waiting):
-        name = data.draw(st.sampled_from(sorted(self.held)))
-        self.tell(ev.InstanceReported(name, len(self.held[name]), waiting, usage))
 
     @precondition(lambda self: self.acting)
     @rule(data=st.data())
@@ -365,6 +410,15 @@ class World(RuleBasedStateMachine):
         event = ev.TrajectoryEnded(returned.request, returned.attempt, reason)
         self.over.append(event)
         self.tell(event)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), usage=st.floats(0, 1), more=st.integers(0, 2))
+    def report(self, data, usage, more):
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        running = len(self.held[name])
+        before = self.scheduler.fleet.instances[name].report
+        preemptions = more // 2 + (before.preemptions if before else 0)
+        self.tell(ev.InstanceReported(name, running, more, usage, preemptions))
 
     @precondition(lambda self: self.pausing)
     @rule()
@@ -544,6 +598,7 @@ class World(RuleBasedStateMachine):
                 self.tell(self.acting.pop())
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
+                self.verify(oldest)
                 self.finish(oldest, self.running[oldest].max_new_tokens, "stop")
             elif self.training:
                 self.train()

@@ -10,7 +10,7 @@ actions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,8 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     Order,
     Outcome,
+    Passed,
+    PromptToken,
     RequestRejected,
     Responder,
 )
@@ -60,6 +62,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
+from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -76,6 +79,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "segments": {
         "interruption": {"use": "partial", "segment_tokens": 37},
         "freshness": {"use": "bounded", "max_staleness": 3},
+    },
+    "chunks": {
+        "interruption": {"use": "partial", "segment_tokens": 37, "segment": "chunk"},
+        "freshness": {"use": "bounded", "max_staleness": 3},
+        "routing": {"use": "vllm_internal_lb"},
+        "admission": {"use": "kv_growth"},
+    },
+    "async_ahead": {
+        "batching": {"use": "fully_async", "max_ahead": 1.5},
+        "interruption": {"use": "partial", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "routing": {"use": "session_affinity"},
+        "admission": {"use": "aimd_concurrency", "longest": 200_000},
     },
     "async_in_place": {
         "batching": {"use": "fully_async"},
@@ -104,6 +120,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "interruption": {"use": "partial", "kv": "recompute", "at_update": "resubmit"},
         "freshness": {"use": "bounded", "max_staleness": 2},
         "migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131},
+    },
+    "verify_in_rounds": {
+        "batching": {"use": "sync", "over_prompts": 1.5},
+        "interruption": {"use": "partial", "kv": "verify"},
+    },
+    "verify_async": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "verify"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
     },
 }
 
@@ -138,6 +163,7 @@ def scenario(
         ),
         trainer=change(base.trainer, fixed_s=1.7, seconds_per_token=1e-4),
         visibility=change(base.visibility, poll_s=0.0, stream_s=NEVER if streams else 0.0),
+        policy_drift=PolicyDrift(0.02),
         job=change(base.job, prompts_per_step=3),
         faults=tuple(faults),
     )
@@ -172,15 +198,36 @@ class Payload(TokenPayload):
         super().__init__(prompt_ids, {"temperature": 1}, stream_every=every, responder=responder)
         self.world = world
         self.length = length
+        self.verifying = False
 
     async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
         self.sampling = {"temperature": 1, "length": self.length - dispatch.response_tokens}
+        attempt = super().attempt(client, dispatch, order_id)
+        return await (attempt if self.verifying else self.befall(dispatch, attempt))
+
+    async def attempt_verified(
+        self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed
+    ) -> Outcome:
+        self.sampling = {"temperature": 1, "length": 1}
+        self.verifying = True
+        attempt = super().attempt_verified(client, dispatch, order_id, passed)
+        try:
+            return await self.befall(dispatch, attempt)
+        finally:
+            self.verifying = False
+
+    def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
+        drift, seed = self.world.scenario.policy_drift, self.world.workload.seed
+        return drift.kept(dispatch, self.transcript.settled, seed)
+
+    async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """The attempt, unless it breaks off."""
         failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
         if failing is None:
-            return await super().attempt(client, dispatch, order_id)
+            return await attempt
         try:
             async with asyncio.timeout(failing.after_s):
-                return await super().attempt(client, dispatch, order_id)
+                return await attempt
         except TimeoutError:
             raise ERRORS[failing.blame](failing.reason) from None
 
@@ -403,7 +450,9 @@ def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
         if over and (said.request, said.attempt) not in acting:
             continue
         for action in actions:
-            if type(action) is Discard and not action.attempt:
+            if type(action) is Discard and action.attempt:
+                acting.discard((action.request, action.attempt))  # abandoned as its turn ended
+            elif type(action) is Discard:
                 acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue

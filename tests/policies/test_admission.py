@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import Instance
 from rollout_sched.policies import admission
 from rollout_sched.policies.routing import LeastRequests
-from tests.helpers import Loads
+from tests.helpers import Loads, make_request
 
 
 def instance(in_flight: int, *, slots: int = 4, context: int = 100, kv: int = 1000) -> Instance:
@@ -53,3 +56,157 @@ class TestKvTokens:
 
     def test_slots_are_a_limit_too(self) -> None:
         assert not admission.KvTokens(fill=100.0).admits(instance(4))
+
+
+class TestKvGrowth:
+    def test_counts_what_is_sent_until_some_have_finished(self) -> None:
+        policy = admission.KvGrowth()
+        assert policy.admits(instance(3, context=250))
+        assert not policy.admits(instance(3, context=251))
+
+    def test_then_what_they_will_have_grown_to(self) -> None:
+        policy = admission.KvGrowth()
+        grown = instance(3, context=10)
+        grown.finished, grown.finished_tokens = 2, 500
+        assert policy.admits(grown)
+        grown.finished_tokens = 502
+        assert not policy.admits(grown)
+
+    def test_fill_scales_the_cache(self) -> None:
+        assert not admission.KvGrowth(fill=0.5).admits(instance(2, context=200))
+        assert admission.KvGrowth(fill=2.0).admits(instance(2, context=600))
+
+    def test_an_idle_instance_always_takes_one_but_slots_are_a_limit(self) -> None:
+        assert admission.KvGrowth(fill=1e-9).admits(instance(0))
+        assert not admission.KvGrowth(fill=100.0).admits(instance(4))
+
+
+def observed(policy: Any, on: Instance, *reports: InstanceReported) -> Any:
+    """What it makes of the last of some polls."""
+    for report in reports:
+        on.observed = policy.observe(on, report)
+        on.report = report
+    return on.observed
+
+
+def poll(usage: float = 0.7, *, preemptions: int = 0, waiting: int = 0) -> InstanceReported:
+    return InstanceReported("i0", 4, waiting, usage, preemptions)
+
+
+def keep(on: Instance, contexts: list[int]) -> None:
+    """Trajectories between two turns."""
+    for number, context in enumerate(contexts):
+        on.kept[str(number)] = make_request(context=context)
+
+
+class TestAimdConcurrency:
+    policy = admission.AimdConcurrency(longest=100)
+
+    def limit(self, on: Instance, *reports: InstanceReported) -> float:
+        return float(observed(self.policy, on, *reports).limit)
+
+    def test_starts_where_the_longest_contexts_fit(self) -> None:
+        assert self.policy.begins(instance(9, slots=20))
+        assert not self.policy.begins(instance(10, slots=20))
+        assert admission.AimdConcurrency(longest=10_000).begins(instance(0))
+
+    def test_who_is_between_two_turns_counts(self) -> None:
+        full = instance(6, slots=20)
+        keep(full, [10] * 4)
+        assert not self.policy.begins(full)
+        assert self.policy.continues(full)
+        assert self.policy.admits(full)
+
+    def test_grows_once_as_many_have_finished_as_it_allows(self) -> None:
+        busy = instance(9, slots=20)
+        busy.finished = 9
+        assert self.limit(busy, poll(0.5)) == 10
+        busy.finished = 10
+        assert self.limit(busy, poll(0.6)) == 10, "the cache is rather full"
+        assert self.limit(busy, poll(0.5)) == 12.5
+        assert self.limit(busy, poll(0.5)) == 12.5, "10 of them have been counted"
+
+    def test_does_not_grow_while_it_does_not_bind(self) -> None:
+        idle = instance(8, slots=20)
+        idle.finished = 10
+        assert self.limit(idle, poll(0.5)) == 10
+
+    def test_never_above_the_most(self) -> None:
+        policy = admission.AimdConcurrency(longest=1, most=5)
+        full = instance(5, slots=20)
+        full.finished = 99
+        assert observed(policy, full, poll(0.1)).limit == 5
+
+    def test_is_cut_to_what_the_cache_holds(self) -> None:
+        assert self.limit(instance(8, slots=20), poll(0.875)) == pytest.approx(6.4)
+
+    def test_is_cut_after_a_preemption(self) -> None:
+        assert self.limit(instance(8), poll(preemptions=1)) == 8
+        assert self.limit(instance(8), poll(preemptions=0)) == 10
+
+    def test_is_cut_when_many_wait_for_long(self) -> None:
+        assert self.limit(instance(8), *[poll(waiting=3)] * 5) == 10
+        assert self.limit(instance(8), *[poll(waiting=3)] * 6) == 9
+        assert self.limit(instance(8), *[poll(waiting=2)] * 9) == 10
+
+    def test_rests_after_a_cut_and_is_halved_if_that_did_not_help(self) -> None:
+        full = instance(9, slots=20)
+        cuts = [poll(preemptions=number + 1) for number in range(8)]
+        limits = [self.limit(full, cut) for cut in cuts]
+        assert limits == [8.0] * 7 + [4.0]
+
+    def test_is_never_below_one(self) -> None:
+        tiny = instance(0, kv=100)
+        assert self.limit(tiny, *[poll(preemptions=number) for number in range(40)]) == 1
+        assert self.policy.begins(tiny)
+
+
+class TestSessionCap:
+    policy = admission.SessionCap(fill=0.9)
+
+    def test_takes_all_until_the_instance_has_reported(self) -> None:
+        assert self.policy.begins(instance(9, context=500))
+        assert self.policy.continues(instance(9, context=500))
+
+    def test_begins_while_all_that_are_there_fit(self) -> None:
+        there = instance(2, context=100)
+        keep(there, [200, 200])
+        observed(self.policy, there, poll(0.1))
+        assert there.sessions == 4
+        assert self.policy.begins(there), "five times 150 tokens fit 900"
+        keep(there, [400, 400])
+        observed(self.policy, there, poll(0.1))
+        assert not self.policy.begins(there), "five times 250 do not"
+
+    def test_expects_newcomers_to_grow(self) -> None:
+        there = instance(2, context=100)
+        there.finished, there.finished_tokens = 3, 906
+        observed(self.policy, there, poll(0.1))
+        assert not self.policy.begins(there), "three times 302 tokens"
+        assert self.policy.continues(there)
+
+    def test_those_that_outgrow_the_cache_give_their_kv_up(self) -> None:
+        there = instance(2, context=100)
+        keep(there, [350, 350])
+        observed(self.policy, there, poll(0.1))
+        assert self.policy.continues(there)
+        keep(there, [350, 351])
+        observed(self.policy, there, poll(0.1))
+        assert not self.policy.continues(there)
+
+    def test_believes_the_instance_about_what_runs(self) -> None:
+        there = instance(2, context=100)
+        keep(there, [350, 350])
+        observed(self.policy, there, poll(0.21))
+        assert not self.policy.continues(there)
+
+    def test_a_preemption_takes_a_fifth_until_it_has_grown_back(self) -> None:
+        there = instance(2, context=100)
+        shares = [observed(self.policy, there, poll(preemptions=1)).share for _ in range(20)]
+        assert shares[:3] == pytest.approx([0.72, 0.72 * 1.02, 0.72 * 1.02**2])
+        assert shares[-1] == 0.9
+
+    def test_an_instance_without_sessions_takes_one(self) -> None:
+        empty = instance(0, kv=1)
+        observed(self.policy, empty, poll(1.0))
+        assert self.policy.begins(empty)

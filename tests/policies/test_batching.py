@@ -24,7 +24,7 @@ class TestBatch:
         assert policy.batch(ProgressView(complete=3, closed=True)) == 3
         assert policy.batch(ProgressView(complete=3, closed=False)) == 0
 
-    @pytest.mark.parametrize("where", ["active", "deferred", "fresh"])
+    @pytest.mark.parametrize("where", ["active", "spent", "deferred", "fresh"])
     def test_the_last_one_waits_for_all_that_is_left(self, policy: Any, where: str) -> None:
         one: dict[str, Any] = {where: 1}
         assert policy.batch(ProgressView(complete=3, closed=True, **one)) == 0
@@ -71,6 +71,11 @@ class TestSync:
         assert Sync(1.5).launch(ProgressView(fresh=9, deferred=2)) == Launch(fresh=4, deferred=2)
         assert Sync().launch(ProgressView(fresh=9, complete=3)) == Launch(fresh=1)
         assert Sync().launch(ProgressView(fresh=9, complete=6)) == Launch()
+
+    def test_starts_others_in_place_of_those_that_spent_their_budget(self) -> None:
+        progress = ProgressView(fresh=9, round=Launch(fresh=6), active=4, complete=1, spent=1)
+        assert Sync(1.5).launch(progress) == Launch(fresh=1)
+        assert Sync().launch(progress) == Launch(), "a batch is on its way"
 
     def test_waits_for_submissions_until_they_are_closed(self) -> None:
         assert Sync().launch(ProgressView(fresh=3)) is None
@@ -164,3 +169,33 @@ class TestFullyAsync:
     def test_bounds_the_groups_in_flight(self, active: int, launch: Launch | None) -> None:
         progress = ProgressView(fresh=9, deferred=2, active=active)
         assert FullyAsync(max_groups=5).launch(progress) == launch
+
+    @pytest.mark.parametrize(
+        ("active", "complete", "launch"),
+        [
+            (0, 0, Launch(fresh=4, deferred=2)),
+            (4, 0, Launch(fresh=0, deferred=2)),
+            (3, 2, Launch(fresh=0, deferred=1)),
+            (0, 6, None),
+            (2, 5, None),
+        ],
+    )
+    def test_bounds_what_is_ahead_of_the_trainer(
+        self, active: int, complete: int, launch: Launch | None
+    ) -> None:
+        progress = ProgressView(fresh=9, deferred=2, active=active, complete=complete)
+        assert FullyAsync(max_ahead=1.5).launch(progress) == launch
+
+    def test_a_bound_of_a_batch_lets_a_batch_come(self) -> None:
+        progress = ProgressView(10, fresh=20, active=3, complete=6)
+        assert FullyAsync(max_ahead=1.0).launch(progress) == Launch(fresh=1)
+        assert FullyAsync(max_ahead=1.1).launch(progress) == Launch(fresh=2)  # not 3
+
+    def test_the_tighter_bound_holds(self) -> None:
+        progress = ProgressView(fresh=9, active=3, complete=2)
+        assert FullyAsync(max_groups=4, max_ahead=2.0).launch(progress) == Launch(fresh=1)
+        assert FullyAsync(max_groups=9, max_ahead=1.5).launch(progress) == Launch(fresh=1)
+
+    def test_less_than_a_batch_would_stand_still(self) -> None:
+        with pytest.raises(ValueError, match="max_ahead = 0.9: fewer groups than a batch"):
+            FullyAsync(max_ahead=0.9)

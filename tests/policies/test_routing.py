@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.events import InstanceReported
+from rollout_sched.core.model import Request
 from rollout_sched.policies import routing
 from tests.helpers import Loads, make_request
 
@@ -36,6 +38,8 @@ ALL: list[Callable[[], Any]] = [
     lambda: routing.PowerOfTwo(random.Random(0)),
     routing.LeastRequests,
     routing.LeastTokens,
+    routing.VllmInternalLb,
+    routing.GroupTokens,
     routing.SessionAffinity,
     routing.StaticSplit,
 ]
@@ -137,6 +141,65 @@ def test_least_tokens_counts_what_is_expected_too() -> None:
     loads.fleet.send(long, loads[0], 1000)
     loads.send(1, context=500)
     assert chosen(policy, loads) == "i1"
+
+
+class TestVllmInternalLb:
+    def test_weighs_who_waits_four_times(self) -> None:
+        loads = Loads(routing.VllmInternalLb(), 2)
+        loads.fleet.report(loads[0], InstanceReported("i0", 0, 3, 0.0))
+        loads.fleet.report(loads[1], InstanceReported("i1", 11, 0, 0.9))
+        assert chosen(routing.VllmInternalLb(), loads) == "i1"
+        loads.fleet.report(loads[1], InstanceReported("i1", 13, 0, 0.9))
+        assert chosen(routing.VllmInternalLb(), loads) == "i0"
+
+    def test_knows_what_was_sent_since_the_report_but_not_what_has_ended(self) -> None:
+        loads = Loads(routing.VllmInternalLb(), 2)
+        loads.fleet.report(loads[1], InstanceReported("i1", 5, 0, 0.0))
+        loads.send(0)
+        assert chosen(routing.VllmInternalLb(), loads) == "i0"
+        loads.send(0)
+        assert chosen(routing.VllmInternalLb(), loads) == "i1"
+        for attempt in list(loads[0].attempts.values()):
+            loads.fleet.close(attempt)
+        assert chosen(routing.VllmInternalLb(), loads) == "i1"
+        loads.fleet.report(loads[0], InstanceReported("i0", 0, 0, 0.0))
+        assert chosen(routing.VllmInternalLb(), loads) == "i0"
+
+
+class TestGroupTokens:
+    policy = routing.GroupTokens(shared_tokens=100, margin=2.0)
+
+    def choose(self, loads: Loads, request: Request) -> str | None:
+        instance = self.policy.choose(request, loads.fleet)
+        return None if instance is None else instance.id
+
+    def siblings(self, loads: Loads, prompt: int) -> Request:
+        """The second sample of a prompt of which the first runs on i0."""
+        first = make_request(context=prompt)
+        second = Request("g/1", first.siblings, first.group, 1, 1, prompt)
+        first.siblings.requests += [first, second]
+        first.attempt = loads.fleet.send(first, loads[0], 1000)
+        return second
+
+    def test_samples_of_a_long_prompt_are_together(self) -> None:
+        loads = Loads(self.policy, 2)
+        assert self.choose(loads, self.siblings(loads, 100)) == "i0"
+
+    def test_those_of_a_short_one_go_where_tokens_are_few(self) -> None:
+        loads = Loads(self.policy, 2)
+        assert self.choose(loads, self.siblings(loads, 99)) == "i1"
+
+    def test_they_part_where_tokens_are_too_uneven(self) -> None:
+        loads = Loads(self.policy, 2)
+        second = self.siblings(loads, 100)
+        loads.send(0, context=100)
+        assert self.choose(loads, second) == "i0"
+        loads.send(0, context=1)
+        assert self.choose(loads, second) == "i1"
+
+    def test_they_part_where_that_instance_is_full(self) -> None:
+        loads = Loads(self.policy, 2, slots=1)
+        assert self.choose(loads, self.siblings(loads, 100)) == "i1"
 
 
 class TestSessionAffinity:

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched.integrations.vllm.answers import Assembly, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, PromptToken
 from tests.integrations.vllm.scripted import an_order
 
 
@@ -66,3 +66,33 @@ def test_a_cut_answer_has_what_came():
 
 def test_the_usage_may_follow_the_end():
     assert assembled([Chunk([1], [-1.0], "stop"), Chunk([])]).finish == "stop"
+
+
+def thought_of(told):
+    """Of the context 5, 6, 7."""
+    assembly = Assembly(an_order(sampling={"prompt_logprobs": 0}))
+    assembly.add(Chunk([1], None, "length", prompt=told))
+    return assembly.output().prompt
+
+
+SIX, SEVEN = PromptToken(-0.5, 1), PromptToken(-9999.0, 40)
+
+
+def test_what_is_thought_of_a_prompt_is_that_of_its_own_tokens():
+    assert thought_of([{6: SIX, 3: SEVEN}, {7: SEVEN}]) == [SIX, SEVEN]
+    assert thought_of(None) is None
+    assert assembled([Chunk([1], [-1.0], "stop", prompt=[{6: SIX}, {7: SEVEN}])]).prompt is None
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ([{6: SIX}], "2 log-probs of a prompt of 3"),
+        ([{6: SIX}, {7: SEVEN}, {8: SIX}], "4 log-probs of a prompt of 3"),
+        ([{6: SIX}, {8: SIX}], "prompt's token 2"),
+        ([{}, {7: SIX}], "prompt's token 1"),
+    ],
+)
+def test_what_is_thought_of_another_prompt_is_not_believed(told, text):
+    with pytest.raises(AnswerUntrue, match=text):
+        thought_of(told)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rollout_sched.integrations.vllm.dialects import NEUTRAL_SAMPLING, Completions, Generate
-from rollout_sched.live.ports import InstanceError, RequestRejected
+from rollout_sched.live.ports import InstanceError, PromptToken, RequestRejected
 from tests.integrations.vllm.scripted import an_order, completed, generated
 
 
@@ -145,3 +145,21 @@ def test_completions_without_token_ids_says_which_vllm_has_them():
 def test_sampling_that_is_no_json_is_the_requests_fault(dialect, value):
     with pytest.raises(RequestRejected, match="cannot be written as JSON"):
         dialect.body(an_order(sampling={"top_p": value}), "tiny")
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+def test_log_probs_of_the_prompt_are_read_where_they_stand(dialect):
+    told = [None, {"6": {"logprob": -0.5, "rank": 2, "decoded_token": None}}, None]
+    if isinstance(dialect, Generate):
+        answer = {**generated([10], "length"), "prompt_logprobs": told}
+    else:
+        answer = completed([10], "length")
+        answer["choices"][0]["prompt_logprobs"] = told
+    assert dialect.read(encoded(answer)).prompt == [{6: PromptToken(-0.5, 2)}, {}]
+
+
+@pytest.mark.parametrize("thought", [{"logprob": None, "rank": 1}, {"logprob": -1.0, "rank": 0}])
+def test_what_is_no_log_prob_of_a_prompt(thought):
+    answer = {**generated([10], "length"), "prompt_logprobs": [None, {"6": thought}]}
+    with pytest.raises(InstanceError, match="not understood"):
+        Generate().read(encoded(answer))

@@ -1,0 +1,134 @@
+"""Verified resume: tokens that older weights made are kept as far as newer weights pass them.
+
+What was interrupted or set back has to be prefilled again before it can go on, and that prefill
+tells what the new weights think of the tokens. So they are the *draft* of speculative decoding
+(Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): the longest prefix whose tokens
+pass its test is kept, and the rest is made anew. What is kept is distributed as if the new weights
+had made it, so it counts as theirs. SPEC-RL (arXiv 2509.23232) does so with the responses of
+earlier epochs, inside a trainer.
+
+The driver has the tokens, so it makes the test and rolls the dice: a Dispatch names the draft, a
+PrefixVerified says how much of it was kept. Whoever verifies has no old tokens in what waits, for
+that is tested before it goes on: a group is as old as what of it is finished or under way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.attempts import discard
+from rollout_sched.core.events import Spans
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.lifecycle import ACTING, FINISHED
+from rollout_sched.core.model import Attempt, Group, Request
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.samples import Segment
+
+
+class Verification:
+    """Drafts, what is kept of them, and how old that leaves their groups.
+
+    `on`: whether the policy verifies. Direct requests are never verified: nobody trains on them,
+    and their clients need not have asked for log-probabilities.
+    """
+
+    def __init__(
+        self,
+        on: bool,
+        fleet: Fleet,
+        samples: SampleBuffer,
+        anomalies: Counter[str],
+        out: list[Action],
+    ) -> None:
+        self.on = on
+        self._fleet = fleet
+        self._samples = samples
+        self._anomalies = anomalies
+        self._out = out
+
+    def draft(self, request: Request, version: int) -> Spans:
+        """The leading response tokens, by the versions they count as, up to the last that is older
+        than `version`."""
+        if request.group is None or not request.segments:
+            return ()
+        spans = [(segment.version, segment.tokens) for segment in request.segments]
+        while spans and spans[-1][0] >= version:
+            spans.pop()
+        return tuple(spans)
+
+    def passed(self, attempt: Attempt, tokens: int) -> None:
+        """So many leading tokens of the attempt's draft have passed; the rest goes, with all that
+        follows it."""
+        request, draft = attempt.request, attempt.draft_tokens
+        kept = min(max(0, tokens), draft)
+        if kept != tokens:
+            self._anomalies["tokens_out_of_range"] += 1
+        attempt.draft_tokens = 0
+        before = request.context_tokens
+        if kept < draft:
+            self._cut(request, kept)
+        self._relabel(request, draft, attempt)
+        self._fleet.shrink(attempt, before - request.context_tokens)
+        request.computed_tokens = request.context_tokens
+        if request.group is not None:
+            self.renew(request.group)
+
+    def shorten(self, request: Request) -> None:
+        """Give up the last token of one that has finished, which then goes on as any other: the new
+        weights draw that token again, and with it whether they end there."""
+        self._cut(request, request.response_tokens - 1)
+
+    def renew(self, group: Group) -> None:
+        """Less of it is old than was."""
+        if group not in self._samples:
+            return
+        if any(r.state is FINISHED and not r.segments for r in group.requests):
+            return  # an answer without tokens is as old as what is known of it
+        ages = [age for age in map(_age, group.requests) if age is not None]
+        self._samples.set_version(group, min(ages, default=None))
+
+    def _cut(self, request: Request, kept: int) -> None:
+        """Keep so many response tokens. What tools have answered cannot be cut: then all goes."""
+        if kept < request.settled_tokens:
+            kept = 0
+        rejected = request.response_tokens - kept
+        self._out.append(discard(request, rejected, "rejected"))
+        if kept or not request.settled_tokens:
+            request.context_tokens -= rejected
+        else:
+            request.context_tokens = request.siblings.prompt_tokens
+            request.turn = request.settled_tokens = 0
+        request.response_tokens = kept
+        request.computed_tokens = min(request.computed_tokens, request.context_tokens)
+        request.segments = _leading(request.segments, kept)
+
+    def _relabel(self, request: Request, draft: int, attempt: Attempt) -> None:
+        """What is left of the draft counts as made by the version that has verified it."""
+        tokens = min(draft, request.response_tokens)
+        if tokens:
+            made = request.segments[len(_leading(request.segments, tokens)) :]
+            verified = Segment(attempt.version, tokens, attempt.instance.id, verified=True)
+            request.segments = (verified, *made)
+
+
+def _leading(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """The segments of the first so many tokens."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if not tokens:
+            break
+        if segment.tokens > tokens:
+            segment = Segment(segment.version, tokens, segment.instance, segment.verified)
+        kept.append(segment)
+        tokens -= segment.tokens
+    return tuple(kept)
+
+
+def _age(request: Request) -> int | None:
+    """The oldest version that counts of what it has; None if all of it will be verified first."""
+    if request.attempt is not None:
+        return request.attempt.version
+    if request.state is FINISHED or request.state is ACTING:
+        return min([segment.version for segment in request.segments], default=None)
+    return None
