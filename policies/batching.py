@@ -70,10 +70,15 @@ class TailBatching(msgspec.Struct, frozen=True):
     its first prompts; the rest starts over in a long round, which runs when a whole batch of
     prompts has been set back, without over-sampling. What is left at the end of the data goes
     into long rounds too, so that no prompt stays behind.
+
+    Nobody is set back from a long round, and so no prompt twice. `long_round_share` of a batch
+    starts one (ours): fresh prompts fill it up, so that its lengths differ less from the others';
+    together with rounds of like lengths fewer tokens are thrown away.
     """
 
     over_prompts: AtLeastOne = 1.25
     over_samples: AtLeastOne = 1.25
+    long_round_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -82,7 +87,8 @@ class TailBatching(msgspec.Struct, frozen=True):
             return None
         if progress.round is not None:
             return _fill(progress, size) if _short(progress) else None
-        if progress.deferred >= size or progress.fresh < size:
+        long = progress.deferred >= self.long_round_share * size
+        if long or progress.fresh < size:
             return _fill(progress, size)
         wanted = max(0, ceil(size * self.over_prompts - 1e-9) - progress.complete)
         return Launch(fresh=min(wanted, progress.fresh), oversample=self.over_samples)

@@ -71,3 +71,36 @@ class GroupHistory(msgspec.Struct, frozen=True):
             if 1 - surviving >= self.quantile - 1e-12:
                 return length
         return siblings.max_tokens
+
+
+class PromptHistory(msgspec.Struct, frozen=True):
+    """A quantile of what the siblings came to, before one has finished of what the prompt did.
+
+    Without either it is as long as the trainer expects, or as its limit allows (RhymeRL, arXiv
+    2508.18588: a prompt's lengths change little from one epoch to the next).
+    """
+
+    quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+
+    uses_history = True
+
+    def estimate(self, siblings: Siblings) -> int | None:
+        lengths = siblings.lengths
+        return lengths[ceil(self.quantile * len(lengths) - 1e-9) - 1] if lengths else None
+
+    def expect(self, request: Request) -> int:
+        siblings = request.siblings
+        length = siblings.estimate
+        if length is None:
+            length = length_before(siblings, self.quantile)
+        return max(length, request.known_tokens)
+
+
+def length_before(siblings: Siblings, quantile: float) -> int:
+    """What a response may come to, before any of the siblings has: a quantile of what the prompt's
+    earlier ones did, else what the trainer expects, else the limit."""
+    history = siblings.history
+    known = None if history is None else history.quantile(quantile)
+    if known is None:
+        known = siblings.expected_tokens or siblings.max_tokens
+    return min(known, siblings.max_tokens)

@@ -103,6 +103,13 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--prompts-per-step", type=_positive, default=0, metavar="N")
     add("--samples-per-prompt", type=_positive, default=0, metavar="N")
     add("--epochs", type=_positive, default=0, metavar="N", help="each trains other samples")
+    add(
+        "--known-samples",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="of each prompt; they are not trained, but their lengths known from before the run",
+    )
     add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
@@ -295,7 +302,13 @@ def _baseline_first(names: list[str]) -> list[str]:
 def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     given = {
         key: getattr(options, key)
-        for key in ("prompts_per_step", "samples_per_prompt", "max_tokens", "epochs")
+        for key in (
+            "prompts_per_step",
+            "samples_per_prompt",
+            "max_tokens",
+            "epochs",
+            "known_samples",
+        )
         if getattr(options, key)
     }
     job = msgspec.structs.replace(scenario.job, **given)

@@ -89,6 +89,7 @@ class RolloutScheduler(ABC):
         seed: int = _DEFAULTS.seed,
         stream_every: int = _DEFAULTS.stream_every,
         journal: Path | None = _DEFAULTS.journal,
+        length_history: Path | None = _DEFAULTS.length_history,
         instance_api_key: str | None = None,
         settings: Settings | None = None,
     ) -> RolloutScheduler:
@@ -102,6 +103,7 @@ class RolloutScheduler(ABC):
         stream_every      tokens between partial results, so that they survive an instance's death;
                           0 does not stream, which is faster
         journal           a new file to record every event in
+        length_history    a file for the response lengths of prompts, kept from one run to the next
         settings          of the driver; None for the policy's [live] table
 
         Raises ConfigError.
@@ -113,6 +115,7 @@ class RolloutScheduler(ABC):
             seed=seed,
             stream_every=stream_every,
             journal=journal,
+            length_history=length_history,
         )
 
         def start() -> LiveScheduler:

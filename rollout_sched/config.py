@@ -34,6 +34,7 @@ from rollout_sched.policies import (
     ordering,
     prediction,
     routing,
+    selection,
     weights,
 )
 
@@ -71,12 +72,17 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "group_history": prediction.GroupHistory,
         "none": prediction.Unknown,
         "oracle": prediction.Oracle,
+        "prompt_history": prediction.PromptHistory,
     },
     "batching": {
         "fully_async": batching.FullyAsync,
         "one_step_off": batching.OneStepOff,
         "sync": batching.Sync,
         "tail_batching": batching.TailBatching,
+    },
+    "selection": {
+        "in_order": selection.InOrder,
+        "like_lengths": selection.LikeLengths,
     },
     "freshness": {
         "bounded": freshness.Bounded,
@@ -101,6 +107,7 @@ DEFAULTS = {
     "admission": "slots",
     "prediction": "none",
     "batching": "sync",
+    "selection": "in_order",
     "freshness": "bounded",
     "interruption": "none",
     "weights": "all_at_once",

@@ -169,6 +169,7 @@ def make_scenario(
     max_tokens: int = 0,
     batches: bool = True,
     epochs: int = 1,
+    known: int = 0,
     traffic: TrafficModel | None = None,
     faults: Sequence[Fault] = (),
 ) -> Scenario:
@@ -185,7 +186,7 @@ def make_scenario(
         ),
         weights=WeightTransfer(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
-        job=Job(prompts_per_step, samples, max_tokens, batches, epochs),
+        job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known),
         traffic=traffic,
         faults=tuple(faults),
     )

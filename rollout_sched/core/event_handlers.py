@@ -40,6 +40,7 @@ from rollout_sched.core.events import (
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
 from rollout_sched.core.lender import Lender
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
 from rollout_sched.core.outcomes import Outcomes
@@ -70,6 +71,7 @@ class TrainerEvents:
         lender: Lender,
         freshness: Freshness,
         serials: count[int],
+        history: LengthHistory | None,
     ) -> None:
         self._groups = groups
         self._samples = samples
@@ -79,14 +81,16 @@ class TrainerEvents:
         self._lender = lender
         self._freshness = freshness
         self._serials = serials
+        self._history = history
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        history = self._history
         siblings = Siblings(
             event.group,
             event.prompt_tokens,
             event.max_tokens,
             event.prompt,
-            event.history,
+            None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
         self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))

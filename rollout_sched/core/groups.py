@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from rollout_sched.core.errors import IllegalMove
@@ -87,6 +88,10 @@ class Groups:
     def first(self, state: GroupState) -> Group | None:
         """The one that has been in a state longest."""
         return next(iter(self._by_state[state].values()), None)
+
+    def front(self, state: GroupState, most: int) -> list[Group]:
+        """The first so many of a state, or all there are."""
+        return list(islice(self._by_state[state].values(), most))
 
     def of(self, state: GroupState) -> list[Group]:
         return list(self._by_state[state].values())

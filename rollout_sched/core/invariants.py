@@ -86,6 +86,8 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
     complete = groups.count(GroupState.COMPLETE)
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
+    window, fresh = scheduler.selection_window.left, groups.count(GroupState.FRESH)
+    assert 0 <= window <= fresh, f"{window} groups of {fresh} fresh ones are in the window"
     assert started == buffer.started, f"{started} started groups, counted {buffer.started}"
     direct = [request for request in requests if request.group is None]
     assert listed + len(direct) == len(requests), "a request belongs to no group"

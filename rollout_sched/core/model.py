@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollout_sched.core.events import InstanceReported
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.core.samples import Sample, Segment
 
 __all__ = [
@@ -150,8 +151,9 @@ class Siblings:
 
     `lengths` holds the response lengths of those that have finished, ascending; `estimate` is what
     the prediction made of them. `requests` are those that are here; `joined` counts those that came
-    one by one (direct requests). `prompt` names the prompt wherever it comes again; `history` and
-    `expected_tokens` are what was known of its lengths before (see GroupSubmitted).
+    one by one (direct requests). `prompt` names the prompt wherever it comes again. `history` holds
+    what its earlier responses came to (None where no role asks), `expected_tokens` what the trainer
+    expects of one (0: it has no idea).
     """
 
     __slots__ = (
@@ -173,7 +175,7 @@ class Siblings:
         prompt_tokens: int,
         max_tokens: int,
         prompt: str = "",
-        history: tuple[int, ...] = (),
+        history: PromptLengths | None = None,
         expected_tokens: int = 0,
     ) -> None:
         self.id = id

@@ -219,6 +219,9 @@ class Outcomes:
     def deliver(self, group: Group) -> None:
         """Its samples are on their way to the trainer."""
         self._groups.move(group, DELIVER)
+        history = group.siblings.history
+        if history is not None:
+            history.note([request.response_tokens for request in group.finished])
         for request in group.finished:
             self._requests.forget(request)
         self._let_go(group)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Attempt, Instance, Request, Siblings
+from rollout_sched.core.model import Attempt, Group, Instance, Request, Siblings
 
 
 class Dice(Protocol):
@@ -163,6 +163,25 @@ class Batching(Protocol):
         """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits."""
 
 
+class Selection(Protocol):
+    """Which fresh groups start together?"""
+
+    @property
+    def window(self) -> int:
+        """It chooses among the groups of so many rounds, all of which start before the next ones
+        are looked at. 0: they start in the order they came, and it is not asked.
+        """
+
+    def choose(
+        self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
+    ) -> Sequence[Group]:
+        """So many of `window`, which holds more, in the order they came; `beside` start with them.
+
+        What groups carry: `group.siblings.history`, `.expected_tokens`, `.prompt_tokens` and
+        `.max_tokens`.
+        """
+
+
 class Freshness(Protocol):
     """How old may a delivered sample be, and who waits for whom?"""
 
@@ -259,6 +278,7 @@ class Roles(msgspec.Struct, frozen=True):
     admission: Admission
     prediction: Prediction
     batching: Batching
+    selection: Selection
     freshness: Freshness
     interruption: Interruption
     weights: Weights
@@ -274,6 +294,14 @@ class Roles(msgspec.Struct, frozen=True):
     def leniency(self) -> float | None:
         """Of the test by which drafts are verified; None where they are not."""
         return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
+
+    @property
+    def uses_history(self) -> bool:
+        """True if selection or prediction looks at `Siblings.history`.
+
+        They say so by a class attribute `uses_history = True`; for nobody it is not kept.
+        """
+        return any(getattr(r, "uses_history", False) for r in (self.selection, self.prediction))
 
     @property
     def weigh_tokens(self) -> bool:
@@ -303,6 +331,7 @@ __all__ = [
     "Dice",
     "FleetView",
     "Freshness",
+    "Group",
     "Instance",
     "Interruption",
     "Launch",
@@ -315,6 +344,7 @@ __all__ = [
     "Request",
     "Roles",
     "Routing",
+    "Selection",
     "SessionAdmission",
     "Siblings",
     "Weights",

@@ -25,8 +25,9 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
+from rollout_sched.core.groups import ACTIVE, DEFERRED, SPENT, Groups
 from rollout_sched.core.lender import Lender
+from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
 from rollout_sched.core.migrator import Migrator
 from rollout_sched.core.model import Group, Instance, Request
@@ -35,6 +36,7 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.selection_window import SelectionWindow
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
@@ -115,7 +117,15 @@ class Scheduler:
             max_failures,
         )
         trainer = TrainerEvents(
-            groups, samples, outcomes, progress, updater, lender, roles.freshness, serials
+            groups,
+            samples,
+            outcomes,
+            progress,
+            updater,
+            lender,
+            roles.freshness,
+            serials,
+            LengthHistory() if roles.uses_history else None,
         )
         client = ClientEvents(
             requests, self.siblings, outcomes, self.sessions, fleet, self.anomalies
@@ -143,6 +153,7 @@ class Scheduler:
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,
         )
+        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
         # A round that starts over what it leaves behind, or verifies it, has nothing that could
         # grow stale.
         keeps_old = roles.interruption.keeps_partial and not roles.verifies
@@ -253,6 +264,7 @@ class Scheduler:
         if progress.round is None:
             progress.round = launch
         launched: list[Group] = []
+        anew: list[Group] = []  # those that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -260,14 +272,15 @@ class Scheduler:
                 if allowed <= 0:
                     break
                 allowed -= 1
+                anew.append(group)
             self.outcomes.launch(group, launch.oversample)
             launched.append(group)
             deferred -= 1
-        for _ in range(min(fresh, allowed, progress.fresh)):
-            group = groups.first(FRESH)
-            assert group is not None
-            self.outcomes.launch(group, launch.oversample)
-            launched.append(group)
+        fresh = min(fresh, allowed, progress.fresh)
+        if fresh > 0:
+            for group in self.selection_window.take(fresh, anew):
+                self.outcomes.launch(group, launch.oversample)
+                launched.append(group)
         for place, group in enumerate(launched):
             group.launch_place, group.launch_size = place, len(launched)
 

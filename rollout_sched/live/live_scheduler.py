@@ -12,6 +12,7 @@ from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, Header
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
+from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer_session import TrainerSession
@@ -44,6 +45,9 @@ class LiveScheduler:
         run = options or RunOptions()
         groups, version = run.prompts_per_step, run.start_version
         scheduler = policy.scheduler(groups, version=version, seed=run.seed)
+        self.lengths: LengthStore | None = None
+        if run.length_history is not None:
+            self.lengths = LengthStore(run.length_history)
         self.journal: JournalKeeper | None = None
         if run.journal is not None:
             header = Header(SCHEMA, policy.name, groups, version, run.seed)
@@ -51,7 +55,9 @@ class LiveScheduler:
         self.driver = Driver(scheduler, settings=settings)
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
-        self.trainer = TrainerSession(self.driver, stream_every=run.stream_every, seed=run.seed)
+        self.trainer = TrainerSession(
+            self.driver, stream_every=run.stream_every, seed=run.seed, lengths=self.lengths
+        )
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
@@ -80,6 +86,7 @@ class LiveScheduler:
             "joined": len(view.instances),
             "anomalies": dict(view.anomalies),
             "journal": self._journal_state(),
+            "length_history": self._lengths_state(),
             "broken": None if self.driver.broken is None else str(self.driver.broken),
         }
 
@@ -89,6 +96,13 @@ class LiveScheduler:
             return None
         return {"path": str(self.journal.path), "broken": self.journal.broken}
 
+    def _lengths_state(self) -> dict[str, Any] | None:
+        """ "broken": why it could not be written when that was last tried."""
+        if self.lengths is None:
+            return None
+        store = self.lengths
+        return {"path": str(store.path), "prompts": len(store), "broken": store.broken}
+
     async def close(self) -> None:
         """Stop; instances are left as they are."""
         try:
@@ -96,3 +110,5 @@ class LiveScheduler:
         finally:
             if self.journal is not None:
                 await self.journal.close()
+            if self.lengths is not None:
+                await self.lengths.close()

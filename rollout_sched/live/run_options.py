@@ -17,6 +17,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                       0 does not stream, which is faster
     seed              of the dice that policies roll
     journal           write every event to this file, a new one
+    length_history    learn the response lengths of named prompts, and keep them in this file from
+                      one run to the next
     """
 
     prompts_per_step: Annotated[int, msgspec.Meta(ge=1)] = 64
@@ -24,3 +26,4 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     journal: Path | None = None
+    length_history: Path | None = None

@@ -41,7 +41,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                      log-probs
     each             what differs from that by sample, such as the seed; over-sampling begins anew
     extra            comes back with every sample
-    prompt_key       names the prompt, and is equal in every epoch; "" is as `uid`
+    prompt_key       names the prompt, and is equal in every epoch; "": nothing is learnt of it
     history          lengths of responses to it that are known from before this run, in tokens
     expected_tokens  how long its responses may be expected to be; 0: no idea
     """

@@ -12,6 +12,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
+    GroupSubmitted,
     InstanceJoined,
     InstanceLost,
     SubmissionsClosed,
@@ -21,6 +22,7 @@ from rollout_sched.core.model import InstanceStatus
 from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.draft_test import DraftTest, untestable
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
@@ -40,16 +42,25 @@ class TrainerSession:
 
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
-    the dice that verify drafts.
+    the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
+    from this one.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """
 
-    def __init__(self, driver: Driver, *, stream_every: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        stream_every: int = 0,
+        seed: int = 0,
+        lengths: LengthStore | None = None,
+    ) -> None:
         self.driver = driver
         self.stream_every = stream_every
         leniency = driver.view.leniency
         self._test = None if leniency is None else DraftTest(leniency, seed)
+        self._lengths = lengths
         self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
         self._failed: list[FailedGroup] = []  # that the trainer has not been told of
@@ -82,7 +93,7 @@ class TrainerSession:
                 return self._payload(prompt, index, tool)
 
             try:
-                self.driver.submit_group(prompt.submitted, payload)
+                self.driver.submit_group(self._submitted(prompt), payload)
             except BaseException:
                 del self._prompts[prompt.uid]
                 raise
@@ -99,6 +110,10 @@ class TrainerSession:
                     f"group {prompt.uid!r}: sampling: {problem}; or set interruption.kv to "
                     f'"recompute", which verifies nothing'
                 )
+
+    def _submitted(self, prompt: Prompt) -> GroupSubmitted:
+        submitted = prompt.submitted
+        return submitted if self._lengths is None else self._lengths.complete(submitted)
 
     def _payload(self, prompt: Prompt, index: int, tool: Tool | None) -> TokenPayload:
         sampling, stream_every = prompt.sampling_of(index), self.stream_every
@@ -181,9 +196,18 @@ class TrainerSession:
             sample_of(counted, payload, self._prompts[counted.group])
             for counted, payload in zip(action.samples, payloads, strict=True)
         ]
+        if self._lengths is not None:
+            self._learn(action, self._lengths)
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self._prompts.pop(uid).samples
         self._batches.deliver(Batch(action.batch, action.version, samples, self._take_failed()))
+
+    def _learn(self, action: Deliver, lengths: LengthStore) -> None:
+        by_group: dict[str, list[int]] = {}
+        for sample in action.samples:
+            by_group.setdefault(sample.group, []).append(sample.response_tokens)
+        for group, made in by_group.items():
+            lengths.delivered(self._prompts[group].submitted, made)
 
     def _fail(self, group: str, error: Exception | None) -> None:
         if group in self._prompts:

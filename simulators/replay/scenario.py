@@ -64,7 +64,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
     group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: nobody
     trains, and [traffic] is all there is. `epochs`: how often every prompt is trained, each time
-    with other samples.
+    with other samples. `known_samples` of each prompt are not trained: their lengths are what the
+    trainer knows of the prompt before the run.
     """
 
     prompts_per_step: Count = 0
@@ -72,6 +73,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Count = 0
     batches: bool = True
     epochs: AtLeastOne = 1
+    known_samples: Count = 0
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,8 @@ class Workload:
     that what is learnt of a prompt in one epoch says about the next only what it would in earnest.
     Samples the trace does not hold are drawn from those of the same epoch and prompt; `drawn`
     counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
-    `overlapping` counts the groups.
+    `overlapping` counts the groups. The last `job.known_samples` recorded of a prompt are trained
+    in no epoch; the trainer tells their lengths with each of its groups.
     `traffic`: the clients' conversations.
     """
 
@@ -39,6 +40,7 @@ class Workload:
         seed: int = 0,
         traffic: TrafficModel | None = None,
     ) -> None:
+        trace, self._known = _told_before(trace, job.known_samples)
         self.trace = trace
         self.seed = seed
         self.epochs = job.epochs
@@ -102,6 +104,7 @@ class Workload:
             self._prompt_tokens[group],
             self.max_tokens,
             self.prompt(group),
+            self._known.get(self.prompt(group), ()),
         )
 
     def sample(self, group: str, index: int) -> Sample:
@@ -165,6 +168,28 @@ class Workload:
                 f"{self.traffic.max_tokens}), but an instance holds {largest}; set "
                 f"traffic.max_tokens lower, or give it more fleet.kv_tokens or fleet.max_model_len"
             )
+
+
+def _told_before(trace: Trace, known: int) -> tuple[Trace, dict[str, tuple[int, ...]]]:
+    """The trace without the last so many samples of each prompt, and their lengths.
+
+    CallerError if none would be left to train.
+    """
+    if not known:
+        return trace, {}
+    if known >= trace.group_size:
+        raise CallerError(
+            f"trace {trace.name} has {trace.group_size} samples of a prompt, so that with "
+            f"{known} known before the run none is left to train; set known_samples to at most "
+            f"{trace.group_size - 1}"
+        )
+    groups = trace.groups.items()
+    trained = {prompt: samples[: max(1, len(samples) - known)] for prompt, samples in groups}
+    rest = {
+        prompt: tuple([sample.response_tokens for sample in samples[len(trained[prompt]) :]])
+        for prompt, samples in groups
+    }
+    return msgspec.structs.replace(trace, groups=trained, max_response_tokens=trace.cap), rest
 
 
 def _samples_per_prompt(trace: Trace, epochs: int) -> int:

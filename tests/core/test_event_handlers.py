@@ -60,9 +60,15 @@ def test_the_last_report_stays_with_its_instance() -> None:
 
 
 def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
-    told = Told()
-    told(ev.GroupSubmitted("a@2", 1, PROMPT, LIMIT, "a", (7, 9), 50))
+    told = Told(prediction="prompt_history")
+    told(ev.GroupSubmitted("a@2", 1, PROMPT, LIMIT, "a", (9, 7), 50))
     group = told.scheduler.groups["a@2"]
     assert group.prompt == "a"
-    assert group.siblings.history == (7, 9)
+    assert group.siblings.history.ascending == [7, 9]
     assert group.siblings.expected_tokens == 50
+
+
+def test_what_is_known_of_a_prompt_is_not_kept_where_nobody_asks() -> None:
+    told = Told()
+    told(ev.GroupSubmitted("a", 1, PROMPT, LIMIT, "a", (9, 7)))
+    assert told.scheduler.groups["a"].siblings.history is None

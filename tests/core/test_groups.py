@@ -68,6 +68,7 @@ def test_those_of_a_state_come_in_the_order_they_came_to_it() -> None:
     assert groups.first(DEFERRED) is c
     assert groups.first(FRESH) is None
     assert groups.of(ACTIVE) == [b]
+    assert [groups.front(DEFERRED, most) for most in (0, 1, 9)] == [[], [c], [c, a]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(GroupMove)), max_size=40))

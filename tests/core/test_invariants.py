@@ -50,6 +50,11 @@ def load(told: Told) -> None:
     told.instance("i0").tokens += 1
 
 
+@corruption("2 groups of 1 fresh ones are in the window")
+def a_window_of_groups_that_have_started(told: Told) -> None:
+    told.scheduler.selection_window.left = 2
+
+
 @corruption("<Instance i0 .*: open\\?")
 def a_place_but_not_in_the_list(told: Told) -> None:
     told.instance("i0").open_index = 0

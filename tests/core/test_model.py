@@ -36,9 +36,9 @@ def test_a_request_may_run_while_its_group_is_active_and_a_direct_one_always() -
 
 
 def test_a_group_is_of_the_prompt_that_is_named_or_of_one_that_comes_once() -> None:
-    named = Siblings("a@2", 10, 100, "a", (7, 9), 50)
+    named = Siblings("a@2", 10, 100, "a", None, 50)
     assert Group("a@2", 0, 2, named).prompt == "a"
-    assert (named.history, named.expected_tokens) == ((7, 9), 50)
+    assert named.expected_tokens == 50
     assert Siblings("a", 10, 100).prompt == "a"
 
 

@@ -15,7 +15,7 @@ from rollout_sched.core.events import BatchRequested, RequestFinished
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import Instance
 from rollout_sched.core.progress import RunProgress
-from tests.core.told import FULLY_ASYNC, Told
+from tests.core.told import FULLY_ASYNC, Told, make_group
 
 PROTOCOLS: dict[str, Any] = typing.get_type_hints(roles.Roles)
 
@@ -92,6 +92,11 @@ CHECKS: dict[str, Check] = {
         isinstance(p.launch(t.scheduler.progress), roles.Launch | None)
         and isinstance(p.batch(t.scheduler.progress), int)
         and isinstance(p.stops_at_delivery, bool)
+    ),
+    "selection": lambda p, t: (
+        p.window >= 0
+        and [group.id for group in p.choose([make_group("x"), make_group("y")], 1, [])]
+        in (["x"], ["y"])
     ),
     "freshness": lambda p, t: (
         isinstance(p.room(t.scheduler.progress), int)

@@ -51,6 +51,7 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "none"},
                 {"use": "group_history"},
                 {"use": "group_history", "method": "censored", "quantile": 0.5},
+                {"use": "prompt_history", "quantile": 0.5},
             ]
         ),
         "batching": st.sampled_from(
@@ -64,6 +65,11 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "fully_async", "max_ahead": 1.0},
                 {"use": "fully_async", "max_ahead": 1.5},
             ]
+        ),
+        "selection": st.sampled_from(
+            [{"use": "in_order"}]
+            + [{"use": "like_lengths", "window": 2, "max_step_bias": bias} for bias in (0, 0.5, 1)]
+            + [{"use": "like_lengths", "window": 3, "order": "longest_first"}]
         ),
         "freshness": st.sampled_from(
             [
@@ -274,9 +280,11 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: not self.submissions_closed)
     @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40))
     def submit(self, samples, prompt):
-        name = f"g{len(self.groups)}"
+        number = len(self.groups)
+        name, known = f"g{number}", tuple(range(number % 3))
         self.groups[name] = samples
-        self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS))
+        named = f"p{number % 4}" if number % 4 else ""
+        self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS, named, known, number % 2))
 
     @rule(prompt=st.integers(1, 3), sibling=st.integers(0, 2), session=st.sampled_from(["", "s"]))
     def ask(self, prompt, sibling, session):

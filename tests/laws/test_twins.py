@@ -71,6 +71,12 @@ from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {},
     "tail_batching": {"batching": {"use": "tail_batching"}, "prediction": {"use": "group_history"}},
+    "like_lengths": {
+        "batching": {"use": "tail_batching", "over_samples": 1.0},
+        "selection": {"use": "like_lengths", "window": 2},
+        "prediction": {"use": "prompt_history"},
+        "ordering": {"use": "longest_first"},
+    },
     "partial_rollout": {
         "batching": {"use": "sync", "over_prompts": 1.5},
         "interruption": {"use": "partial", "at_update": "resubmit"},

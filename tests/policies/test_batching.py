@@ -105,6 +105,13 @@ class TestTailBatching:
         progress = ProgressView(8, fresh=20, deferred=11)
         assert self.policy.launch(progress) == Launch(deferred=8)
 
+    def test_a_share_of_a_batch_may_start_a_long_round_that_is_filled_up(self) -> None:
+        policy = TailBatching(1.25, 1.25, 0.5)
+        progress = ProgressView(8, fresh=20, deferred=3)
+        assert policy.launch(progress) == Launch(fresh=10, oversample=1.25)
+        progress = ProgressView(8, fresh=20, deferred=4)
+        assert policy.launch(progress) == Launch(fresh=4, deferred=4)
+
     def test_end_of_data_goes_into_long_rounds(self) -> None:
         progress = ProgressView(8, fresh=5, deferred=2, closed=True)
         assert self.policy.launch(progress) == Launch(fresh=5, deferred=2)

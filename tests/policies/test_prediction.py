@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.core.model import Attempt, Instance, Request
-from rollout_sched.policies.prediction import GroupHistory, Oracle, Unknown
+from rollout_sched.policies.prediction import GroupHistory, Oracle, PromptHistory, Unknown
 from tests.helpers import make_group, make_request
 
 
@@ -114,3 +115,31 @@ def test_censoring_only_lengthens(finished: list[int], running: list[int]) -> No
     last = group.requests[-1]
     plain, censored = expect(GroupHistory(0.5), last), expect(GroupHistory(0.5, "censored"), last)
     assert plain <= censored <= 60
+
+
+class TestPromptHistory:
+    """Siblings first, then what the prompt came to before, then what the trainer says."""
+
+    def test_siblings_that_have_finished(self) -> None:
+        group = make_group(finished=[40, 10, 30, 20], running=[0])
+        group.siblings.history = PromptLengths([500])
+        assert expect(PromptHistory(quantile=0.5), group.requests[-1]) == 20
+
+    def test_what_the_prompt_came_to_before(self) -> None:
+        group = make_group(running=[0, 600])
+        group.siblings.history = PromptLengths([500, 300, 400])
+        group.siblings.expected_tokens = 50
+        policy = PromptHistory(quantile=0.5)
+        assert [expect(policy, request) for request in group.requests] == [400, 600]
+
+    def test_what_the_trainer_expects(self) -> None:
+        group = make_group(running=[0])
+        group.siblings.history = PromptLengths()
+        group.siblings.expected_tokens = 50
+        assert expect(PromptHistory(), group.requests[0]) == 50
+
+    @pytest.mark.parametrize("known", [None, PromptLengths(), PromptLengths([5000])])
+    def test_no_more_than_the_limit(self, known: PromptLengths | None) -> None:
+        group = make_group(running=[0], max_tokens=777)
+        group.siblings.history = known
+        assert expect(PromptHistory(), group.requests[0]) == 777

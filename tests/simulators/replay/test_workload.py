@@ -173,6 +173,35 @@ class TestEpochs:
             Workload(Trace("t", gather(samples)), Job(epochs=2, samples_per_prompt=2))
 
 
+class TestKnownSamples:
+    """What a trainer knows that has met the prompts before."""
+
+    def test_their_lengths_are_told_and_they_are_not_trained(self) -> None:
+        load = Workload(TRACE, Job(known_samples=1))
+        assert load.samples_per_prompt == 2
+        assert load.offered("g1") == [11, 21]
+        assert load.submission("g1").history == (31,)
+
+    def test_over_sampling_does_not_bring_them_back(self) -> None:
+        load = Workload(TRACE, Job(known_samples=1))
+        assert {load.length("g1", index) for index in range(2, 30)} == {11, 21}
+
+    def test_every_epoch_is_told(self) -> None:
+        trace = make_trace({"p": [1, 2, 3, 4, 5, 6]})
+        load = Workload(trace, Job(known_samples=2, epochs=2))
+        assert [load.offered(group) for group in load.groups] == [[1, 2], [3, 4]]
+        assert [load.submission(group).history for group in load.groups] == [(5, 6), (5, 6)]
+
+    def test_a_short_group_keeps_one_to_train(self) -> None:
+        trace = make_trace({"p": [1, 2, 3, 4], "q": [7]})
+        load = Workload(trace, Job(known_samples=2))
+        assert (load.length("q", 0), load.submission("q").history) == (7, ())
+
+    def test_one_must_be_left(self) -> None:
+        with pytest.raises(CallerError, match="known_samples to at most 2"):
+            Workload(TRACE, Job(known_samples=3))
+
+
 class TestFits:
     def test_names_group_need_and_remedy(self) -> None:
         load = Workload(make_trace({"small": [5], "big": [90]}, prompt=10, name="mine"), Job())

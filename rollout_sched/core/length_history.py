@@ -1,0 +1,86 @@
+"""The history of response lengths by prompt: what earlier groups of a prompt came to.
+
+A prompt comes again in every epoch, and its responses are about as long as they were (RhymeRL,
+arXiv 2508.18588, schedules by that). The history is fed by every delivery and begins with what the
+trainer knew of a prompt when it first came; nothing else goes in, so the journal gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+#: Lengths that are remembered of a prompt: several groups of the usual sizes, and no more memory
+#: than a prompt's name and tokens take elsewhere.
+MOST_LENGTHS = 32
+
+
+class PromptLengths:
+    """What responses to one prompt came to. All groups of the prompt that are here share it.
+
+    `ascending`: the lengths of the newest deliveries, as many whole ones as there is room for; one
+    that is too large alone is thinned evenly, for its order is that of finishing.
+    """
+
+    __slots__ = ("_deliveries", "ascending")
+
+    def __init__(self, lengths: Sequence[int] = ()) -> None:
+        self._deliveries: list[list[int]] = []
+        self.ascending: list[int] = []
+        if lengths:
+            self.note(lengths)
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """A group was delivered with these response lengths, in any order."""
+        deliveries = self._deliveries
+        deliveries.append(_thinned(sorted(lengths)))
+        while sum([len(delivery) for delivery in deliveries]) > MOST_LENGTHS:
+            del deliveries[0]
+        self.ascending = sorted([length for delivery in deliveries for length in delivery])
+
+    def quantile(self, share: float) -> int | None:
+        """The least length that this share (0 to 1) of them does not exceed; None without any."""
+        lengths = self.ascending
+        if not lengths:
+            return None
+        return lengths[max(0, ceil(share * len(lengths) - 1e-9) - 1)]
+
+    def __repr__(self) -> str:
+        return f"<PromptLengths {self.ascending}>"
+
+
+class LengthHistory:
+    """The prompts by name."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, PromptLengths] = {}
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __contains__(self, prompt: str) -> bool:
+        return prompt in self._prompts
+
+    def lengths(self) -> dict[str, list[int]]:
+        """All of it, by prompt, ascending."""
+        return {prompt: known.ascending for prompt, known in self._prompts.items()}
+
+    def of(self, prompt: str, before: Sequence[int] = ()) -> PromptLengths:
+        """A prompt's lengths; `before` is what was known of them when it comes for the first time.
+
+        A group whose prompt has no name ("") will not be met again, so it is not kept.
+        """
+        if not prompt:
+            return PromptLengths(before)
+        known = self._prompts.get(prompt)
+        if known is None:
+            known = self._prompts[prompt] = PromptLengths(before)
+        return known
+
+
+def _thinned(ascending: list[int]) -> list[int]:
+    """At most `MOST_LENGTHS` of them, evenly by rank."""
+    here, most = len(ascending), MOST_LENGTHS
+    if here <= most:
+        return ascending
+    return [ascending[(2 * rank + 1) * here // (2 * most)] for rank in range(most)]
