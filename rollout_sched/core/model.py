@@ -72,12 +72,11 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is, and `report_before` the one before; `unreported`
-    counts the attempts sent since, and
-    `observed` is what the admission makes of the polls. `kept` are the requests between two turns
-    whose KV is here. `finished` counts those that were finished here, `finished_tokens` the tokens
-    of their contexts, if the admission wants to know. `open_index`, `heap_version` and `takes_new`
-    are the fleet's.
+    `report` is its last poll, as old as that is, `report_before` the one before that; `unreported`
+    counts the attempts sent since, and `observed` is what the admission makes of the polls. `kept`
+    are the requests between two turns whose KV is here. `finished` counts those that were finished
+    here, `finished_tokens` the tokens of their contexts, if the admission wants to know.
+    `open_index`, `heap_version` and `takes_new` are the fleet's.
     """
 
     __slots__ = (
@@ -123,12 +122,12 @@ class Instance:
         self.suspects: set[str] = set()
         self.leaving = False
         self.report: InstanceReported | None = None
-        self.report_before: InstanceReported | None = None
         self.unreported = 0
         self.observed: Any = None
         self.kept: dict[str, Request] = {}
         self.finished = 0
         self.finished_tokens = 0
+        self.report_before: InstanceReported | None = None
         self.open_index = -1
         self.heap_version = 0
         self.takes_new = False

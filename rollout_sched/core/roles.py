@@ -43,9 +43,10 @@ class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
-    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
-    that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
-    counts the instances that are getting weights.
+    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
+    `started` counts the groups, neither fresh nor delivered, that staleness applies to. `round` is
+    the launch in effect since the last delivery. `updating` counts the instances that are getting
+    weights.
     """
 
     @property
@@ -130,7 +131,7 @@ class SessionAdmission(Admission, Protocol):
         """May it take a request whose KV is not there? True of an instance without sessions."""
 
     def continues(self, instance: Instance) -> bool:
-        """May a request whose KV is there go on? If not, it waits with those whose KV is nowhere."""
+        """May a request whose KV is there go on? If not, it waits with those that have none."""
 
 
 class Prediction(Protocol):

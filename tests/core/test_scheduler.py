@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -634,7 +634,7 @@ class TestSegmentBudget:
 class TestSessions:
     """Two trajectories at once may have their KV on an instance."""
 
-    TWO: dict[str, Any] = {"use": "aimd_concurrency", "longest": BIG // 2}
+    TWO: ClassVar[dict[str, Any]] = {"use": "aimd_concurrency", "longest": BIG // 2}
 
     def test_who_is_between_two_turns_keeps_a_place(self) -> None:
         told = Told(admission=self.TWO)

@@ -120,13 +120,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "one_step_off"},
         "freshness": {"use": "bounded", "max_staleness": 1},
     },
-    "migration": {"migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131}},
-    "async_migration": {
-        "batching": {"use": "fully_async"},
-        "interruption": {"use": "partial", "kv": "recompute", "at_update": "resubmit"},
-        "freshness": {"use": "bounded", "max_staleness": 2},
-        "migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131},
-    },
     "verify_in_rounds": {
         "batching": {"use": "sync", "over_prompts": 1.5},
         "interruption": {"use": "partial", "kv": "verify"},
@@ -135,6 +128,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "fully_async"},
         "interruption": {"use": "partial", "kv": "verify"},
         "freshness": {"use": "bounded", "max_staleness": 2},
+    },
+    "migration": {"migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131}},
+    "async_migration": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "recompute", "at_update": "resubmit"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131},
     },
 }
 

@@ -204,5 +204,5 @@ class TestFullyAsync:
         assert FullyAsync(max_groups=9, max_ahead=1.5).launch(progress) == Launch(fresh=1)
 
     def test_less_than_a_batch_would_stand_still(self) -> None:
-        with pytest.raises(ValueError, match="max_ahead = 0.9: fewer groups than a batch"):
+        with pytest.raises(ValueError, match=r"max_ahead = 0\.9: fewer groups than a batch"):
             FullyAsync(max_ahead=0.9)
