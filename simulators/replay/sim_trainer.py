@@ -1,9 +1,9 @@
 """The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights.
 
 It takes a batch in parts, where the policy hands them out. On GPUs of its own it trains them as
-they come, and takes its step (`fixed_s`) when the batch is whole and trained. On the instances' GPUs
-it begins when these have made way: all of them once the batch is whole, some sooner if they are
-lent.
+they come, and takes its step (`fixed_s`) when the batch is whole and trained. On the instances'
+GPUs it begins when these have made way: all of them once the batch is whole, some sooner if they
+are lent.
 """
 
 from __future__ import annotations
