@@ -122,6 +122,7 @@ class SimAttempts:
         context, response, turn = dispatch.context_tokens, dispatch.response_tokens, dispatch.turn
         if kept < draft:
             context, response = context - response + kept, kept
+            sample = self._workload.go_on(dispatch.group, dispatch.index, kept)
             if not kept:
                 stream = dispatch.attempt  # a new text from here on
                 if settled:

@@ -116,14 +116,34 @@ class Workload:
     def begin(self, group: str, index: int) -> Sample:
         """What the sample will do that begins without any tokens, for the first time or again."""
         if self._redraws:
-            key = (group, index)
-            times = self._begun[key]
-            self._begun[key] += 1
+            times = self._begun[group, index]
+            self._begun[group, index] += 1
             if times:
-                members, name = self._ever_recorded[self.prompt(group)], f"{group}#{times}"
-                drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
-                self._redrawn[key] = msgspec.structs.replace(drawn, group=group)
+                self._redraw(group, index, f"{group}#{times}", 0)
         return self.sample(group, index)
+
+    def go_on(self, group: str, index: int, kept: int) -> Sample:
+        """What the sample will do that was cut and goes on from its first `kept` tokens.
+
+        With `redraws`, what one does that is longer than that; a trajectory with tools, and one
+        than which none is longer, does what it would have.
+        """
+        if not kept:
+            return self.begin(group, index)
+        if self._redraws and len(self.sample(group, index).turns) == 1:
+            self._redraw(group, index, f"{group}#{kept}+", kept)
+        return self.sample(group, index)
+
+    def _redraw(self, group: str, index: int, name: str, beyond: int) -> None:
+        recorded = self._ever_recorded[self.prompt(group)]
+        members = [
+            sample
+            for sample in recorded
+            if not beyond or (len(sample.turns) == 1 and sample.response_tokens > beyond)
+        ]
+        if members:
+            drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
+            self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
 
     def sample(self, group: str, index: int) -> Sample:
         """What the sample will do, or has done, cut at `max_tokens`."""
