@@ -12,9 +12,9 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "attempts backoff blame event_handlers fleet groups length_history lifecycle model "
-    "outcomes progress replay_buffer requests sample_buffer scheduler selection_window sessions "
-    "siblings updater validation verification waiting",
+    "core": "attempts backoff blame event_handlers fleet groups lender length_history lifecycle "
+    "migrator model outcomes progress replay_buffer requests sample_buffer scheduler "
+    "selection_window sessions siblings updater validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "sim_instance step_scheduler",

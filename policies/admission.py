@@ -92,8 +92,8 @@ class AimdConcurrency(msgspec.Struct, frozen=True):
     each instance: it starts at KV capacity / `longest` (tokens of the longest context there may be)
     and grows by 1.25 once so many have finished as it allows, if KV use is below 0.6 and the cap
     binds. It is cut to in-flight * 0.7 / use where KV use is above 0.8, by 0.8 after a preemption,
-    by 0.9 where for 6 reports in a row half as many waited as ran, and to a half where a cut did not
-    help; then it rests for 6 reports. What runs is never cancelled: that vLLM does itself, by
+    by 0.9 where for 6 reports in a row half as many waited as ran, and to a half where a cut did
+    not help; then it rests for 6 reports. What runs is never cancelled: that vLLM does itself, by
     preemption, and the trajectories that are too many run out.
     """
 
@@ -157,13 +157,13 @@ class SessionLoad(msgspec.Struct, frozen=True):
 class SessionCap(msgspec.Struct, frozen=True):
     """As many trajectories as the KV cache holds from turn to turn.
 
-    Where it holds fewer, each turn throws out the KV that another trajectory will need when its tool
-    returns, and every turn is prefilled anew. So trajectories begin while all that are there fit
-    `fill` of the cache, those whose tool works included; where they have outgrown it, the next that
-    return give their KV up and wait until the others are done (ThunderAgent's pause and resume under
-    KV pressure, arXiv 2602.13692). What they hold is what the instance reports for those that run,
-    and our own count for those that do not; a preemption says that it was too much, and takes a
-    fifth of `fill` until it has grown back by 2 % a report.
+    Where it holds fewer, each turn throws out the KV that another trajectory will need when its
+    tool returns, and every turn is prefilled anew. So trajectories begin while all that are there
+    fit `fill` of the cache, those whose tool works included; where they have outgrown it, the next
+    that return give their KV up and wait until the others are done (ThunderAgent's pause and
+    resume under KV pressure, arXiv 2602.13692). What they hold is what the instance reports for
+    those that run, and our own count for those that do not; a preemption says that it was too
+    much, and takes a fifth of `fill` until it has grown back by 2 % a report.
     """
 
     fill: Positive = 0.9

@@ -167,7 +167,7 @@ class GroupTokens(msgspec.Struct, frozen=True):
 
     A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
     together. They part where that instance holds more than the emptiest by `margin` such prompts
-    (llm-d's placement of rollout groups; cache_aware routers fall back to the shortest queue alike).
+    (llm-d's placement of rollout groups; cache_aware routers too fall back to the shortest queue).
     """
 
     shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024

@@ -29,6 +29,8 @@ from rollout_sched.policies import (
     batching,
     freshness,
     interruption,
+    lending,
+    migration,
     ordering,
     prediction,
     routing,
@@ -94,6 +96,12 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "partial": interruption.Partial,
     },
     "weights": {"all_at_once": weights.AllAtOnce, "rolling": weights.Rolling},
+    "migration": {
+        "by_cost": migration.ByCost,
+        "none": migration.Stay,
+        "repack": migration.Repack,
+    },
+    "lending": {"none": lending.Keep},
 }
 
 DEFAULTS = {
@@ -106,6 +114,8 @@ DEFAULTS = {
     "freshness": "bounded",
     "interruption": "none",
     "weights": "all_at_once",
+    "migration": "none",
+    "lending": "none",
 }
 
 #: Constructor parameters that the assembly supplies, not the file.

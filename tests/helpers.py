@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+import msgspec
+
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
 from rollout_sched.core.actions import Action, Deliver, Dispatch
 from rollout_sched.core.events import Event
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Group, Instance, Request, RequestState, Sample, Siblings
-from rollout_sched.core.roles import Launch
+from rollout_sched.core.model import (
+    Group,
+    Instance,
+    InstanceStatus,
+    Request,
+    RequestState,
+    Sample,
+    Siblings,
+)
+from rollout_sched.core.roles import FleetView, Launch, Migrant, Progress
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.cost_model import CostModel
@@ -53,9 +63,24 @@ class ProgressView:
     complete: int = 0
     delivered: int = 0
     started: int = 0
+    in_batch: int = 0
     round: Launch | None = None
     update_pending: bool = False
     updating: int = 0
+
+    @property
+    def missing(self) -> int:
+        left = self.complete + self.active + self.spent + self.deferred + self.fresh
+        places = self.places
+        return min(places, left) if self.closed else places
+
+    @property
+    def on_the_way(self) -> int:
+        return self.in_batch + self.complete + self.active
+
+    @property
+    def places(self) -> int:
+        return self.prompts_per_step - self.in_batch
 
 
 def make_group(
@@ -97,6 +122,37 @@ class Loads:
     def send(self, number: int, requests: int = 1, *, context: int = 100) -> None:
         for _ in range(requests):
             self.fleet.send(make_request(context=context), self[number], 1000)
+
+
+class Restless(msgspec.Struct, frozen=True):
+    """A migration without sense: what runs goes to the next open instance, three times each."""
+
+    interval_s: float = 0.0
+
+    def choose(self, fleet: FleetView) -> list[Migrant]:
+        return [
+            Migrant(attempt, to)
+            for instance, to in zip(fleet.open, [*fleet.open[1:], *fleet.open[:1]], strict=True)
+            if instance is not to and instance.version == to.version
+            for attempt in instance.attempts.values()
+            if attempt.request.state is RequestState.RUNNING
+            and not attempt.abandoned
+            and attempt.request.migrations < 3
+        ]
+
+
+class Generous(msgspec.Struct, frozen=True):
+    """A lending without sense: all but one make way at the first occasion."""
+
+    lends = True
+
+    def choose(self, fleet: FleetView, progress: Progress) -> list[Instance]:
+        serving = [
+            instance
+            for instance in fleet.instances.values()
+            if instance.status is InstanceStatus.SERVING and not instance.leaving
+        ]
+        return serving[1:]
 
 
 # -- tiny worlds -------------------------------------------------------------------------------

@@ -77,12 +77,31 @@ class Release(_Action, frozen=True):
     instance: str
 
 
+class Lend(_Action, frozen=True):
+    """Stop an instance, which holds no work: the trainer may have its GPUs until it gives them
+    back, which is an InstanceReturned. Its KV cache is not needed any more."""
+
+    instance: str
+
+
+class Reclaim(_Action, frozen=True):
+    """What was lent is needed again: the trainer is to give it back."""
+
+    instance: str
+
+
 class Deliver(_Action, frozen=True):
-    """Hand a batch to the trainer, whose version is `version`: whole groups, oldest first."""
+    """Hand a batch, or one more part of it, to the trainer: whole groups, oldest first.
+
+    `version` is the trainer's, the same for all parts of a batch. `part` counts them from 0; the
+    `last` one makes the batch whole. It has no samples where what was missing will never come.
+    """
 
     batch: int
     version: int
     samples: tuple[Sample, ...]
+    part: int = 0
+    last: bool = True
 
 
 class Answer(_Action, frozen=True):
@@ -124,6 +143,8 @@ Action = (
     | UpdateWeights
     | Resume
     | Release
+    | Lend
+    | Reclaim
     | Deliver
     | Answer
     | Discard

@@ -20,6 +20,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    InstanceReturned,
     PrefixVerified,
     RequestFailed,
     RequestFinished,
@@ -38,6 +39,7 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
+from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
@@ -66,6 +68,7 @@ class TrainerEvents:
         outcomes: Outcomes,
         progress: RunProgress,
         updater: WeightUpdater,
+        lender: Lender,
         freshness: Freshness,
         serials: count[int],
         history: LengthHistory | None,
@@ -75,6 +78,7 @@ class TrainerEvents:
         self._outcomes = outcomes
         self._progress = progress
         self._updater = updater
+        self._lender = lender
         self._freshness = freshness
         self._serials = serials
         self._history = history
@@ -97,13 +101,19 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.takes_parts = event.parts
+        self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
         self._progress.version = event.version
         self._progress.dirty = True
+        self._lender.published(event.version)
         self._updater.publish(event.version)
         oldest = self._freshness.oldest_allowed(event.version)
-        for group in self._samples.older_than(oldest):
+        late = self._samples.older_than(oldest)
+        if self._progress.fleet_version < oldest:
+            late += self._samples.undated()  # else an instance that has yet to be told gets them
+        for group in late:
             self._outcomes.start_over(group)
 
 
@@ -155,6 +165,7 @@ class InstanceEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
@@ -165,6 +176,7 @@ class InstanceEvents:
     ) -> None:
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
@@ -218,6 +230,12 @@ class InstanceEvents:
         elif not self._updater.updated(instance, event.version, self._out):
             self._anomalies["update_not_asked_for"] += 1
 
+    def returned(self, event: InstanceReturned, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._lender.returned(instance):
+            self._anomalies["instance_not_lent"] += 1
+
     def woke(self, event: Woke, now: float) -> None:
         for who in self._backoff.wake(now):
             if isinstance(who, Instance):
@@ -233,6 +251,7 @@ class InstanceEvents:
         return instance
 
     def _lose(self, instance: Instance) -> None:
+        self._lender.lost(instance)
         self._updater.lost(instance)
         for request in list(instance.kept.values()):
             self._requests.leave_home(request)
@@ -266,6 +285,7 @@ class AttemptEvents:
         self,
         fleet: Fleet,
         updater: WeightUpdater,
+        lender: Lender,
         ledger: AttemptLedger,
         requests: Requests,
         outcomes: Outcomes,
@@ -279,6 +299,7 @@ class AttemptEvents:
         self.max_failures = max_failures
         self._fleet = fleet
         self._updater = updater
+        self._lender = lender
         self._ledger = ledger
         self._requests = requests
         self._outcomes = outcomes
@@ -450,6 +471,7 @@ class AttemptEvents:
         self._fleet.close(attempt)
         if not instance.attempts:
             self._progress.dirty |= self._updater.emptied(instance, self._out)
+            self._lender.emptied(instance)
             if instance.leaving:
                 self._out.append(Release(instance.id))
 

@@ -201,8 +201,22 @@ class WeightsUpdated(_Event, frozen=True):
     version: int
 
 
+class InstanceReturned(_Event, frozen=True):
+    """The trainer has given an instance back that was lent to it (see Lend)."""
+
+    instance: str
+
+
 class BatchRequested(_Event, frozen=True):
-    """The trainer is idle and wants the next batch."""
+    """The trainer is idle and wants the next batch.
+
+    With `parts` it takes groups of it as they become whole, where the policy hands them out so.
+    Said again before the last part has come, it only changes that. With `shares_gpus` it trains on
+    the instances' GPUs, and begins on those that are lent to it.
+    """
+
+    parts: bool = False
+    shares_gpus: bool = False
 
 
 class Woke(_Event, frozen=True):
@@ -229,6 +243,7 @@ Event = (
     | WeightsPublished
     | InstancePaused
     | WeightsUpdated
+    | InstanceReturned
     | BatchRequested
     | Woke
     | PrefixVerified

@@ -181,6 +181,7 @@ class Fleet:
         """A poll of an instance: its load may be another."""
         if self.sessions is not None:
             instance.observed = self.sessions.observe(instance, report)
+        instance.report_before = instance.report
         instance.report = report
         instance.unreported = 0
         self.touch(instance)

@@ -2,8 +2,8 @@
 
 A move that the table does not list is an error and changes nothing. Reading down: a group is
 submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished; on the
-way it may *spend* the round's budget of tokens, or be *set back* to a later round, as may a complete
-one that has grown stale. It is *delivered* or *fails* exactly once, and is forgotten then.
+way it may *spend* the round's budget of tokens, or be *set back* to a later round, as may a
+complete one that has grown stale. It is *delivered* or *fails* exactly once, and is forgotten then.
 """
 
 from __future__ import annotations

@@ -53,13 +53,15 @@ class GroupState(StrEnum):
 
 
 class InstanceStatus(StrEnum):
-    """What an instance may be asked to do; `updater.py` says how it moves."""
+    """What an instance may be asked to do; `updater.py` and `lender.py` say how it moves."""
 
     SERVING = "serving"
     DRAINING = "draining"  # takes nothing new, finishes what it has, then gets its weights
     PAUSING = "pausing"  # told to pause, has not confirmed
     UPDATING = "updating"  # weights are on their way
     GATED = "gated"  # has its weights, waits for those updated together with it
+    LENDING = "lending"  # makes way for the trainer: what it has goes on elsewhere
+    LENT = "lent"  # the trainer has its GPUs
     LOST = "lost"  # gone; only old references still show it
 
 
@@ -70,10 +72,11 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
     counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is; `unreported` counts the attempts sent since, and
-    `observed` is what the admission makes of the polls. `kept` are the requests between two turns
-    whose KV is here. `finished` counts those that were finished here, `finished_tokens` the tokens
-    of their contexts, if the admission wants to know. `open_index`, `heap_version` and `takes_new` are the fleet's.
+    `report` is its last poll, as old as that is, `report_before` the one before that; `unreported`
+    counts the attempts sent since, and `observed` is what the admission makes of the polls. `kept`
+    are the requests between two turns whose KV is here. `finished` counts those that were finished
+    here, `finished_tokens` the tokens of their contexts, if the admission wants to know.
+    `open_index`, `heap_version` and `takes_new` are the fleet's.
     """
 
     __slots__ = (
@@ -90,6 +93,7 @@ class Instance:
         "observed",
         "open_index",
         "report",
+        "report_before",
         "rests",
         "rests_until",
         "serial",
@@ -123,6 +127,7 @@ class Instance:
         self.kept: dict[str, Request] = {}
         self.finished = 0
         self.finished_tokens = 0
+        self.report_before: InstanceReported | None = None
         self.open_index = -1
         self.heap_version = 0
         self.takes_new = False
@@ -249,6 +254,7 @@ class Request:
     time. `settled_tokens` of the response were made before a tool last returned. `rank` is its
     entry in the waiting queue, None outside of it. `failures` counts
     the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
+    `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
     __slots__ = (
@@ -265,6 +271,7 @@ class Request:
         "index",
         "last_attempt",
         "last_instance",
+        "migrations",
         "rank",
         "response_tokens",
         "rests_until",
@@ -310,6 +317,7 @@ class Request:
         self.failures = 0
         self.failed_on: tuple[str, ...] = ()
         self.unasked_aborts = 0
+        self.migrations = 0
         self.rests_until = 0.0
         self.finish = ""
         self.rank: Any = None

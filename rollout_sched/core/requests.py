@@ -103,7 +103,7 @@ class Requests:
             self._out.append(discard(request, request.response_tokens, reason))
         request.context_tokens = request.siblings.prompt_tokens
         request.response_tokens = request.computed_tokens = 0
-        request.settled_tokens = request.turn = 0
+        request.settled_tokens = request.turn = request.migrations = 0
         request.salt = request.last_instance = None
         request.finish = ""
         request.segments = ()

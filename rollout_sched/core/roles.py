@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Group, Instance, Request, Siblings
+from rollout_sched.core.model import Attempt, Group, Instance, Request, Siblings
 
 
 class Dice(Protocol):
@@ -43,9 +43,13 @@ class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
-    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
-    that staleness applies to. `round` is the launch in effect since the last delivery. `updating`
-    counts the instances that are getting weights.
+    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
+    `started` counts the groups, neither fresh nor delivered, that staleness applies to. Of the
+    present batch `in_batch` have gone to the trainer, who takes parts of it, and `missing` have
+    not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, the
+    complete, and those of the present batch that have gone. `places` is how many groups the trainer
+    still takes at its version, if it takes one batch at it. `round` is the launch in effect since
+    the last batch was whole. `updating` counts the instances that are getting weights.
     """
 
     @property
@@ -70,6 +74,14 @@ class Progress(Protocol):
     def complete(self) -> int: ...
     @property
     def delivered(self) -> int: ...
+    @property
+    def in_batch(self) -> int: ...
+    @property
+    def missing(self) -> int: ...
+    @property
+    def places(self) -> int: ...
+    @property
+    def on_the_way(self) -> int: ...
     @property
     def started(self) -> int: ...
     @property
@@ -130,7 +142,7 @@ class SessionAdmission(Admission, Protocol):
         """May it take a request whose KV is not there? True of an instance without sessions."""
 
     def continues(self, instance: Instance) -> bool:
-        """May a request whose KV is there go on? If not, it waits with those whose KV is nowhere."""
+        """May a request whose KV is there go on? If not, it waits with those that have none."""
 
 
 class Prediction(Protocol):
@@ -155,12 +167,19 @@ class Batching(Protocol):
 
     @property
     def stops_at_delivery(self) -> bool:
-        """True if a delivery ends the round: what still runs is set back."""
+        """True if a whole batch ends the round: what still runs is set back."""
+
+    @property
+    def part_prompts(self) -> int:
+        """The least groups of a part of a batch, but for the last one; 0 for no parts."""
 
     def launch(self, progress: Progress) -> Launch | None: ...
 
     def batch(self, progress: Progress) -> int:
-        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits."""
+        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits.
+
+        Fewer than `progress.missing` are a part, which goes if the trainer takes parts.
+        """
 
 
 class Selection(Protocol):
@@ -191,10 +210,11 @@ class Freshness(Protocol):
     def oldest_allowed(self, version: int) -> int:
         """The oldest version a sample delivered at trainer version `version` may hold."""
 
-    def must_wait(self, progress: Progress, remaining: Mapping[int, int]) -> bool:
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
         """True if delivering now would leave groups behind that can no longer be fresh enough.
 
-        `remaining`: oldest version -> groups that would still be open after this delivery.
+        `remaining`: oldest version -> groups that would still be open after this delivery;
+        `places`: how many groups the present batch would lack after it.
         """
 
 
@@ -232,6 +252,44 @@ class Weights(Protocol):
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 
 
+class Migrant(msgspec.Struct, frozen=True):
+    """A running attempt to interrupt, and the open instance its request is to go on on."""
+
+    attempt: Attempt
+    instance: Instance
+
+
+class Migration(Protocol):
+    """Which running requests go on elsewhere, and where?
+
+    A migrant keeps its tokens. It costs an interruption, and the prefill of its whole context where
+    it goes on. Only what runs can migrate (`Attempt.request` is RUNNING, on an instance that is
+    SERVING or DRAINING), and only to an open instance of the same version.
+    """
+
+    @property
+    def interval_s(self) -> float:
+        """Asked so often at most, and only while nothing waits; infinity: never."""
+
+    def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
+
+
+class Lending(Protocol):
+    """Which instances make way for a trainer on their GPUs, before its batch is whole?
+
+    Their requests go on elsewhere, as migrants do. What was lent comes back with the end of the
+    training step.
+    """
+
+    @property
+    def lends(self) -> bool:
+        """False: never asked."""
+
+    def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
+        """Instances that serve, and not all of them. Asked while nothing waits and no weights are
+        on their way, if the trainer that waits shares the instances' GPUs."""
+
+
 class Roles(msgspec.Struct, frozen=True):
     """One answerer for every question: what a policy file assembles."""
 
@@ -244,6 +302,8 @@ class Roles(msgspec.Struct, frozen=True):
     freshness: Freshness
     interruption: Interruption
     weights: Weights
+    migration: Migration
+    lending: Lending
 
     @property
     def verifies(self) -> bool:
@@ -286,6 +346,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Admission",
+    "Attempt",
     "Batching",
     "Dice",
     "FleetView",
@@ -294,6 +355,9 @@ __all__ = [
     "Instance",
     "Interruption",
     "Launch",
+    "Lending",
+    "Migrant",
+    "Migration",
     "Ordering",
     "Prediction",
     "Progress",

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
+from rollout_sched.core.events import Event, InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.asking import ask, is_ending, said
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.pause import PAUSE, RESUME, Pause
@@ -85,14 +85,8 @@ class ControlOrders:
         self._orders.put_nowait(ControlOrder("pause", timeout_s, carry_out))
 
     def resume(self) -> None:
-        async def carry_out() -> None:
-            if not self._pause.held:
-                await self._client.resume()
-            self._pause.move(RESUME)
-            self._on_resumed()
-
         timeout_s = self._owner.settings.control_timeout_s
-        self._orders.put_nowait(ControlOrder("resume", timeout_s, carry_out))
+        self._orders.put_nowait(ControlOrder("resume", timeout_s, self._resume))
 
     def update(self, version: int, loader: WeightLoader | None) -> None:
         async def carry_out() -> None:
@@ -105,6 +99,27 @@ class ControlOrders:
         timeout_s = self._owner.settings.update_timeout_s
         what = f"update to {version}"
         self._orders.put_nowait(ControlOrder(what, timeout_s, carry_out, version))
+
+    def lend(self, on_lent: Callable[[str], None]) -> None:
+        """Pause it for the trainer; `on_lent` is called with its name when it stands still."""
+
+        async def carry_out() -> None:
+            self._pause.move(PAUSE)
+            await self._client.pause("keep", True)
+            on_lent(self._client.name)
+
+        timeout_s = self._owner.settings.control_timeout_s
+        self._orders.put_nowait(ControlOrder("pause for the trainer", timeout_s, carry_out))
+
+    def take_back(self) -> None:
+        """The trainer does without it: let it go on."""
+
+        async def carry_out() -> None:
+            await self._resume()
+            self._owner.tell(InstanceReturned(self._client.name))
+
+        timeout_s = self._owner.settings.control_timeout_s
+        self._orders.put_nowait(ControlOrder("resume after training", timeout_s, carry_out))
 
     def call_off(self) -> None:
         """What is under way and what waits: the instance is lost."""
@@ -127,6 +142,12 @@ class ControlOrders:
             except Exception as error:
                 if not is_ending():
                     self._on_failed(order, said(error))
+
+    async def _resume(self) -> None:
+        if not self._pause.held:
+            await self._client.resume()
+        self._pause.move(RESUME)
+        self._on_resumed()
 
     async def _carry_out(self, order: ControlOrder) -> None:
         async with self._lock:

@@ -16,7 +16,9 @@ from rollout_sched.core.actions import (
     Discard,
     Dispatch,
     Interrupt,
+    Lend,
     Pause,
+    Reclaim,
     Release,
     Resume,
     UpdateWeights,
@@ -54,7 +56,8 @@ class Driver:
     """One scheduler in front of a live fleet. Make it inside a running event loop.
 
     `on_broken` is called once if the scheduler cannot go on; `observers` see all that happens (see
-    `EventPump`).
+    `EventPump`). `on_lent` is called with an instance that stands still, so that the trainer may
+    have its GPUs, `on_reclaimed` with one that it is to `give_back`.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Driver:
         self.view = scheduler.view
         self.settings = settings
         self.on_broken: Callable[[], None] | None = None
+        self.on_lent: Callable[[str], None] | None = None
+        self.on_reclaimed: Callable[[str], None] | None = None
         self.first_version = self.view.run.version
         self.supervisors: dict[str, InstanceSupervisor] = {}
         self._run_id = secrets.token_hex(4)
@@ -93,6 +98,8 @@ class Driver:
         pump.on(Resume, self._resume)
         pump.on(Release, self._release)
         pump.on(UpdateWeights, self._update_weights)
+        pump.on(Lend, self._lend)
+        pump.on(Reclaim, self._reclaim)
         pump.on(Wake, pump.wake)
 
     @property
@@ -173,6 +180,23 @@ class Driver:
 
     def _update_weights(self, action: UpdateWeights) -> None:
         self._supervisor(action.instance).orders.update(action.version, self._loader)
+
+    # -- lending ---------------------------------------------------------------------------
+
+    def give_back(self, instance: str) -> None:
+        """The trainer uses an instance no longer that was lent to it."""
+        self._supervisor(instance).orders.take_back()
+
+    def _lend(self, action: Lend) -> None:
+        self._supervisor(action.instance).orders.lend(self._lent)
+
+    def _lent(self, instance: str) -> None:
+        if self.on_lent is not None:
+            self.on_lent(instance)
+
+    def _reclaim(self, action: Reclaim) -> None:
+        if self.on_reclaimed is not None:
+            self.pump.afterwards(self.on_reclaimed, action.instance)
 
     # -- instances -------------------------------------------------------------------------
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rollout_sched.core.actions import Deliver, Discard, Dispatch, Pause, UpdateWeights
+from rollout_sched.core.actions import Deliver, Discard, Dispatch, Lend, Pause, UpdateWeights
 from rollout_sched.core.events import (
     InstanceJoined,
     InstanceLost,
     InstanceReported,
+    InstanceReturned,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -112,11 +113,11 @@ class Gauge:
     only; `shares` is None then, since it follows from `in_flight`.
     """
 
-    __slots__ = ("acting", "gone", "in_flight", "queued", "shares", "updating")
+    __slots__ = ("acting", "gone", "in_flight", "lent", "queued", "shares", "updating")
 
     def __init__(self) -> None:
         self.in_flight = self.acting = self.queued = 0
-        self.updating = self.gone = False
+        self.updating = self.gone = self.lent = False
         self.shares: list[float] | None = None
 
     def plain_shares(self, places: float) -> list[float]:
@@ -151,7 +152,8 @@ class Bubbles:
 
     `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
     a batch. `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the
-    barrier meanwhile.
+    barrier meanwhile. What was lent to the trainer before is not of the fleet until the batch is
+    whole.
     """
 
     __slots__ = (
@@ -160,6 +162,7 @@ class Bubbles:
         "_attempts",
         "_colocated",
         "_gauges",
+        "_lent",
         "_shares",
         "_training",
         "now",
@@ -175,6 +178,7 @@ class Bubbles:
         self._colocated = colocated
         self._training = False
         self._gauges: dict[str, Gauge] = {}
+        self._lent = 0  # how many of them the trainer has
         self._shares = [0.0] * len(SHARES)  # what the fleet adds per second
         self._acting = 0
         self._acting_on: dict[str, Gauge] = {}  # where requests were that wait for a tool
@@ -184,6 +188,7 @@ class Bubbles:
             InstanceJoined: self._joined,
             InstanceLost: self._gone,
             InstanceReported: self._reported,
+            InstanceReturned: self._returned,
             RequestFinished: self._ended,
             RequestInterrupted: self._ended,
             RequestFailed: self._ended,
@@ -194,6 +199,7 @@ class Bubbles:
             WeightsPublished: self._published,
             WeightsUpdated: self._updated,
             Dispatch: self._dispatched,
+            Lend: self._lend,
             Pause: self._loading,
             UpdateWeights: self._loading,
             Deliver: self._delivered,
@@ -211,7 +217,8 @@ class Bubbles:
             self.time.train(seconds, len(self._gauges))
         else:
             in_flight = len(self._attempts.open)
-            self.time.spend(seconds, len(self._gauges), self._shares, in_flight, self._acting)
+            here = len(self._gauges) - self._lent
+            self.time.spend(seconds, here, self._shares, in_flight, self._acting)
 
     def close_step(self) -> FleetTime:
         """The time since the last delivery, settled; a new step begins."""
@@ -243,6 +250,8 @@ class Bubbles:
         else:
             gauge.shares = None
             after = gauge.plain_shares(self.reference_batch)
+        if gauge.lent:
+            return
         for place, share in enumerate(after):
             self._shares[place] += share - before[place]
 
@@ -251,16 +260,35 @@ class Bubbles:
     def _joined(self, now: float, event: InstanceJoined) -> None:
         self._gone(now, event)
         self._gauges[event.instance] = gauge = Gauge()
-        for place, share in enumerate(gauge.plain_shares(self.reference_batch)):
-            self._shares[place] += share
+        self._count(gauge, +1)
 
     def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
         gauge = self._gauges.pop(event.instance, None)
         if gauge is None:
             return
+        if gauge.lent:
+            self._lent -= 1
+        else:
+            self._count(gauge, -1)
         gauge.gone = True
+
+    def _lend(self, now: float, action: Lend) -> None:
+        gauge = self._gauges[action.instance]
+        self._count(gauge, -1)
+        gauge.lent = True
+        self._lent += 1
+
+    def _returned(self, now: float, event: InstanceReturned) -> None:
+        gauge = self._gauges.get(event.instance)
+        if gauge is not None and gauge.lent:
+            gauge.lent = False
+            self._lent -= 1
+            self._count(gauge, +1)
+
+    def _count(self, gauge: Gauge, times: int) -> None:
+        """It adds to the bubbles from now on, or no longer."""
         for place, share in enumerate(gauge.shares or gauge.plain_shares(self.reference_batch)):
-            self._shares[place] -= share
+            self._shares[place] += times * share
 
     def _reported(self, now: float, event: InstanceReported) -> None:
         gauge = self._gauges.get(event.instance)
@@ -316,7 +344,7 @@ class Bubbles:
             self._change(gauge)
 
     def _delivered(self, now: float, action: Deliver) -> None:
-        self._training = True
+        self._training = action.last
         if self._acting_on:
             for sample in action.samples:
                 self._tool_over(sample.request)  # its last turn left no room for another

@@ -84,7 +84,7 @@ class Membership:
         node.due = INFINITY
         node.instance.close()
         self._tell(InstanceLost(name, reason))
-        fleet.gpus.stopped(node)
+        fleet.gpus.gone(node)
         if returns_after_s:
             self._queue.after(returns_after_s, self.join, name)
 

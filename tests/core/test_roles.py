@@ -92,6 +92,7 @@ CHECKS: dict[str, Check] = {
         isinstance(p.launch(t.scheduler.progress), roles.Launch | None)
         and isinstance(p.batch(t.scheduler.progress), int)
         and isinstance(p.stops_at_delivery, bool)
+        and isinstance(p.part_prompts, int)
     ),
     "selection": lambda p, t: (
         p.window >= 0
@@ -101,7 +102,7 @@ CHECKS: dict[str, Check] = {
     "freshness": lambda p, t: (
         isinstance(p.room(t.scheduler.progress), int)
         and isinstance(p.oldest_allowed(3), int)
-        and isinstance(p.must_wait(t.scheduler.progress, {0: 2}), bool)
+        and isinstance(p.must_wait(t.scheduler.progress, {0: 2}, 1), bool)
     ),
     "interruption": lambda p, t: (
         isinstance(p.keeps_partial, bool)
@@ -112,6 +113,14 @@ CHECKS: dict[str, Check] = {
     ),
     "weights": lambda p, t: (
         set(p.choose((t.instance("i0"),), t.scheduler.progress)) <= {t.instance("i0")}
+    ),
+    "migration": lambda p, t: (
+        p.interval_s > 0 and all(isinstance(m, roles.Migrant) for m in p.choose(t.scheduler.fleet))
+    ),
+    "lending": lambda p, t: (
+        isinstance(p.lends, bool)
+        and set(p.choose(t.scheduler.fleet, t.scheduler.progress))
+        < set(t.scheduler.fleet.instances.values())
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -634,7 +634,7 @@ class TestSegmentBudget:
 class TestSessions:
     """Two trajectories at once may have their KV on an instance."""
 
-    TWO: dict[str, Any] = {"use": "aimd_concurrency", "longest": BIG // 2}
+    TWO: ClassVar[dict[str, Any]] = {"use": "aimd_concurrency", "longest": BIG // 2}
 
     def test_who_is_between_two_turns_keeps_a_place(self) -> None:
         told = Told(admission=self.TWO)
@@ -973,6 +973,8 @@ class TestStaleness:
         told.submit("a", "b")
         assert told.running == ["a/0"]
         told(WeightsPublished(1))
+        assert told.scheduler.progress.active == 0, "what is made now would be too old"
+        told(RequestInterrupted("a/0", 1, 3))
         assert (told.scheduler.progress.active, told.scheduler.progress.fresh) == (1, 1)
 
     def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
@@ -1344,6 +1346,8 @@ class Counting:
     """A batching that keeps count of how often it is asked; one group is a batch."""
 
     stops_at_delivery = False
+
+    part_prompts = 0
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from rollout_sched.policies.interruption import Never, Partial
 from rollout_sched.policies.weights import AllAtOnce
 from tests.core.told import make_group, make_request
 
-SERVING, DRAINING, PAUSING, UPDATING, GATED, LOST = InstanceStatus
+SERVING, DRAINING, PAUSING, UPDATING, GATED, _LENDING, _LENT, LOST = InstanceStatus
 
 
 class OneByOne:

@@ -7,7 +7,11 @@ and the machine keeps books of its own, from the actions alone:
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
 * a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows;
+* whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
+* a batch goes in parts only to a trainer that takes them, all under one version, and the last one
+  makes it whole;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
+* the trainer gets instances without work, and what it is asked to give back it has;
 * in the end, when the world behaves, every group that did not fail is delivered;
 * the same events, replayed through a new scheduler, give the same actions.
 """
@@ -60,6 +64,12 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "one_step_off"},
                 {"use": "fully_async"},
                 {"use": "fully_async", "max_groups": 3},
+                {"use": "sync", "part_prompts": 1},
+                {"use": "sync", "over_prompts": 2.0, "part_prompts": 2},
+                {"use": "tail_batching", "over_prompts": 1.5, "part_prompts": 1},
+                {"use": "one_step_off", "part_prompts": 1},
+                {"use": "fully_async", "part_prompts": 1},
+                {"use": "fully_async", "part_prompts": 2, "max_groups": 4},
                 {"use": "fully_async", "max_ahead": 1.0},
                 {"use": "fully_async", "max_ahead": 1.5},
             ]
@@ -99,6 +109,21 @@ POLICIES = st.fixed_dictionaries(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
             + [{"use": "rolling", "at_once": n} for n in (1, 2)]
         ),
+        "migration": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Restless"},
+                {"use": "tests.helpers:Restless", "interval_s": 1.0},
+                {"use": "by_cost", "context_s": 1.0, "interval_s": 0.5, "most": 5},
+                {"use": "repack", "interval_s": 0.5, "most": 5},
+            ]
+        ),
+        "lending": st.sampled_from(
+            [
+                {"use": "none"},
+                {"use": "tests.helpers:Generous"},
+            ]
+        ),
     }
 )
 
@@ -106,17 +131,26 @@ POLICIES = st.fixed_dictionaries(
 class World(RuleBasedStateMachine):
     """Everything outside the scheduler, with books of its own."""
 
-    @initialize(policy=POLICIES, prompts_per_step=st.integers(1, 3), instances=st.integers(1, 3))
-    def start(self, policy, prompts_per_step, instances):
+    @initialize(
+        policy=POLICIES,
+        prompts_per_step=st.integers(1, 4),
+        instances=st.integers(1, 3),
+        parts=st.booleans(),
+        shares_gpus=st.booleans(),
+        version=st.sampled_from([0, 0, 5]),
+    )
+    def start(self, policy, prompts_per_step, instances, parts, shares_gpus, version):
         if policy["batching"]["use"] == "one_step_off":
             assume(policy["freshness"].get("max_staleness", 1) > 0)
         self.policy = parse_policy("machine", policy)
         self.bound = policy["freshness"].get("max_staleness")
         self.prompts_per_step = prompts_per_step
-        self.scheduler = self.policy.scheduler(prompts_per_step, seed=1)
+        self.scheduler = self.policy.scheduler(prompts_per_step, version=version, seed=1)
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
+        self.made: Counter[str] = Counter()  # tokens of a request that we have
+        self.streamed: Counter[int] = Counter()  # tokens of an attempt that we have already
         self.over: list[ev.Event] = []
         self.told_to_stop: set[int] = set()
         self.acting: list[ev.ToolReturned] = []
@@ -130,13 +164,18 @@ class World(RuleBasedStateMachine):
         self.delivered: set[str] = set()
         self.asked: list[str] = []
         self.leaving: set[str] = set()
+        self.lent: set[str] = set()
+        self.reclaimed: set[str] = set()
+        self.shares_gpus = shares_gpus
         self.training = False
-        self.version = 0
+        self.version = self.first_version = version
+        self.takes_parts = False
+        self.batches = self.parts = self.in_batch = 0
         self.names = 0
         self.submissions_closed = False
         for _ in range(instances):
             self.join()
-        self.tell(ev.BatchRequested())
+        self.request(parts)
 
     # -- the wire --------------------------------------------------------------------------
 
@@ -163,6 +202,7 @@ class World(RuleBasedStateMachine):
             if d.request == action.request and d.attempt not in self.told_to_stop
         ]
         assert not owners, "two attempts of one request are wanted at once"
+        assert action.response_tokens == self.made[action.request], "tokens were lost"
         self.running[action.attempt] = action
         self.held[action.instance].append(action.attempt)
         assert len(self.held[action.instance]) <= SLOTS, "more requests than slots"
@@ -189,10 +229,21 @@ class World(RuleBasedStateMachine):
         assert action.instance in self.leaving
         assert not self.held[action.instance], "released with work in flight"
 
+    def on_lend(self, action):
+        assert self.shares_gpus, "lent to a trainer that cannot take it"
+        assert not self.held[action.instance], "lent with work in flight"
+        assert action.instance not in self.lent | self.leaving
+        self.lent.add(action.instance)
+        self.closed_instances.add(action.instance)
+
+    def on_reclaim(self, action):
+        assert action.instance in self.lent - self.reclaimed
+        self.reclaimed.add(action.instance)
+
     def on_deliver(self, action):
         assert not self.training, "a batch nobody asked for"
-        self.training = True
         assert action.version == self.version
+        assert (action.batch, action.part) == (self.batches, self.parts)
         members = defaultdict(set)
         for sample in action.samples:
             self.end(sample.request)
@@ -200,16 +251,26 @@ class World(RuleBasedStateMachine):
             if self.bound is not None:
                 assert sample.staleness <= self.bound, f"{sample} is too old"
             assert sum(s.tokens for s in sample.segments) == sample.response_tokens
-            assert sample.response_tokens <= MAX_TOKENS
+            assert sample.response_tokens == self.made[sample.request] <= MAX_TOKENS
         for group, indices in members.items():
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
             self.delivered.add(group)
-        if not self.submissions_closed:
-            assert len(members) == self.prompts_per_step
+        self.in_batch += len(members)
+        if action.last:
+            assert self.in_batch == self.prompts_per_step or self.submissions_closed
+            self.training = True
+            self.batches += 1
+            self.parts = self.in_batch = 0
+        else:
+            assert self.takes_parts, "a part that nobody takes"
+            assert len(members) > 0, "a part of nothing"
+            assert self.in_batch < self.prompts_per_step
+            self.parts += 1
 
     def on_discard(self, action):
         assert action.tokens >= 0
+        self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
             if action.reason == "failed" and action.request not in self.asked:
@@ -273,12 +334,26 @@ class World(RuleBasedStateMachine):
         self.tell(ev.SubmissionsClosed())
 
     @precondition(lambda self: self.training)
-    @rule()
-    def train(self):
+    @rule(parts=st.booleans())
+    def train(self, parts=True):
         self.training = False
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
-        self.tell(ev.BatchRequested())
+        self.request(parts)
+
+    @precondition(lambda self: not self.training and not self.in_batch)
+    @rule(by=st.integers(1, 2))
+    def publish_without_training(self, by):
+        """As one does who loads a checkpoint."""
+        self.version += by
+        self.tell(ev.WeightsPublished(self.version))
+
+    @precondition(lambda self: not self.training)
+    @rule(parts=st.booleans())
+    def request(self, parts):
+        """Also again: a trainer that broke off asks as it likes."""
+        self.takes_parts = parts
+        self.tell(ev.BatchRequested(parts, self.shares_gpus))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
@@ -321,9 +396,8 @@ class World(RuleBasedStateMachine):
         self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
 
     def finish(self, attempt, tokens, kind):
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += tokens
         if kind == "turn":
             event = ev.TurnFinished(dispatch.request, attempt, tokens)
             self.acting.append(ev.ToolReturned(dispatch.request, attempt, 5))
@@ -333,6 +407,13 @@ class World(RuleBasedStateMachine):
             event = ev.RequestFinished(dispatch.request, attempt, tokens, reason=kind)
         self.over.append(event)
         self.tell(event)
+
+    def take(self, attempt):
+        """An attempt is over: it holds its slot no longer."""
+        dispatch = self.running.pop(attempt)
+        self.held[dispatch.instance].remove(attempt)
+        self.told_to_stop.discard(attempt)
+        return dispatch
 
     @precondition(lambda self: self.told_to_stop)
     @rule(data=st.data(), share=st.floats(0, 1))
@@ -351,6 +432,9 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
+        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        if wanted and tokens > self.streamed[attempt]:
+            self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
 
     @precondition(lambda self: self.acting)
@@ -395,6 +479,22 @@ class World(RuleBasedStateMachine):
         self.over.append(event)
         self.tell(event)
 
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data):
+        self.returned(data.draw(st.sampled_from(sorted(self.lent))))
+
+    def returned(self, name):
+        self.forget_loan(name)
+        self.closed_instances.discard(name)
+        event = ev.InstanceReturned(name)
+        self.over.append(event)
+        self.tell(event)
+
+    def forget_loan(self, name):
+        self.lent.discard(name)
+        self.reclaimed.discard(name)
+
     @precondition(lambda self: len(self.held) - len(self.leaving) > 1)
     @rule(data=st.data())
     def leave(self, data):
@@ -413,11 +513,13 @@ class World(RuleBasedStateMachine):
         for attempt in self.held.pop(name):
             dispatch = self.running.pop(attempt)
             self.told_to_stop.discard(attempt)
+            self.made[dispatch.request] += self.streamed[attempt]
             # Its answer may still be on the wire.
             self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
         self.pausing = [action for action in self.pausing if action.instance != name]
         self.updating = [action for action in self.updating if action.instance != name]
         self.closed_instances.discard(name)
+        self.forget_loan(name)
         self.tell(ev.InstanceLost(name))
 
     @precondition(lambda self: self.running)
@@ -428,9 +530,8 @@ class World(RuleBasedStateMachine):
     )
     def fail(self, data, blame, usable):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += self.streamed[attempt]
         event = ev.RequestFailed(dispatch.request, attempt, "500", blame, usable)
         self.over.append(event)
         self.tell(event)
@@ -445,7 +546,7 @@ class World(RuleBasedStateMachine):
     def repeat(self, data):
         before = self.scheduler.anomalies.total()
         event = data.draw(st.sampled_from(self.over))
-        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused):
+        if isinstance(event, ev.WeightsUpdated | ev.InstancePaused | ev.InstanceReturned):
             return  # true again by now, perhaps: see `confirm_twice`
         self.tell(event)
         assert self.scheduler.anomalies.total() == before + 1
@@ -474,9 +575,8 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 10_000]), lie=st.booleans())
     def lie(self, data, tokens, lie):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running.pop(attempt)
-        self.held[dispatch.instance].remove(attempt)
-        self.told_to_stop.discard(attempt)
+        dispatch = self.take(attempt)
+        self.made[dispatch.request] += min(max(0, tokens), dispatch.max_new_tokens)
         spans = ((self.version + 7, 1),) if lie else ()
         event = ev.RequestFinished(dispatch.request, attempt, tokens, spans)
         self.over.append(event)
@@ -492,6 +592,8 @@ class World(RuleBasedStateMachine):
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),
             ev.WeightsPublished(self.version),
         ]
+        if self.in_batch:
+            wrong.append(ev.WeightsPublished(self.version + 1))
         wrong += [ev.GroupSubmitted(name, 1, 1, MAX_TOKENS) for name in known[:1]]
         wrong += [ev.RequestSubmitted(name, "", 1, MAX_TOKENS) for name in asked[:1]]
         wrong += [ev.RequestSubmitted("nothing", "", 0, MAX_TOKENS)]
@@ -518,7 +620,7 @@ class World(RuleBasedStateMachine):
         assert all(self.ended[name] for name in self.asked)
         assert self.delivered | self.failed == set(self.groups)
         assert not self.delivered & self.failed
-        again = self.policy.scheduler(self.prompts_per_step, seed=1)
+        again = self.policy.scheduler(self.prompts_per_step, version=self.first_version, seed=1)
         assert [again.handle(event, now) for now, event in self.journal] == self.answers
 
     def behave(self):
@@ -533,6 +635,8 @@ class World(RuleBasedStateMachine):
                 self.paused()
             elif self.updating:
                 self.updated()
+            elif self.reclaimed or (self.lent and self.training):
+                self.returned(min(self.reclaimed or self.lent))
             elif self.told_to_stop:
                 self.finish(min(self.told_to_stop), 0, "interrupted")
             elif self.acting:

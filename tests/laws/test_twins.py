@@ -120,6 +120,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "one_step_off"},
         "freshness": {"use": "bounded", "max_staleness": 1},
     },
+    "sync_in_parts": {"batching": {"use": "sync", "over_prompts": 1.5, "part_prompts": 1}},
+    "partial_rollout_in_parts": {
+        "batching": {"use": "sync", "over_prompts": 1.5, "part_prompts": 2},
+        "interruption": {"use": "partial", "at_update": "resubmit"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    "one_step_off_in_parts": {
+        "batching": {"use": "one_step_off", "part_prompts": 1},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    "async_in_parts": {
+        "batching": {"use": "fully_async", "part_prompts": 1},
+        "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
     "verify_in_rounds": {
         "batching": {"use": "sync", "over_prompts": 1.5},
         "interruption": {"use": "partial", "kv": "verify"},
@@ -128,6 +143,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "fully_async"},
         "interruption": {"use": "partial", "kv": "verify"},
         "freshness": {"use": "bounded", "max_staleness": 2},
+    },
+    "migration": {"migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131}},
+    "async_migration": {
+        "batching": {"use": "fully_async"},
+        "interruption": {"use": "partial", "kv": "recompute", "at_update": "resubmit"},
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131},
     },
 }
 
@@ -393,21 +415,25 @@ class Live:
             self.driver.submit_group(workload.submission(group), payload)
         if workload.groups:
             self.driver.tell(SubmissionsClosed())
-            self.driver.tell(BatchRequested())
+            self.driver.tell(BatchRequested(parts=True))
 
     async def train(self) -> None:
         left = len(self.workload.groups)
+        in_step = 0
         while True:
-            batch = await self.batches.get()
-            tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
-            await asyncio.sleep(self.scenario.trainer.step_s(tokens))
-            groups = len({sample.group for sample in batch.samples})
-            left -= groups
-            self.left -= groups
+            part = await self.batches.get()
+            tokens = sum(s.prompt_tokens + s.response_tokens for s in part.samples)
+            await asyncio.sleep(self.scenario.trainer.step_s(tokens, last=part.last))
+            in_step += len({sample.group for sample in part.samples})
+            if not part.last:
+                continue
+            left -= in_step
+            self.left -= in_step
+            in_step = 0
             self.look()
             if left - self.failed:
-                self.driver.publish(batch.version + 1, self.load)
-                self.driver.tell(BatchRequested())
+                self.driver.publish(part.version + 1, self.load)
+                self.driver.tell(BatchRequested(parts=True))
 
     failed = 0
 

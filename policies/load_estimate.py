@@ -1,0 +1,57 @@
+"""What an instance holds by now, as far as anybody knows.
+
+Nobody says how far a running request is, unless answers are streamed. What is known is the last
+poll of its instance: the KV cache in use over the requests that share it is the context that one of
+them has come to on average.
+"""
+
+from __future__ import annotations
+
+from rollout_sched.core.roles import Attempt, Instance
+
+
+class LoadEstimate:
+    """The load of an instance, and what it will be when those that go and come have done so.
+
+    tokens    in its KV cache, or in the queue for it
+    requests  that run there, or wait in it
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.requests = instance.in_flight
+        report = instance.report
+        self._mean = 0.0
+        if report is not None and report.running:
+            self._mean = report.kv_usage * instance.kv_tokens / report.running
+        known = sum(a.context_tokens + a.tokens for a in instance.attempts.values())
+        self.tokens = max(self.requests * self._mean, known)
+
+    def context(self, attempt: Attempt) -> float:
+        """How many tokens its context has by now."""
+        known = attempt.context_tokens + attempt.tokens
+        return known if attempt.tokens else max(known, self._mean)
+
+    def tokens_left(self, attempt: Attempt) -> float:
+        """How many it has yet to make: what its siblings say, or once more what it has made.
+
+        The tail is heavy: who has run for longest runs on for longest.
+        """
+        siblings = attempt.request.siblings
+        made = attempt.request.response_tokens + self.context(attempt) - attempt.context_tokens
+        left = (siblings.estimate or 0) - made
+        return min(left if left > 0 else made, siblings.max_tokens - made)
+
+    def has_room(self, context: float, fill: float) -> bool:
+        """Whether so many tokens more keep within `fill` of its KV cache, and find a slot."""
+        instance = self.instance
+        fits = self.tokens + context <= fill * instance.kv_tokens
+        return fits and self.requests < instance.slots
+
+    def add(self, context: float) -> None:
+        self.requests += 1
+        self.tokens += context
+
+    def take(self, context: float) -> None:
+        self.requests -= 1
+        self.tokens -= context

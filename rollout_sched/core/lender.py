@@ -1,0 +1,141 @@
+"""Lending: instances make way for a trainer on their GPUs, before its batch is whole.
+
+What such an instance has is interrupted and goes on elsewhere with its tokens; when it has answered
+for all of that the trainer may have it, and trains what has been delivered so far:
+
+    SERVING -> LENDING -> LENT -> SERVING                 it comes back with the weights it had
+    SERVING -> LENDING -> LENT -> UPDATING -> ... SERVING  new ones were published meanwhile
+               LENDING -> SERVING                          the batch was whole sooner
+
+Where nothing can go on without it, what was lent is reclaimed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.actions import Action, Lend, Reclaim
+from rollout_sched.core.errors import PolicyError
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.lifecycle import RUNNING
+from rollout_sched.core.model import Instance, InstanceStatus
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.requests import Requests
+from rollout_sched.core.roles import Lending
+from rollout_sched.core.updater import WeightUpdater
+
+SERVING: Final = InstanceStatus.SERVING
+LENDING: Final = InstanceStatus.LENDING
+LENT: Final = InstanceStatus.LENT
+
+
+class Lender:
+    """Asks the lending role, empties what it names, and knows what the trainer has.
+
+    lends  whether the role is asked at all
+    """
+
+    def __init__(
+        self,
+        lending: Lending,
+        fleet: Fleet,
+        updater: WeightUpdater,
+        requests: Requests,
+        progress: RunProgress,
+        out: list[Action],
+    ) -> None:
+        self.lends = lending.lends
+        self._lending = lending
+        self._fleet = fleet
+        self._updater = updater
+        self._requests = requests
+        self._progress = progress
+        self._out = out
+        self._batch = -1  # that instances made way for last: once for each is enough
+        self._makes_way: dict[str, Instance] = {}
+        self._lent: dict[str, int] = {}  # instance -> the version of the weights it holds
+        self._reclaimed: set[str] = set()
+
+    def ask(self) -> None:
+        """Have the instances make way that the role names."""
+        if self._batch == self._progress.batches:
+            return
+        chosen = self._lending.choose(self._fleet, self._progress)
+        if not chosen:
+            return
+        serving = [i for i in self._fleet.instances.values() if i.status is SERVING]
+        for instance in chosen:
+            if instance.status is not SERVING or instance.leaving:
+                raise PolicyError(f"lending chose {instance!r}, which does not serve")
+        if len(set(chosen)) >= len(serving):
+            raise PolicyError("lending chose every instance that serves: nobody could go on")
+        self._batch = self._progress.batches
+        for instance in chosen:
+            self._begin(instance)
+
+    def emptied(self, instance: Instance) -> None:
+        """The last attempt in flight has answered."""
+        if instance.status is LENDING:
+            del self._makes_way[instance.id]
+            if instance.leaving:
+                self._set_status(instance, SERVING)
+            else:
+                self._lend(instance)
+
+    def call_off(self) -> None:
+        """The batch is whole: what has not made way yet need not."""
+        for instance in self._makes_way.values():
+            self._set_status(instance, SERVING)
+        self._makes_way.clear()
+
+    def published(self, version: int) -> None:
+        """What is lent will never generate with older weights: it gets these when it is back."""
+        self.call_off()
+        for name in self._lent:
+            self._fleet.set_version(self._fleet.instances[name], version)
+
+    def reclaim(self) -> None:
+        """Something waits and nothing runs: ask for all that was lent, once."""
+        for name in self._lent:
+            if name not in self._reclaimed:
+                self._reclaimed.add(name)
+                self._out.append(Reclaim(name))
+
+    def returned(self, instance: Instance) -> bool:
+        """False if it was not lent."""
+        if instance.status is not LENT:
+            return False
+        held = self._forget(instance)
+        self._set_status(instance, SERVING)
+        if held < self._updater.version:
+            self._fleet.set_version(instance, held)
+            self._updater.joined(instance, self._out)
+        return True
+
+    def lost(self, instance: Instance) -> None:
+        self._makes_way.pop(instance.id, None)
+        if instance.id in self._lent:
+            self._forget(instance)
+
+    def _begin(self, instance: Instance) -> None:
+        if not instance.attempts:
+            self._lend(instance)
+            return
+        self._makes_way[instance.id] = instance
+        self._set_status(instance, LENDING)
+        for attempt in instance.attempts.values():
+            if not attempt.abandoned and attempt.request.state is RUNNING:
+                self._requests.interrupt(attempt.request)
+
+    def _lend(self, instance: Instance) -> None:
+        self._lent[instance.id] = instance.version
+        self._set_status(instance, LENT)
+        self._out.append(Lend(instance.id))
+
+    def _forget(self, instance: Instance) -> int:
+        self._reclaimed.discard(instance.id)
+        return self._lent.pop(instance.id)
+
+    def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
+        instance.status = status
+        self._fleet.touch(instance)
