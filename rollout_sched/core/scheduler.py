@@ -409,6 +409,8 @@ class Scheduler:
 
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self.roles.interruption
+        if self.verification.on:
+            self.verification.trim(request, instance.version)
         limit = interruption.limit(request)
         max_new_tokens = self.requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:

@@ -679,7 +679,7 @@ class TestSessions:
         assert dispatched(told(InstanceJoined("i1", 2, BIG))) == ["a/0", "a/1"]
 
     def test_who_returns_to_a_full_cache_gives_its_kv_up(self) -> None:
-        told = Told(admission={"use": "session_cap", "fill": 30 / BIG})
+        told = Told(admission={"use": "session_cap", "fill": 30 / BIG, "overfill": 30 / BIG})
         told.submit("a", samples=2)
         told(BatchRequested(), TurnFinished("a/0", 1, 30), InstanceReported("i0", 1, 0, 0.0))
         assert told(ToolReturned("a/0", 1, 5)) == []

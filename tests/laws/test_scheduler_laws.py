@@ -46,7 +46,7 @@ POLICIES = st.fixed_dictionaries(
         "admission": st.sampled_from(
             [{"use": "slots"}, {"use": "slots"}, {"use": "kv_tokens"}, {"use": "kv_growth"}]
             + [{"use": "aimd_concurrency", "longest": longest} for longest in (400, 10_000)]
-            + [{"use": "session_cap", "fill": fill} for fill in (0.9, 0.05)]
+            + [{"use": "session_cap"}, {"use": "session_cap", "fill": 0.1, "overfill": 0.05}]
         ),
         "prediction": st.sampled_from(
             [
