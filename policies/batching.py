@@ -127,7 +127,8 @@ class Pooled(msgspec.Struct, frozen=True):
             return None
         if progress.round is not None:
             return _fill(progress, size) if _short(progress) else None
-        if progress.on_the_way + progress.deferred >= size:
+        pool = progress.on_the_way + progress.deferred
+        if pool >= size:
             return Launch(deferred=progress.deferred)
         return _fill(progress, size * self.batches)
 

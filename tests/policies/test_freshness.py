@@ -36,6 +36,11 @@ def test_room_is_areal_s_formula_where_each_version_took_a_batch(
     assert Bounded(staleness).room(progress) == room
 
 
+def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> None:
+    rooms = [Bounded(2).room(ProgressView(4, v, v, started=3)) for v in (0, 7)]
+    assert rooms == [9, 9]
+
+
 @given(
     threshold=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]),
     trigger=st.integers(1, 8),
@@ -66,11 +71,6 @@ def test_budget_is_verl_s(
 def test_budget_bounds_no_single_sample() -> None:
     assert Budget().oldest_allowed(100) == 0
     assert not Budget().must_wait(ProgressView(version=100), {0: 1000}, 0)
-
-
-def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> None:
-    rooms = [Bounded(2).room(ProgressView(4, v, v, started=3)) for v in (0, 7)]
-    assert rooms == [9, 9]
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])
