@@ -23,7 +23,7 @@ class Unbounded(msgspec.Struct, frozen=True):
         return False
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Paced(msgspec.Struct, frozen=True):
     """So many groups may start between two weight updates, those still under way included.
 
     verl's fully async mode: with B groups a batch (its require_batches * ppo_mini_batch_size), at

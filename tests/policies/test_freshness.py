@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.policies.freshness import Bounded, Budget, Unbounded
+from rollout_sched.policies.freshness import Bounded, Paced, Unbounded
 from tests.helpers import ProgressView
 
 
@@ -50,7 +50,7 @@ def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> Non
     in_batch=st.integers(0, 63),
     under_way=st.integers(0, 500),
 )
-def test_budget_is_verl_s(
+def test_pacing_is_verl_s(
     threshold: float,
     trigger: int,
     batch: int,
@@ -65,12 +65,12 @@ def test_budget_is_verl_s(
     progress = ProgressView(batch, version, at_sync, in_batch=in_batch, started=under_way)
     most = int(batch * (1 + threshold) * trigger + 1e-9)
     gone = trained_since * batch + in_batch
-    assert Budget(threshold, trigger).room(progress) == most - gone - under_way
+    assert Paced(threshold, trigger).room(progress) == most - gone - under_way
 
 
-def test_budget_bounds_no_single_sample() -> None:
-    assert Budget().oldest_allowed(100) == 0
-    assert not Budget().must_wait(ProgressView(version=100), {0: 1000}, 0)
+def test_pacing_bounds_no_single_sample() -> None:
+    assert Paced().oldest_allowed(100) == 0
+    assert not Paced().must_wait(ProgressView(version=100), {0: 1000}, 0)
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])

@@ -34,6 +34,7 @@ LITERATURE = {
     "seer",
     "session_thrash_control",
     "sorted_rl",
+    "stage_fusion",
     "streamrl",
     "tail_batching",
     "vllm_internal_lb",
