@@ -1,4 +1,4 @@
-"""The command line: replay, serve, fake-instance, check, policies, scenarios, trace."""
+"""The command line: replay, tune, serve, fake-instance, check, policies, scenarios, trace."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.statistics import statistics
+from rollout_sched.simulators.tune import command as tune
 from rollout_sched.struct_flags import add_flags, given_flags
 
 BASELINES = ("static_split", "round_robin_sync")
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_replay(commands)
+    tune.add(commands)
     _add_serve(commands)
     fake_instance.add(commands)
     _add_demo(commands)
