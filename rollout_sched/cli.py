@@ -343,6 +343,9 @@ def _check(options: argparse.Namespace) -> None:
     settings_of(policy)
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
     print(f"{options.policy}: valid ({roles})")
+    for key in config.PROSE:
+        if getattr(policy, key):
+            print(f"{key}: {getattr(policy, key)}")
 
 
 def _list_policies(options: argparse.Namespace) -> None:

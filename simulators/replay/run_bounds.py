@@ -34,6 +34,9 @@ class OnPolicyBound(msgspec.Struct, frozen=True):
     whole_batches_s: float
     parts_s: float
 
+    def of(self, *, in_parts: bool) -> float:
+        return self.parts_s if in_parts else self.whole_batches_s
+
 
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
     """No policy trains the workload in fewer seconds."""

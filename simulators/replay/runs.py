@@ -130,8 +130,8 @@ def run_policy(
         for action in actions:
             if isinstance(action, Lend):
                 in_parts = True
-            elif isinstance(action, Deliver):
-                in_parts |= action.part > 0
+            if isinstance(action, Deliver):
+                in_parts = in_parts or not action.last
                 if action.part == 0:
                     delivered.append([])
                 delivered[-1] += [workload.sample(s.group, s.index) for s in action.samples]
@@ -161,12 +161,6 @@ def run_policy(
     outage = outages.figures(total_s)
     asked = len(workload.groups) - outage.failed_prompts
     max_staleness = staleness_bound(scheduler.roles.freshness)
-    on_policy_bound_s = None
-    if max_staleness == 0 and not scheduler.roles.verifies:
-        trained = [sample for batch in delivered for sample in batch]
-        size = workload.prompts_per_step
-        least = on_policy_bound(trained, size, len(delivered), scenario, restarts)
-        on_policy_bound_s = least.parts_s if in_parts else least.whole_batches_s
     return Run(
         policy=policy.name,
         seed=seed,
@@ -177,7 +171,15 @@ def run_policy(
             Demand.joined(demands), len(demands), scenario, restarts, in_parts=in_parts
         ),
         offered_bound_s=offered_bound(workload, scenario),
-        on_policy_bound_s=on_policy_bound_s,
+        on_policy_bound_s=None
+        if max_staleness != 0 or scheduler.roles.verifies
+        else on_policy_bound(
+            [sample for batch in delivered for sample in batch],
+            workload.prompts_per_step,
+            len(delivered),
+            scenario,
+            restarts,
+        ).of(in_parts=in_parts),
         step_gaps=[
             step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)
