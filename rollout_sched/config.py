@@ -101,7 +101,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "none": migration.Stay,
         "repack": migration.Repack,
     },
-    "lending": {"none": lending.Keep},
+    "lending": {"none": lending.Keep, "stage_fusion": lending.StageFusion},
 }
 
 DEFAULTS = {
