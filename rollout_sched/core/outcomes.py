@@ -219,6 +219,7 @@ class Outcomes:
     def deliver(self, group: Group) -> None:
         """Its samples are on their way to the trainer."""
         self._groups.move(group, DELIVER)
+        self._progress.group_delivered(group)
         history = group.siblings.history
         if history is not None:
             history.note([request.response_tokens for request in group.finished])

@@ -81,7 +81,14 @@ class Scheduler:
         )
         self.groups = groups = Groups()
         self.sample_buffer = samples = SampleBuffer()
-        self.progress = progress = RunProgress(prompts_per_step, version, fleet, groups, samples)
+        self.progress = progress = RunProgress(
+            prompts_per_step,
+            version,
+            fleet,
+            groups,
+            samples,
+            keeps_recent=getattr(roles.batching, "uses_recent", False),
+        )
         self.updater = updater = WeightUpdater(fleet, roles.weights, roles.interruption, version)
         self.sessions = Sessions()
         self.siblings = DirectSiblings()
