@@ -156,11 +156,11 @@ class GroupTokens(msgspec.Struct, frozen=True):
 class SessionAffinity(msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 
-    A request leaves home only if home has more than `margin` requests more than the emptiest open
-    instance *and* the wait saved, `wait_s` seconds per request of that difference, exceeds
-    what computing the context again costs at `prefill_tokens_per_s`. A blind threshold loses
-    18-20 % to re-prefills (verl PR 6533); a margin of 2 per session won (verl PR 7435).
-    A home that is full or not serving is left at once.
+    Who has none goes where the fewest sessions are (prime-rl's sticky routing, PR 3563), for those
+    between two turns will be back. A request leaves home only if home has more than `margin` requests more than that one *and* the wait
+    saved, `wait_s` seconds per request of that difference, exceeds what computing the context again
+    costs at `prefill_tokens_per_s`. A blind threshold loses 18-20 % to re-prefills (verl PR 6533);
+    a margin of 2 per session won (verl PR 7435). A home that is full or not serving is left at once.
     """
 
     margin: Annotated[int, msgspec.Meta(ge=0)] = 2
@@ -169,7 +169,7 @@ class SessionAffinity(msgspec.Struct, frozen=True):
     weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
-        return instance.in_flight
+        return instance.sessions
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         least = fleet.least()

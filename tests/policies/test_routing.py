@@ -203,6 +203,15 @@ class TestGroupTokens:
 
 
 class TestSessionAffinity:
+    def test_newcomers_go_where_the_fewest_sessions_are(self) -> None:
+        policy = routing.SessionAffinity()
+        loads = Loads(policy, 2)
+        siblings = make_request().siblings
+        for index in range(2):
+            loads.fleet.keep(Request(f"g/{index}", siblings, None, index, index, 1), loads[0])
+        loads.send(1)
+        assert chosen(policy, loads) == "i1", "one in flight, but two will be back to i0"
+
     def test_without_a_home_the_emptiest(self) -> None:
         policy = routing.SessionAffinity()
         loads = Loads(policy, 2)
