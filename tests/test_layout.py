@@ -27,7 +27,7 @@ def test_each_room_imports_from_the_package(room):
 
 
 def test_every_module_has_a_mirrored_test():
-    simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces")]
+    simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
     ours = ["rollout_sched", "rollout_sched/core", "rollout_sched/metrics"]

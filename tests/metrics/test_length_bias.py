@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Deliver
-from rollout_sched.metrics.length_bias import LengthFold
+from rollout_sched.metrics.length_bias import LengthFold, order_excess
 from tests.metrics.tape import Tape, deliver, sample
 
 OFFERED = {"a": [10, 20], "b": [30, 40]}
@@ -37,6 +37,18 @@ class TestLengthBias:
         bias = self.bias({"a": [10, 20]}, {"b": [30, 40]})
         assert (bias.mean_ratio, bias.ks, bias.group_ratio) == (1, 0, 1)
         assert bias.step_ks == 0.5
+
+    def test_parts_of_a_batch_are_one_step(self) -> None:
+        tape = Tape(offered=OFFERED.__getitem__)
+        tape.join("i")
+        a, b = (
+            [sample(f"{group}/{i}", length) for i, length in enumerate(lengths)]
+            for group, lengths in OFFERED.items()
+        )
+        tape.at(0, ev.BatchRequested(), deliver(*a, last=False))
+        assert tape.metrics.summary(1.0).length_bias.group_ratio == 1.0
+        tape.at(1, ev.Woke(), deliver(*b, part=1))
+        assert tape.metrics.summary(2.0).length_bias.step_ks == 0.0
 
     def test_the_shortest_of_each_group(self) -> None:
         bias = self.bias({"a": [10, 10], "b": [30, 30]})
@@ -152,6 +164,12 @@ class TestFloor:
         assert fold(offered, *one).bias().step_ks_floor == (
             fold(offered, *reversed(one)).bias().step_ks_floor
         )
+
+    def test_an_order_has_one_too(self) -> None:
+        lengths = list(self.offered().values())
+        assert abs(order_excess([lengths[n : n + 8] for n in range(0, 40, 8)])) < 0.05
+        lengths.sort(key=sum)
+        assert order_excess([lengths[n : n + 8] for n in range(0, 40, 8)]) > 0.2
 
     def test_a_batch_in_parts_is_one_step(self) -> None:
         offered = {"a": [1], "b": [9]}

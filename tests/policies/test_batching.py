@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.roles import Launch
-from rollout_sched.policies.batching import FullyAsync, OneStepOff, Sync, TailBatching
+from rollout_sched.policies.batching import FullyAsync, OneStepOff, Pooled, Sync, TailBatching
 from tests.helpers import ProgressView
 
-ALL = [Sync(), TailBatching(), OneStepOff(), FullyAsync()]
+ALL = [Sync(), TailBatching(), Pooled(), OneStepOff(), FullyAsync()]
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -33,7 +33,54 @@ class TestBatch:
         assert policy.batch(ProgressView(closed=True)) == 0
 
 
-@pytest.mark.parametrize("policy", [Sync(), TailBatching()])
+IN_PARTS = [
+    Sync(part_prompts=2),
+    TailBatching(part_prompts=2),
+    Pooled(part_prompts=2),
+    OneStepOff(part_prompts=2),
+    FullyAsync(part_prompts=2),
+]
+
+
+@pytest.mark.parametrize("policy", IN_PARTS)
+class TestParts:
+    """Of at least so many groups, but for the last."""
+
+    @pytest.mark.parametrize(
+        ("complete", "in_batch", "size"),
+        [(1, 0, 0), (2, 0, 2), (3, 0, 3), (4, 0, 4), (9, 0, 4), (1, 2, 0), (2, 2, 2), (1, 3, 1)],
+    )
+    def test_of_the_groups_that_are_whole(
+        self, policy: Any, complete: int, in_batch: int, size: int
+    ) -> None:
+        progress = ProgressView(complete=complete, in_batch=in_batch, active=5)
+        assert policy.batch(progress) == size
+
+    def test_the_last_batch_may_be_short(self, policy: Any) -> None:
+        assert policy.batch(ProgressView(complete=1, in_batch=2, closed=True)) == 1
+        assert policy.batch(ProgressView(complete=1, in_batch=2, closed=True, active=1)) == 0
+
+
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
+class TestWhatHasGone:
+    """Groups of the batch that the trainer has are on the way no less than those that run."""
+
+    def test_is_not_launched_again(self, policy: Any) -> None:
+        progress = ProgressView(fresh=5, round=Launch(fresh=6), active=2, complete=1, in_batch=1)
+        assert policy.launch(progress) is None
+        progress = ProgressView(fresh=5, round=Launch(fresh=6), active=1, complete=1, in_batch=1)
+        assert policy.launch(progress) == Launch(fresh=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fresh"), [(Sync(1.5), 5), (TailBatching(1.5, 1.0), 5), (OneStepOff(), 3)]
+)
+def test_a_round_counts_what_has_gone_before_it(policy: Any, fresh: int) -> None:
+    progress = ProgressView(fresh=9, in_batch=1)
+    assert policy.launch(progress) == Launch(fresh=fresh)
+
+
+@pytest.mark.parametrize("policy", [Sync(), TailBatching(), Pooled()])
 @pytest.mark.parametrize(
     "progress",
     [
@@ -45,7 +92,7 @@ def test_rounds_start_one_by_one_when_the_trainer_asks(policy: Any, progress: Pr
     assert policy.launch(progress) is None
 
 
-@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), OneStepOff()])
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
 class TestMakingUp:
     """A group that failed leaves its round; another takes its place if a batch would be short."""
 
@@ -135,6 +182,30 @@ class TestTailBatching:
         launch = self.policy.launch(ProgressView(8, fresh=20, complete=12))
         assert launch is not None
         assert launch.fresh == 0
+
+
+class TestPooled:
+    """SortedRL: four batches start, and nobody else before the last of them is trained."""
+
+    policy = Pooled(4)
+
+    def test_starts_the_prompts_of_several_batches(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=99)) == Launch(fresh=16)
+        assert self.policy.launch(ProgressView(fresh=9)) == Launch(fresh=9)
+
+    @pytest.mark.parametrize(("deferred", "complete"), [(12, 0), (1, 3), (0, 4)])
+    def test_starts_none_beside_them(self, deferred: int, complete: int) -> None:
+        progress = ProgressView(fresh=99, deferred=deferred, complete=complete)
+        assert self.policy.launch(progress) == Launch(deferred=deferred)
+
+    def test_starts_anew_when_no_batch_is_left(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=99, deferred=1)) == Launch(15, 1)
+
+    def test_what_is_left_at_the_end_is_a_batch(self) -> None:
+        assert self.policy.launch(ProgressView(deferred=3, closed=True)) == Launch(deferred=3)
+
+    def test_waits_for_submissions(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=3)) is None
 
 
 class TestOneStepOff:

@@ -1,0 +1,1 @@
+"""Tuning: which policies and parameters suit a trace, a fleet and what the user allows."""

@@ -1,0 +1,207 @@
+"""The command `rollout-sched tune`: the policy that suits a trace, a fleet and what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.tune import evidence
+from rollout_sched.simulators.tune.evaluation import bench_of
+from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.search import steps_for
+from rollout_sched.simulators.tune.tuning import Plan, Result, tune
+from rollout_sched.simulators.tune.workers import Workers
+from rollout_sched.whole_file import whole_file
+
+#: Seconds that a search takes if nothing else is said.
+BUDGET_S = 120.0
+
+#: What the command may say of the job in place of the scenario.
+_JOB = ("prompts_per_step", "epochs", "known_samples")
+
+
+def add(commands: Any) -> None:
+    """The command and its options, for an argparse parser of commands."""
+    parser = commands.add_parser("tune", help="search for the policy that suits a workload best")
+    option = parser.add_argument
+    option("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
+    option("--scenario", required=True, metavar="NAME_OR_TOML")
+    option(
+        "--max-staleness", type=_natural, required=True, metavar="K", help="versions, per sample"
+    )
+    option(
+        "--max-length-bias",
+        type=_share,
+        default=0.01,
+        metavar="B",
+        help="mean length trained within 1 - B and 1 + B of that offered, and at least 1 - 2 B of "
+        "the longest tenth of the samples; default: %(default)s",
+    )
+    option(
+        "--max-step-bias",
+        type=_share,
+        default=0.1,
+        metavar="C",
+        help="how far a step's lengths may be from all lengths, beyond chance (Kolmogorov-Smirnov, "
+        "mean over the steps); default: %(default)s",
+    )
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help=f"for all of it; default: {BUDGET_S:g}"
+    )
+    budget.add_argument(
+        "--evaluations",
+        type=_positive,
+        metavar="N",
+        help="search so many, however long it takes: the same number gives the same file",
+    )
+    option("--jobs", type=_positive, metavar="N", help="processes; default: one for each core")
+    option("--out", type=Path, required=True, metavar="FILE", help="the policy file to write")
+    option("--seed", type=_natural, default=0, metavar="N", help="of what is drawn")
+    option(
+        "--held-out-seeds",
+        type=_natural,
+        default=Plan(0).held_out_seeds,
+        metavar="N",
+        help="seeds to validate on, 0 for no validation; default: %(default)s",
+    )
+    option("--prompts-per-step", type=_positive, default=0, metavar="N", help="of the job")
+    option(
+        "--epochs", type=_positive, default=0, metavar="N", help="of the job, with other samples"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tune, write the policy file, print what was found. Raises CallerError and the like."""
+    _check_output(options.out)
+    scenario = _with_job(load_scenario(options.scenario), options)
+    bench = bench_of(traces.read(options.trace), scenario, seed=options.seed)
+    limits = Limits(options.max_staleness, options.max_length_bias, options.max_step_bias)
+    plan = Plan(
+        steps=steps_for(options.max_staleness),
+        seconds=_budget_s(options),
+        evaluations=options.evaluations,
+        held_out_seeds=options.held_out_seeds,
+        seed=options.seed,
+    )
+    jobs = options.jobs or os.cpu_count() or 1
+    with Workers(bench, jobs) as workers, _progress() as bar:
+        task = bar.add_task("evaluations")
+        result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
+    text = evidence.document(result, bench, limits, plan, command_of(options, result))
+    with whole_file(options.out) as file:
+        file.write(text.encode())
+    facts = [*evidence.facts(result, bench, limits, plan), f"the search ended: {result.ended}"]
+    _print(result, limits, [*facts, *evidence.against(result)])
+    print(f"{options.out}: {result.winner.name}")
+
+
+def command_of(options: argparse.Namespace, result: Result) -> str:
+    """The command that gives the same file again, on any machine."""
+    seeds = len(result.finalists.cases) if result.finalists.held_out else 0
+    words = [
+        *("rollout-sched", "tune", options.trace, "--scenario", options.scenario),
+        *("--max-staleness", options.max_staleness),
+        *("--max-length-bias", f"{options.max_length_bias:g}"),
+        *("--max-step-bias", f"{options.max_step_bias:g}"),
+        *("--evaluations", result.evaluations, "--held-out-seeds", seeds),
+        *("--seed", options.seed),
+        *_job_words(options),
+        *("--out", options.out.name),
+    ]
+    return shlex.join(map(str, words))
+
+
+def _job_words(options: argparse.Namespace) -> list[str]:
+    given = [key for key in _JOB if getattr(options, key)]
+    return [w for k in given for w in (f"--{k.replace('_', '-')}", str(getattr(options, k)))]
+
+
+def _budget_s(options: argparse.Namespace) -> float | None:
+    if options.evaluations is not None:
+        return None
+    return BUDGET_S if options.budget is None else float(options.budget)
+
+
+def _check_output(path: Path) -> None:
+    """An error comes before the search, not after it."""
+    if path.is_dir():
+        raise CallerError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+
+
+def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
+    given = {key: getattr(options, key) for key in _JOB if getattr(options, key)}
+    job = msgspec.structs.replace(scenario.job, **given)
+    return msgspec.structs.replace(scenario, job=job)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed} {task.description}; Ctrl-C keeps the best so far"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _print(result: Result, limits: Limits, lines: list[str]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 160))
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+    for table in evidence.tables(result, limits):
+        console.print(table)
+
+
+def _natural(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 seconds")
+    return value

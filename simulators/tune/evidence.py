@@ -1,0 +1,192 @@
+"""The evidence: what was tried and measured, as tables, and as the head of the policy file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
+from rollout_sched.simulators.tune.evaluation import Bench
+from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.pairs import SpeedUp
+from rollout_sched.simulators.tune.space import Table
+from rollout_sched.simulators.tune.standing import Standing
+from rollout_sched.simulators.tune.tuning import Plan, Result
+
+COLUMNS = (
+    f"over {REFERENCE}",
+    "90 % interval",
+    "stale mean",
+    "max",
+    "length ratio",
+    "longest kept",
+    "step bias",
+    "discarded",
+    "policy",
+)
+
+
+def document(result: Result, bench: Bench, limits: Limits, plan: Plan, command: str) -> str:
+    """The policy file: what was measured in comments, then the policy. Ends with a line break.
+
+    It holds no date, so that the same command gives the same file.
+    """
+    lines = [
+        command,
+        "",
+        *facts(result, bench, limits, plan),
+        "",
+        _title(result.finalists, "Finalists"),
+        *_aligned(rows(result.finalists, limits, result.winner)),
+        "",
+        *against(result),
+        "",
+        _title(result.searched, "Frontier"),
+        *_aligned(rows(_frontier(result), limits, result.winner)),
+    ]
+    head = "\n".join(f"# {line}".rstrip() for line in lines)
+    return f"{head}\n\n{_toml(result, bench)}"
+
+
+def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]:
+    """What was replayed, how much of it, and what was allowed."""
+    job = bench.scenario.job
+    search, held_out = len(bench.search.groups), len(bench.held_out.groups)
+    prompts = (
+        f"{search} prompts to search, {held_out} others held out"
+        if bench.split
+        else f"{search} prompts, too few to hold some out, so that only seeds are"
+    )
+    lengths = [rung[0].steps for rung in plan.rungs]
+    return [
+        f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} "
+        f"samples each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
+        f"search: {result.evaluations} evaluations of {', '.join(map(str, lengths))} steps on 1 to "
+        f"{max(map(len, plan.rungs))} seeds",
+        f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "
+        f"bias {limits.max_step_bias:g}",
+    ]
+
+
+def against(result: Result) -> list[str]:
+    """The winner beside each baseline and the best preset, one line each."""
+    lines = []
+    for other in result.finalists.candidates:
+        if other.preset and other != result.winner:
+            speed_up = result.finalists.speed_up(result.winner, other)
+            lines.append(f"the winner over {other.name}: {speed_up}")
+    return lines
+
+
+def tables(result: Result, limits: Limits) -> list[RichTable]:
+    """The finalists and the frontier, for a terminal."""
+    frontier = _frontier(result)
+    return [
+        _rich(_title(result.finalists, "Finalists"), rows(result.finalists, limits, result.winner)),
+        _rich(_title(frontier, "Frontier"), rows(frontier, limits, result.winner)),
+    ]
+
+
+def rows(standing: Standing, limits: Limits, winner: Candidate) -> list[list[str]]:
+    """A line for each candidate, the fastest first."""
+    reference = standing.preset(REFERENCE)
+    speed = {one.key: _over(standing, one, reference) for one in standing.candidates}
+    ranked = sorted(standing.candidates, key=lambda one: -standing.figures(one).tokens_per_s)
+    return [_row(standing, one, speed[one.key], limits, winner) for one in ranked]
+
+
+def _over(standing: Standing, one: Candidate, reference: Candidate | None) -> SpeedUp | None:
+    if reference is None or standing.figures(one).failed:
+        return None
+    return standing.speed_up(one, reference)
+
+
+def _row(
+    standing: Standing, one: Candidate, speed: SpeedUp | None, limits: Limits, winner: Candidate
+) -> list[str]:
+    figures = standing.figures(one)
+    notes = limits.exceeded(figures)
+    if one.key == winner.key:
+        notes = ["the winner"]
+    return [
+        f"{speed.mean:.3f}x" if speed else "-",
+        f"{speed.low:.3f} to {speed.high:.3f}" if speed else "-",
+        f"{figures.staleness_mean:.2f}",
+        str(figures.staleness_max),
+        f"{figures.length_ratio:.3f}",
+        f"{figures.longest_kept:.3f}",
+        f"{figures.step_bias:.3f}",
+        f"{100 * figures.discarded:.1f} %",
+        one.name + (f" ({'; '.join(notes)})" if notes else ""),
+    ]
+
+
+def _frontier(result: Result) -> Standing:
+    """Those of the search that none is better than in every respect; with the reference."""
+    searched = result.searched
+    kept = searched.frontier()
+    kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
+    return Standing(kept, searched.cases, searched.book)
+
+
+def _title(standing: Standing, what: str) -> str:
+    seeds = [case.seed for case in standing.cases]
+    where = "held-out prompts" if standing.held_out else "the search's prompts"
+    return (
+        f"{what}: {standing.cases[0].steps} steps of {where}, seeds "
+        f"{', '.join(map(str, seeds))}; speed in accepted tokens/s"
+    )
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    lines = [COLUMNS, *lines]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    return [
+        "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(line, widths[:-1], strict=False)), line[-1]]
+        )
+        for line in lines
+    ]
+
+
+def _rich(title: str, lines: Sequence[Sequence[str]]) -> RichTable:
+    table = RichTable(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in COLUMNS[:-1]:
+        table.add_column(column, justify="right")
+    table.add_column(COLUMNS[-1])
+    for line in lines:
+        table.add_row(*map(escape, line))
+    return table
+
+
+def _toml(result: Result, bench: Bench) -> str:
+    finalists = result.finalists
+    figures = finalists.figures(result.winner)
+    reference = finalists.preset(REFERENCE)
+    speed = _over(finalists, result.winner, reference)
+    where = "held-out prompts and seeds" if finalists.held_out else "the prompts searched on"
+    gain = f"{speed} times {REFERENCE} on {where}, " if speed else ""
+    about = (
+        f"Tuned for {bench.search.name} on {bench.scenario.name}: {gain}staleness at most "
+        f"{figures.staleness_max}, mean {figures.staleness_mean:.2f}."
+    )
+    return "\n".join(
+        [f"about = {_value(about)}", 'source = "rollout-sched tune"', *_roles(result.winner.table)]
+    )
+
+
+def _roles(table: Table) -> list[str]:
+    lines = []
+    for role, row in table.items():
+        lines += ["", f"[{role}]", *(f"{key} = {_value(value)}" for key, value in row.items())]
+    return [*lines, ""]
+
+
+def _value(value: Any) -> str:
+    """A string, number or truth value as TOML has it, which is as JSON has it."""
+    return json.dumps(value, ensure_ascii=False)

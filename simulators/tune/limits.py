@@ -1,0 +1,92 @@
+"""What the user allows, and what a candidate was measured to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rollout_sched.metrics.averages import mean
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One candidate in one case.
+
+    tokens_per_s   accepted tokens a second, of the whole run, at equal trained length
+    total_s        seconds of the run
+    staleness_max, staleness_mean  of the samples, versions
+    length_ratio   mean length trained over offered
+    longest_kept   share of the longest tenth of the offered samples that was trained
+    step_bias      mean over the steps of the distance between a step's lengths and all offered,
+                   above what steps drawn by chance have (Kolmogorov-Smirnov)
+    discarded      tokens thrown away over tokens trained
+    failed         why there are no figures, else empty
+    """
+
+    tokens_per_s: float = 0.0
+    total_s: float = 0.0
+    staleness_max: int = 0
+    staleness_mean: float = 0.0
+    length_ratio: float = 1.0
+    longest_kept: float = 1.0
+    step_bias: float = 0.0
+    discarded: float = 0.0
+    failed: str = ""
+
+    @property
+    def length_bias(self) -> float:
+        """The mean's distance from 1, or half of what is missing of the longest tenth, whichever is
+        more. Half, for what is cut off the tail is a larger share of the tail than of the mean."""
+        return max(abs(1 - self.length_ratio), (1 - self.longest_kept) / 2)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Hard limits: what exceeds one is never the winner.
+
+    max_staleness    of any sample, versions
+    max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of that
+                     offered, and of the longest tenth of the samples at least 1 - 2 B are trained
+    max_step_bias    C: how far, on average, a step's lengths may be from those of all prompts,
+                     beyond what chance explains
+    """
+
+    max_staleness: int
+    max_length_bias: float
+    max_step_bias: float
+
+    def exceeded(self, figures: Figures) -> list[str]:
+        """Which limits the figures exceed, in words; empty if none."""
+        if figures.failed:
+            return [figures.failed]
+        found = []
+        if figures.staleness_max > self.max_staleness:
+            found.append(f"staleness {figures.staleness_max} above {self.max_staleness}")
+        for said, value, limit in (
+            ("length bias", figures.length_bias, self.max_length_bias),
+            ("step bias", figures.step_bias, self.max_step_bias),
+        ):
+            if value > limit + 1e-9:
+                found.append(f"{said} {value:.3f} above {limit:g}")
+        return found
+
+    def excess(self, figures: Figures) -> float:
+        """By how much the limits are exceeded, all together; 0 if by nothing."""
+        return (
+            max(0, figures.staleness_max - self.max_staleness)
+            + max(0.0, figures.length_bias - self.max_length_bias)
+            + max(0.0, figures.step_bias - self.max_step_bias)
+        )
+
+
+def together(figures: Sequence[Figures]) -> Figures:
+    """Means over cases; of staleness the most. One that failed in any case has failed."""
+    for one in figures:
+        if one.failed:
+            return one
+    means: dict[str, Any] = {
+        name: mean([getattr(one, name) for one in figures])
+        for name in Figures.__struct_fields__
+        if name not in ("staleness_max", "failed")
+    }
+    return Figures(staleness_max=max(one.staleness_max for one in figures), **means)

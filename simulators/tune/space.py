@@ -1,0 +1,324 @@
+"""The search space: for every role the policies worth trying, their values, and when.
+
+`SPACE` is a table and all there is to know about the space; `candidates.py` reads it. What a policy
+file can say stands in it or, with the reason, in `LEFT_OUT`: a test holds the two against
+`config.REGISTRY`, so that a new policy or parameter is not forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rollout_sched.config import DEFAULTS
+
+#: A policy file as nested tables: role -> {"use": ..., parameter: value}.
+Table = Mapping[str, Mapping[str, Any]]
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What conditions may ask about: the job, the fleet, and what the user allows.
+
+    prompts_per_step, samples_per_prompt  of the job
+    max_tokens      the cap of a response
+    instances       in the fleet
+    slots           sequences that the whole fleet runs at once
+    disaggregated   the trainer has GPUs of its own
+    multi_turn      some samples are trajectories
+    max_staleness   the user's bound, versions
+    remembers       prompts come again, so that their earlier lengths are known
+    drifts          the scenario says what of its tokens older weights made newer ones reject
+    """
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    max_tokens: int
+    instances: int
+    slots: int
+    disaggregated: bool
+    multi_turn: bool
+    max_staleness: int
+    remembers: bool
+    drifts: bool
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """`text` completes "only where"."""
+
+    text: str
+    holds: Callable[[Setting], bool]
+
+
+ALWAYS = Condition("", lambda setting: True)
+STALENESS = Condition("staleness is allowed", lambda s: s.max_staleness >= 1)
+SEVERAL_INSTANCES = Condition("there are several instances", lambda s: s.instances >= 2)
+SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
+MOVES = Condition(
+    "requests come back to the scheduler: between turns, or interrupted",
+    lambda s: s.multi_turn or s.max_staleness >= 1,
+)
+REMEMBERS = Condition("prompts come again", lambda s: s.remembers)
+DRIFTS = Condition("the scenario says what verification rejects", lambda s: s.drifts)
+CARRYING = Condition(
+    "staleness is allowed, or the scenario says what verification rejects",
+    lambda s: s.max_staleness >= 1 or s.drifts,
+)
+SEVERAL_SAMPLES = Condition("prompts have several samples", lambda s: s.samples_per_prompt >= 2)
+STALE_AND_SEVERAL = Condition(
+    "staleness is allowed and there are several instances",
+    lambda s: s.max_staleness >= 1 and s.instances >= 2,
+)
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Whole numbers: these factors of a field of the setting."""
+
+    of: str
+    factors: tuple[float, ...]
+
+    def values(self, setting: Setting) -> list[int]:
+        return list(dict.fromkeys(round(f * getattr(setting, self.of)) for f in self.factors))
+
+
+class UpTo(msgspec.Struct, frozen=True):
+    """Whole numbers from 1 to a field of the setting: all up to 4, then powers of two."""
+
+    of: str
+
+    def values(self, setting: Setting) -> list[int]:
+        most = getattr(setting, self.of)
+        steps = [1, 2, 3, 4, *(2**k for k in range(3, 17))]
+        return [*(step for step in steps if step < most), most]
+
+
+class Each(msgspec.Struct, frozen=True):
+    """Values that have a condition of their own."""
+
+    of: tuple[tuple[Any, Condition], ...]
+
+    def values(self, setting: Setting) -> list[Any]:
+        return [value for value, condition in self.of if condition.holds(setting)]
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
+
+    of: tuple[Any, ...] | Times | UpTo | Each
+    when: Condition = ALWAYS
+
+    def values(self, setting: Setting) -> list[Any]:
+        return list(self.of) if isinstance(self.of, tuple) else self.of.values(setting)
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A policy for a role.
+
+    `needs`: some (role, policy) without which it does nothing or is refused, any one will do;
+    `bars`: those with which it does. Both name roles that stand before this one in the table.
+    `reads_polls`: it looks at what instances report when they are polled.
+    """
+
+    use: str
+    parameters: dict[str, Parameter] = {}
+    when: Condition = ALWAYS
+    needs: tuple[tuple[str, str], ...] = ()
+    bars: tuple[tuple[str, str], ...] = ()
+    reads_polls: bool = False
+
+    def fits(self, setting: Setting, table: Table) -> bool:
+        """`table`: what answers the roles before this one."""
+        chosen = {(role, row["use"]) for role, row in table.items()}
+        needed = not self.needs or not chosen.isdisjoint(self.needs)
+        return needed and chosen.isdisjoint(self.bars) and self.when.holds(setting)
+
+    def keys(self, setting: Setting) -> dict[str, list[Any]]:
+        """The parameters to choose, and their values."""
+        return {
+            key: parameter.values(setting)
+            for key, parameter in self.parameters.items()
+            if parameter.when.holds(setting)
+        }
+
+
+#: Those that look at expected lengths.
+READS_LENGTHS = (
+    ("ordering", "longest_first"),
+    ("ordering", "shortest_first"),
+    ("admission", "kv_tokens"),
+    ("admission", "kv_growth"),
+    ("routing", "least_tokens"),
+    ("routing", "group_tokens"),
+)
+#: Those that are nothing without them.
+LIVES_BY_LENGTHS = READS_LENGTHS[:2]
+
+#: Those that leave something behind that grows stale; without them the bound has nothing to say.
+CARRIES_OVER = (
+    ("batching", "one_step_off"),
+    ("batching", "fully_async"),
+    ("interruption", "partial"),
+)
+
+#: By role, in the order in which they are chosen; the first of a role is the plainest.
+SPACE: dict[str, tuple[Option, ...]] = {
+    "batching": (
+        Option("sync", {"over_prompts": Parameter((1.0, 1.0625, 1.125, 1.25, 1.375, 1.5, 2.0))}),
+        Option(
+            "tail_batching",
+            {
+                "over_prompts": Parameter((1.0, 1.125, 1.25, 1.5)),
+                "over_samples": Parameter((1.0, 1.125, 1.25, 1.5), SEVERAL_SAMPLES),
+                "long_round_share": Parameter((0.25, 0.5, 0.75, 1.0)),
+            },
+        ),
+        Option("one_step_off", when=STALENESS),
+        Option(
+            "fully_async",
+            {
+                "max_ahead": Parameter((0.0, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)),
+                "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
+            },
+            STALENESS,
+        ),
+    ),
+    "selection": (
+        Option("in_order"),
+        Option(
+            "like_lengths",
+            {
+                "window": Parameter((2, 4, 8, 16)),
+                "quantile": Parameter((0.5, 0.75, 0.9, 1.0)),
+                "max_step_bias": Parameter((0.1, 0.25, 0.375, 0.5, 0.75, 1.0)),
+                "order": Parameter(("shortest_first", "longest_first")),
+            },
+            REMEMBERS,
+        ),
+    ),
+    "interruption": (
+        Option("none"),
+        Option(
+            "partial",
+            {
+                "kv": Parameter(
+                    Each((("recompute", STALENESS), ("retain", STALENESS), ("verify", DRIFTS)))
+                ),
+                "at_update": Parameter(("resubmit", "in_place", "drain")),
+                "segment_tokens": Parameter(Times("max_tokens", (0, 0.125, 0.25, 0.5))),
+                "segment": Parameter(("budget", "chunk")),
+            },
+            CARRYING,
+        ),
+    ),
+    "freshness": (
+        Option("bounded", bars=CARRIES_OVER),
+        Option(
+            "bounded",
+            {
+                "max_staleness": Parameter(UpTo("max_staleness")),
+                "on_excess": Parameter(("wait", "drop")),
+            },
+            needs=CARRIES_OVER,
+        ),
+    ),
+    "weights": (
+        Option("all_at_once", {"when": Parameter(("now", "between_batches"))}),
+        Option("rolling", {"at_once": Parameter((1, 2, 4))}, STALE_AND_SEVERAL),
+    ),
+    "routing": (
+        Option("least_requests"),
+        Option("round_robin"),
+        Option("least_tokens"),
+        Option(
+            "group_tokens",
+            {
+                "shared_tokens": Parameter((256, 1024, 4096)),
+                "margin": Parameter((2.0, 8.0, 32.0)),
+            },
+            SEVERAL_SAMPLES,
+        ),
+        Option(
+            "session_affinity",
+            {
+                "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
+                "wait_s": Parameter((0.01, 0.05, 0.2)),
+            },
+            MOVES,
+        ),
+    ),
+    "ordering": (
+        Option("fifo"),
+        Option("longest_first", {"probes": Parameter((0, 1, 2))}),
+        Option("shortest_first"),
+        Option("resumed_first", needs=(("interruption", "partial"),)),
+    ),
+    "admission": (
+        Option("slots", {"factor": Parameter((0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5))}),
+        Option("kv_tokens", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
+        Option("kv_growth", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
+        Option(
+            "session_cap",
+            {"fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2))},
+            SEVERAL_TURNS,
+            reads_polls=True,
+        ),
+        Option(
+            "aimd_concurrency",
+            {"longest": Parameter(Times("max_tokens", (0.25, 0.5, 1, 2)))},
+            SEVERAL_TURNS,
+            reads_polls=True,
+        ),
+        Option("unbounded"),
+    ),
+    "prediction": (
+        Option("none", bars=LIVES_BY_LENGTHS),
+        Option(
+            "group_history",
+            {
+                "quantile": Parameter((0.5, 0.75, 0.9, 1.0)),
+                "method": Parameter(("quantile", "censored")),
+            },
+            needs=READS_LENGTHS,
+        ),
+        Option(
+            "prompt_history",
+            {"quantile": Parameter((0.5, 0.75, 0.9, 1.0))},
+            REMEMBERS,
+            needs=READS_LENGTHS,
+        ),
+    ),
+}
+
+#: How often a role is changed, others 1: what is launched, and what is kept, decides most.
+WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
+
+#: What is not searched, "role.policy" or "role.policy.parameter", and why.
+LEFT_OUT: dict[str, str] = {
+    "admission.aimd_concurrency.most": "a guard that nothing in a trace comes near",
+    "interruption.partial.leniency": "a replay rejects as the scenario says, however lenient",
+    "interruption.none.at_update": "there is only one",
+    "routing.power_of_two": "least_requests sees the whole fleet at no greater cost",
+    "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
+    "routing.static_split": "what to be better than; it is a baseline",
+    "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
+    "routing.session_affinity.prefill_tokens_per_s": "a fact about the fleet; wait_s scales it",
+    "prediction.oracle": "only a replay knows true lengths",
+    "freshness.unbounded": "nothing would keep the user's bound",
+}
+
+
+def reads_polls(table: Table) -> bool:
+    """Whether any of its policies looks at polls; without them a replay takes a third less time."""
+    blind = {
+        (role, option.use)
+        for role, of_role in SPACE.items()
+        for option in of_role
+        if not option.reads_polls
+    }
+    return any((role, row.get("use", DEFAULTS[role])) not in blind for role, row in table.items())
+
+
+def options(role: str, setting: Setting, table: Table) -> Sequence[Option]:
+    """What may answer the role, given what answers those before it; never empty."""
+    return [option for option in SPACE[role] if option.fits(setting, table)]

@@ -1,0 +1,148 @@
+"""The command, as a user types it: a file that works, twice the same, and errors that help."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rollout_sched.cli import main
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.traces.synthetic import synthetic
+
+SCENARIO = "tiny-cpu-2"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.jsonl"
+    traces.write(synthetic(24, 2, median=40, cap=120, seed=2), path)
+    return path
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], trace: Path, out: Path, *more: str | int
+) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)"""
+    given = ("tune", trace, "--scenario", SCENARIO, "--out", out, "--jobs", 2, *more)
+    code = main([str(word) for word in given])
+    return code, *capsys.readouterr()
+
+
+def test_it_writes_a_policy_and_says_how_it_was_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
+) -> None:
+    out = tmp_path / "tuned.toml"
+    more = ("--max-staleness", 0, "--evaluations", 50, "--held-out-seeds", 2)
+    code, said, _ = run(capsys, trace, out, *more)
+    assert code == 0
+    assert "Finalists" in said
+    assert "Frontier" in said
+    assert re.search(r"the winner over \w+: \d", said)
+    head = out.read_text().splitlines()[0]
+    assert head.startswith("# rollout-sched tune ")
+    assert "--evaluations 50 --held-out-seeds 2 --seed 0 --out tuned.toml" in head
+    assert main(["check", str(out)]) == 0
+    assert (
+        main(["replay", str(trace), "--scenario", SCENARIO, "--policy", str(out), "--steps", "2"])
+        == 0
+    )
+
+
+def test_the_command_in_the_head_gives_the_file_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
+) -> None:
+    first, again = tmp_path / "a" / "t.toml", tmp_path / "b" / "t.toml"
+    for path in (first, again):
+        path.parent.mkdir()
+    assert run(capsys, trace, first, "--max-staleness", 1, "--budget", 6)[0] == 0
+    head = first.read_text().splitlines()[0]
+    evaluations = re.search(r"--evaluations (\d+) --held-out-seeds (\d+)", head)
+    assert evaluations is not None
+    more = ("--evaluations", evaluations[1], "--held-out-seeds", evaluations[2], "--jobs", "1")
+    assert run(capsys, trace, again, "--max-staleness", 1, *more)[0] == 0
+    assert first.read_text() == again.read_text()
+
+
+def test_the_budget_is_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
+) -> None:
+    began = time.monotonic()
+    code, _, _ = run(capsys, trace, tmp_path / "t.toml", "--max-staleness", 0, "--budget", 5)
+    assert code == 0
+    assert time.monotonic() - began < 7
+
+
+def test_an_interrupt_keeps_the_best_so_far(tmp_path: Path, trace: Path) -> None:
+    out = tmp_path / "t.toml"
+    words = ["tune", trace, "--scenario", SCENARIO, "--max-staleness", 0, "--out", out]
+    words += ["--jobs", 1, "--budget", 300]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollout_sched", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=30)
+    assert process.returncode == 0, error
+    assert "interrupted" in said
+    assert tomllib.loads(out.read_text())["source"] == "rollout-sched tune"
+    assert "--held-out-seeds 0" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--max-staleness", "-1"), "'-1' is not a whole number"),
+        (("--max-staleness", "x"), "'x' is not a whole number"),
+        (("--max-staleness", 0, "--max-length-bias", "2"), "'2' is not between 0 and 1"),
+        (("--max-staleness", 0, "--max-step-bias", "nan"), "'nan' is no number"),
+        (("--max-staleness", 0, "--budget", "0"), "'0' is not more than 0 seconds"),
+        (("--max-staleness", 0, "--budget", "inf"), "'inf' is no number"),
+        (("--max-staleness", 0, "--jobs", "0"), "'0' is not a whole number of at least 1"),
+        (("--max-staleness", 0, "--budget", 5, "--evaluations", 5), "not allowed with"),
+        ((), "--max-staleness"),
+    ],
+)
+def test_malformed_arguments(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    trace: Path,
+    more: tuple[str | int, ...],
+    says: str,
+) -> None:
+    with pytest.raises(SystemExit):
+        run(capsys, trace, tmp_path / "t.toml", *more)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["missing/t.toml", "."])
+def test_a_place_that_cannot_be_written_is_an_error_before_the_search(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path, where: str
+) -> None:
+    began = time.monotonic()
+    code, _, error = run(capsys, trace, tmp_path / where, "--max-staleness", 0)
+    assert code == 2
+    assert "folder" in error
+    assert time.monotonic() - began < 2
+
+
+def test_an_unknown_trace_or_scenario_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
+) -> None:
+    out = tmp_path / "t.toml"
+    assert run(capsys, tmp_path / "none.jsonl", out, "--max-staleness", 0)[0] == 2
+    code, _, error = run(capsys, trace, out, "--max-staleness", 0, "--scenario", "nowhere")
+    assert code == 2
+    assert "shipped scenario" in error
+    assert not out.exists()

@@ -1,0 +1,121 @@
+"""The search: the better third goes on, what is near the best comes next, and seeds decide all."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.simulators.tune.book import Book, Spent
+from rollout_sched.simulators.tune.candidates import BASELINES, presets
+from rollout_sched.simulators.tune.evaluation import Case, Task
+from rollout_sched.simulators.tune.limits import Figures, Limits
+from rollout_sched.simulators.tune.search import Search, rungs, steps_for
+from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, setting
+
+LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
+
+
+def searched(
+    evaluations: int,
+    formula=faster_with_more_prompts,
+    limits: Limits = LIMITS,
+    seed: int = 0,
+    **changes: int,
+) -> tuple[Search, Book, Oracle]:
+    oracle = Oracle(formula)
+    book = Book(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations)
+    here = setting(max_staleness=limits.max_staleness, **changes)
+    search = Search(here, limits, book, rungs(24), seed=seed)
+    with pytest.raises(Spent):
+        search.run()
+    return search, book, oracle
+
+
+def test_rungs_grow_in_steps_and_seeds() -> None:
+    assert [[(case.steps, case.seed) for case in rung] for rung in rungs(24)] == [
+        [(8, 1)],
+        [(16, 1), (16, 2)],
+        [(24, 1), (24, 2)],
+    ]
+    assert not any(case.held_out for rung in rungs(24) for case in rung)
+    assert [case.steps for rung in rungs(1) for case in rung] == [1] * 5
+
+
+def test_async_runs_are_long_enough_to_be_steady() -> None:
+    assert [steps_for(most) for most in (0, 1, 5, 8)] == [24, 24, 24, 36]
+
+
+def test_it_finds_the_fastest_that_keeps_the_limits() -> None:
+    search, _, _ = searched(300)
+    batching = search.best(1)[0].table["batching"]
+    assert batching == {"use": "sync", "over_prompts": 1.5}  # 2.0 is faster but too biased
+
+
+def test_the_first_bracket_holds_the_baselines_and_a_quarter_goes_on() -> None:
+    _, book, oracle = searched(60)
+    cases = [task.case for task in oracle.tasks]
+    first = cases.index(Case(16, 1))
+    second = cases.index(Case(16, 2)) - first
+    baselines = [one.preset for one in book.candidates.values() if one.preset in BASELINES]
+    assert set(cases[:first]) == {Case(8, 1)}
+    assert [task.table for task in oracle.tasks[: len(baselines)]] == [
+        one.table for one in presets(setting(max_staleness=0)) if one.preset in baselines
+    ]
+    beside = 3  # for the frontier, the best preset, the reference
+    assert 2 <= second <= first / 4 + 1 + beside
+
+
+def test_the_same_seed_searches_the_same() -> None:
+    _, _, one = searched(120, seed=3)
+    _, _, two = searched(120, seed=3)
+    _, _, other = searched(120, seed=4)
+    assert one.tasks == two.tasks
+    assert one.tasks != other.tasks
+
+
+def test_a_longer_search_begins_as_a_shorter_one() -> None:
+    _, _, short = searched(70)
+    _, _, long = searched(140)
+    assert long.tasks[:70] == short.tasks
+
+
+def test_what_fails_goes_no_further() -> None:
+    def only_plain(task: Task) -> Figures:
+        if task.table.get("routing", {}).get("use") == "round_robin":
+            return faster_with_more_prompts(task)
+        return Figures(failed="no")
+
+    search, _, oracle = searched(150, only_plain)
+    assert all(one.table["routing"]["use"] == "round_robin" for one in search.best(99))
+    failed_later = [
+        task
+        for task in oracle.tasks
+        if task.case.steps > 8
+        and task.table.get("routing", {}).get("use") != "round_robin"
+        and task.table not in [one.table for one in presets(setting(max_staleness=0))]
+    ]
+    assert failed_later == []
+
+
+def test_where_nothing_keeps_the_limits_it_goes_on_drawing() -> None:
+    def biased(task: Task) -> Figures:
+        return Figures(tokens_per_s=1.0, step_bias=1.0)
+
+    search, book, _ = searched(150, biased)
+    assert search.best(5) == []
+    assert len(book) == 150
+
+
+def test_a_candidate_that_is_stale_in_one_case_is_not_among_the_best() -> None:
+    def stale_on_seed_two(task: Task) -> Figures:
+        return Figures(tokens_per_s=1.0, staleness_max=int(task.case.seed == 2))
+
+    search, book, _ = searched(150, stale_on_seed_two)
+    assert all(not book.knows(one, rungs(24)[1]) for one in search.best(99))
+
+
+def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
+    search, _, _ = searched(300)
+    parents = search.best(5)
+    speeds = [faster_with_more_prompts(Task(one.table, Case(24, 1))) for one in parents]
+    assert len(set(speeds)) >= 3
+    assert parents[0].departures <= 2
