@@ -165,8 +165,8 @@ class SessionCap(msgspec.Struct, frozen=True):
     and wait until there is room (ThunderAgent's pause and resume under KV pressure, arXiv
     2602.13692; its cost of a trajectory is prime-rl's, the mean final context). What they hold is
     what the instance reports for those that run, and our own count for those that do not, a prompt
-    that samples share counted once; a preemption says that it was too much, and takes a fifth of both bounds until they have grown
-    back by 2 % a report.
+    that samples share counted once; a preemption says that it was too much, and takes a fifth of
+    both bounds until they have grown back by 2 % a report.
     """
 
     fill: Positive = 1.0
