@@ -194,10 +194,10 @@ class SessionAffinity(msgspec.Struct, frozen=True):
     between two turns will be back; the samples of a prompt of `shared_tokens` or more go where the
     first of them is, for it is prefilled and kept once there, until that instance is ahead by a
     whole group. A request leaves home only if home has more than `margin` requests more than that
-    one *and* the wait saved, `wait_s` seconds per request of that difference, exceeds what computing
-    the context again costs at `prefill_tokens_per_s`. A blind threshold loses 18-20 % to re-prefills
-    (verl PR 6533); a margin of 2 per session won (verl PR 7435). A home that is full or not serving
-    is left at once.
+    one *and* the wait saved, `wait_s` seconds per request of that difference, exceeds what
+    computing the context again costs at `prefill_tokens_per_s`. A blind threshold loses 18-20 % to
+    re-prefills (verl PR 6533); a margin of 2 per session won (verl PR 7435). A home that is full or
+    not serving is left at once.
     """
 
     margin: Annotated[int, msgspec.Meta(ge=0)] = 2
