@@ -80,7 +80,8 @@ class RunProgress:
     def missing(self) -> int:
         missing = self.prompts_per_step - self.in_batch
         if self.closed:
-            missing = min(missing, self.complete + self.active + self.deferred + self.fresh)
+            set_back = self.spent + self.deferred
+            missing = min(missing, self.complete + self.active + set_back + self.fresh)
         return missing
 
     @property

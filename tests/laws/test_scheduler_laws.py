@@ -38,6 +38,7 @@ POLICIES = st.fixed_dictionaries(
         "routing": st.sampled_from(
             [{"use": name} for name in ("round_robin", "random", "power_of_two", "least_requests")]
             + [{"use": "least_tokens"}, {"use": "session_affinity", "margin": 0}]
+            + [{"use": "session_affinity", "shared_tokens": 20}]
             + [{"use": "vllm_internal_lb"}, {"use": "group_tokens", "shared_tokens": 20}]
         ),
         "ordering": st.sampled_from(
