@@ -113,6 +113,8 @@ class TokenPayload:
         if rest is None:
             return _nothing()
         self.transcript.verified([token.logprob for token in thought[:kept]])
+        if rest.ends:
+            return Outcome(0, "stop", (), Piece([], []))
         return await self.attempt(client, rest, order_id)
 
     def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:

@@ -374,6 +374,14 @@ class World(RuleBasedStateMachine):
             self.running[attempt] = self.scheduler.view.going_on(dispatch)
         return self.running[attempt]
 
+    @precondition(lambda self: any(dispatch.ends for dispatch in self.running.values()))
+    @rule(data=st.data())
+    def passes_whole(self, data):
+        ending = sorted(attempt for attempt, sent in self.running.items() if sent.ends)
+        attempt = data.draw(st.sampled_from(ending))
+        self.verify(attempt)
+        self.finish(attempt, 0, "stop")
+
     @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
     @rule(data=st.data(), share=st.floats(0, 1))
     def verify_first(self, data, share):
