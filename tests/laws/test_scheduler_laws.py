@@ -441,7 +441,8 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        # Nobody believes what is made on top of a draft that was not verified.
+        wanted = not (self.scheduler.fleet.attempts[attempt].abandoned or dispatch.draft)
         if wanted and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
