@@ -94,11 +94,13 @@ class Verification:
         attempt.draft_tokens = 0
         if not request.settled_tokens:
             self._note(request, kept, attempt.version, rejected=kept < draft)
-        before = request.context_tokens
+        context, response = request.context_tokens, request.response_tokens
         if kept < draft:
             self._cut(request, kept)
         self._relabel(request, draft, attempt)
-        self._fleet.shrink(attempt, before - request.context_tokens)
+        self._fleet.shrink(
+            attempt, context - request.context_tokens, response - request.response_tokens
+        )
         request.computed_tokens = request.context_tokens
         if request.group is not None:
             self.renew(request.group)

@@ -136,7 +136,7 @@ class SimAttempts:
             context_tokens=context,
             response_tokens=response,
             computed_tokens=context,
-            max_new_tokens=dispatch.max_new_tokens + dispatch.context_tokens - context,
+            max_new_tokens=dispatch.max_new_tokens + dispatch.response_tokens - response,
             turn=turn,
             draft=(),
             ends=False,
