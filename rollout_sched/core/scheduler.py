@@ -192,8 +192,8 @@ class Scheduler:
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
-        changed = progress.dirty
-        if changed:
+        changed = again = progress.dirty
+        while again:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliver()
@@ -202,6 +202,8 @@ class Scheduler:
             self._launch()
             if progress.spent:
                 self._renew_budgets()
+            # A group that is launched may be whole: nothing of it has to be verified any more.
+            again = progress.dirty and self.verification.on
         if fleet.open and waiting.size:
             self._dispatch()
         if self.lender.lends:
@@ -451,6 +453,7 @@ class Scheduler:
                 "" if group is None else group.id,
                 0 if group is None else request.index,
                 draft,
+                request.ends,
             )
         )
 

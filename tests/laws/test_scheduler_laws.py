@@ -376,6 +376,14 @@ class World(RuleBasedStateMachine):
             self.running[attempt] = self.scheduler.view.going_on(dispatch)
         return self.running[attempt]
 
+    @precondition(lambda self: any(dispatch.ends for dispatch in self.running.values()))
+    @rule(data=st.data())
+    def passes_whole(self, data):
+        ending = sorted(attempt for attempt, sent in self.running.items() if sent.ends)
+        attempt = data.draw(st.sampled_from(ending))
+        self.verify(attempt)
+        self.finish(attempt, 0, "stop")
+
     @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
     @rule(data=st.data(), share=st.floats(0, 1))
     def verify_first(self, data, share):
@@ -434,7 +442,8 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        # Nobody believes what is made on top of a draft that was not verified.
+        wanted = not (self.scheduler.fleet.attempts[attempt].abandoned or dispatch.draft)
         if wanted and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
