@@ -125,8 +125,8 @@ CLAIMS = (
         "total",
         ("tail_batching", policy("tail_batching_fused")),
         _in(scenario("qwen14b-32xh800"), rollpacker(16_384, 2048)),
-        "There GPUs change to training from 20-50 % of the responses on, by a memory forecast, here "
-        "from 80 % of the prompts on, where that hardly slows the rest down.",
+        "There GPUs change to training from 20-50 % of the responses on, by a memory forecast, "
+        "here from 80 % of the prompts on, where that hardly slows the rest down.",
     ),
     _pair(
         "Seer, divided rollout and context, 72B",
