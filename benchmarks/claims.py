@@ -91,9 +91,9 @@ SEER = Lengths(600, 16, 5100.0, 0.7, 0.55, 40_960)
 
 _ROLLPACKER = (
     "Their lengths only by shape (longest 25-32 x the median, a quarter above about 1k of 16k), "
-    "their baseline splits statically, as veRL did. Who takes the first responses of a prompt takes "
-    "shorter ones and trains them sooner, which is part of the ratio. Ours grows less with the "
-    "model, for our small ones have as long a tail."
+    "their baseline splits statically, as veRL did. Who takes the first responses of a prompt "
+    "takes shorter ones and trains them sooner, which is part of the ratio. Ours grows less with "
+    "the model, for our small ones have as long a tail."
 )
 
 CLAIMS = (
@@ -165,8 +165,8 @@ CLAIMS = (
         "total",
         (STATIC, "fully_async_b"),
         (COLOCATED, APART),
-        "As mode d; measured there at 128 GPUs. Between two synchronisations the steps are sorted by "
-        "length, here as there.",
+        "As mode d; measured there at 128 GPUs. Between two synchronisations the steps are sorted "
+        "by length, here as there.",
     ),
     _pair(
         "verl fully async, threshold 0.1 for 0",
@@ -192,8 +192,8 @@ CLAIMS = (
         (STATIC, "one_step_off"),
         (BEFORE, AFTER),
         "4 GPUs generate and 12 train, as there; lengths by their mean, seconds of training as "
-        "published. Their generation took 321 s of a step, ours takes 130, so here there is less to "
-        "overlap. By their own seconds a step the two are 1.44x and 1.23x.",
+        "published. Their generation took 321 s of a step, ours takes 130, so there is less to "
+        "overlap here. By their own seconds a step the two are 1.44x and 1.23x.",
     ),
     _pair(
         "AReaL, interruptible generation, 7B",
@@ -234,8 +234,8 @@ CLAIMS = (
         "tokens",
         (SYNC, "april"),
         _in(SMALL, MATHS, prompts_per_step=32),
-        "A 4B model on AMD GPUs there, 7B on H100 here; 32 prompts of 64 started, as there. The tail "
-        "of our trace, capped at 32k, is heavier than that of answers capped lower.",
+        "A 4B model on AMD GPUs there, 7B on H100 here; 32 prompts of 64 started, as there. The "
+        "tail of our trace, capped at 32k, is heavier than that of answers capped lower.",
     ),
     _pair(
         "CoPRIS",
