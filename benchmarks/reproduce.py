@@ -26,9 +26,8 @@ HEAD = """# The literature's headlines, replayed
 
 writes this page. Each line is a headline of a paper or project and what our closed loop says of the
 same mechanism in the nearest world we have: both arms replay the same prompts to the end, every one
-of them trained. The ratio is above 1 where the system is better than its baseline; in brackets the
-95 % interval from {draws} further draws of the workload (of a shipped trace its prompts are
-resampled, made-up lengths are made anew; both arms run on each). Nothing was tuned to meet a
+of them trained. The ratio is above 1 where the system is better than its baseline; {interval}.
+Nothing was tuned to meet a
 headline: what is published of lengths, fleets, batches and seconds of training was taken over, the
 rest is as in the shipped scenarios, and the paper's machines, engines and models are not ours. So a
 ratio that agrees says that the mechanism explains the headline; one that does not, that something
@@ -93,7 +92,7 @@ def _document(
     not_expressed = [f"* **{headline}**: {why}" for headline, why in NOT_EXPRESSED.items()]
     return "\n".join(
         [
-            HEAD.format(draws=options.draws or "no", command=options.command),
+            HEAD.format(interval=_interval(options.draws), command=options.command),
             *table,
             "",
             "## Each in a word",
@@ -105,6 +104,15 @@ def _document(
             *not_expressed,
             "",
         ]
+    )
+
+
+def _interval(draws: int) -> str:
+    if not draws:
+        return "this time without intervals, which `make reproduction` has"
+    return (
+        f"in brackets the 95 % interval from {draws} further draws of the workload (of a shipped\n"
+        "trace its prompts are resampled, made-up lengths are made anew; both arms run on each)"
     )
 
 

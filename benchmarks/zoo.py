@@ -49,8 +49,7 @@ the plain scenarios.
 
 **Protocol.** All policies train the same prompts to the end of the run, deferred ones included:
 {epochs}. Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same
-order, and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from {draws}
-resamples of the trace's prompts on each of which both are replayed anew. Later epochs train samples
+order, {interval}. Later epochs train samples
 drawn from those that the first has trained, so who remembers prompts (`*`) has seen the like of
 them and is flattered here; for honest halves use `rollout-sched replay TRACE --epochs 2`.
 
@@ -173,7 +172,7 @@ def _document(
 ) -> Iterator[str]:
     yield HEAD.format(
         command=options.command,
-        draws=options.draws or "no",
+        interval=_interval(options.draws),
         epochs=", ".join(f"{trace} {TRACES[trace]} times" for trace in options.traces),
         baseline=BASELINE,
     )
@@ -189,6 +188,15 @@ def _document(
         if policy.differs:
             yield f"* **{name}** ({policy.source}). {policy.differs}"
     yield ""
+
+
+def _interval(draws: int) -> str:
+    if not draws:
+        return "this time without intervals, which `make zoo` has"
+    return (
+        "and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from\n"
+        f"{draws} resamples of the trace's prompts on each of which both are replayed anew"
+    )
 
 
 def _summary(tables: Mapping[tuple[str, str], Table], policies: Sequence[str]) -> Iterator[str]:
