@@ -259,8 +259,8 @@ CLAIMS = (
         "tokens",
         (policy("laminar_stay"), "laminar"),
         _in(LARGE_APART, MATHS, **TWICE),
-        "Weights come from relays at any time there; here a third of the fleet is drained at a time, "
-        "and on six instances repack finds next to nothing to empty.",
+        "Weights come from relays at any time there; here a third of the fleet is drained at a "
+        "time, and on six instances repack finds next to nothing to empty.",
     ),
     _pair(
         "ROLL Flash, asynchronous ratio 2",
