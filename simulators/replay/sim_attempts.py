@@ -164,7 +164,10 @@ class SimAttempts:
             turn = sample.turns[dispatch.turn]
             returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
             return TurnFinished(request, ended.attempt, tokens, spans), (turn.tool_s, returned)
-        cut = ended.reason == "length" or sample.finish == "length"
+        # A sample that was recorded under a lower cap is over there; told of a "length" at the end
+        # of a segment, the scheduler would have it go on.
+        over = made < self._workload.max_tokens and tokens == dispatch.max_new_tokens
+        cut = ended.reason == "length" or (sample.finish == "length" and not over)
         reason: Literal["stop", "length"] = "length" if cut else "stop"
         return RequestFinished(request, ended.attempt, tokens, spans, reason), None
 
