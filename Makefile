@@ -14,10 +14,9 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
 demo: $(VENV)/.ready
-	$(BIN)/rollout-sched replay lrm_math_open \
+	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
-	  --policy one_step_off --policy areal --policy magistral \
-	  --resamples 12
+	  --policy one_step_off --policy areal --policy magistral
 	$(BIN)/rollout-sched demo
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
