@@ -1,5 +1,5 @@
-"""Laws of batches in parts, over whole runs: staleness holds for each sample and costs no token, and
-a batch is what it would be as a whole.
+"""Laws of batches in parts, over whole runs: the bound on staleness holds for each sample and costs
+no token, and a batch is what it would be as a whole.
 """
 
 from __future__ import annotations
