@@ -88,7 +88,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     },
     "freshness": {
         "bounded": freshness.Bounded,
-        "budget": freshness.Budget,
+        "paced": freshness.Paced,
         "unbounded": freshness.Unbounded,
     },
     "interruption": {
@@ -101,7 +101,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "none": migration.Stay,
         "repack": migration.Repack,
     },
-    "lending": {"none": lending.Keep},
+    "lending": {"none": lending.Keep, "stage_fusion": lending.StageFusion},
 }
 
 DEFAULTS = {
