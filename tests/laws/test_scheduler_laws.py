@@ -6,7 +6,8 @@ and the machine keeps books of its own, from the actions alone:
 
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
 * a client's own request is answered without waiting for a batch, unless it hung up;
-* groups are delivered whole, and no sample is staler than the policy allows;
+* groups are delivered whole, and no sample is staler than the policy allows; where every version
+  takes a batch and the policy waits, that costs no token;
 * whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
 * a batch goes in parts only to a trainer that takes them, all under one version, and the last one
   makes it whole;
@@ -171,6 +172,11 @@ class World(RuleBasedStateMachine):
         self.shares_gpus = shares_gpus
         self.training = False
         self.version = self.first_version = version
+        # Rounds that keep nothing may have more whole groups than go with their batch.
+        keeps = policy["interruption"].get("kv", "verify") != "verify"
+        self.waits = policy["freshness"].get("on_excess") != "drop" and (
+            policy["batching"]["use"] == "fully_async" or keeps
+        )
         self.takes_parts = False
         self.batches = self.parts = self.in_batch = 0
         self.names = 0
@@ -272,6 +278,7 @@ class World(RuleBasedStateMachine):
 
     def on_discard(self, action):
         assert action.tokens >= 0
+        assert action.reason != "stale" or not self.waits, "it could have gone in time"
         self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
@@ -348,6 +355,7 @@ class World(RuleBasedStateMachine):
     def publish_without_training(self, by):
         """As one does who loads a checkpoint."""
         self.version += by
+        self.waits = False
         self.tell(ev.WeightsPublished(self.version))
 
     @precondition(lambda self: not self.training)
