@@ -36,18 +36,17 @@ class StageFusion(msgspec.Struct, frozen=True):
     the end, so that all stays on-policy. Those with the least to move make way: `lent` of
     the instances, once `whole` of the groups are.
 
-    Too early it loses (0.86x on a loaded 32B). So not before what is left, grown as long as it is
-    expected to become, fits `fill` of the KV cache that stays, and its slots; and not before
-    the slowest instance decodes at most `slowdown` times slower for it. A decode step reads the
-    weights and all contexts: reading `weights_tokens` tokens of context takes as long as the
-    weights (a 7B on one H100 and a 32B on two: both about 250,000). Instances that serve clients
-    stay.
+    Too early it loses. So not before what is left, grown as long as it is expected to become, fits
+    `fill` of the KV cache that stays, and its slots; and not before a decode step takes at most
+    `slowdown` times as long on those that stay as it would on all. It reads the weights and
+    all contexts: `weights_tokens` tokens of context take as long as the weights (a 7B on one
+    H100 and a 32B on two: both about 250,000). Instances that serve clients stay.
     """
 
     whole: Share = 0.8
     lent: Part = 0.5
     fill: Share = 0.8
-    slowdown: AtLeastOne = 1.05
+    slowdown: AtLeastOne = 1.2
     weights_tokens: Positive = 250_000.0
     lends = True
 
@@ -76,8 +75,8 @@ class StageFusion(msgspec.Struct, frozen=True):
         )
         if peak > room or sum(load.requests for load in loads) > slots:
             return False
-        before = max(load.tokens for load in loads)
-        after = sum(load.tokens for load in loads) / len(staying)
+        tokens = sum(load.tokens for load in loads)
+        before, after = tokens / len(loads), tokens / len(staying)
         return self._step(after) <= self.slowdown * self._step(before)
 
     def _step(self, context: float) -> float:
