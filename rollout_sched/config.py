@@ -88,7 +88,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     },
     "freshness": {
         "bounded": freshness.Bounded,
-        "budget": freshness.Budget,
+        "paced": freshness.Paced,
         "unbounded": freshness.Unbounded,
     },
     "interruption": {
