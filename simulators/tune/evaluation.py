@@ -65,7 +65,7 @@ class Bench(msgspec.Struct, frozen=True):
         return self.scenario.job.prompts_per_step
 
     def setting(self, max_staleness: int) -> Setting:
-        job, fleet = self.scenario.job, self.scenario.fleet
+        job, fleet, cost = self.scenario.job, self.scenario.fleet, self.scenario.cost
         return Setting(
             prompts_per_step=job.prompts_per_step,
             samples_per_prompt=job.samples_per_prompt,
@@ -75,6 +75,8 @@ class Bench(msgspec.Struct, frozen=True):
             disaggregated=not self.scenario.trainer.colocated,
             multi_turn=any(len(sample.turns) > 1 for sample in self.search.samples()),
             max_staleness=max_staleness,
+            context_s=max(cost.context_s, 1e-12),
+            prefill_tokens_per_s=round(1 / max(cost.token_s, 1e-9)),
             remembers=job.epochs > 1 or job.known_samples > 0,
             drifts=self.scenario.policy_drift.rejection_per_token > 0,
         )

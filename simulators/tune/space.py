@@ -28,6 +28,8 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated   the trainer has GPUs of its own
     multi_turn      some samples are trajectories
     max_staleness   the user's bound, versions
+    context_s       seconds that a token in the KV cache adds to a decode step
+    prefill_tokens_per_s  of an instance
     remembers       prompts come again, so that their earlier lengths are known
     drifts          the scenario says what of its tokens older weights made newer ones reject
     """
@@ -40,6 +42,8 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated: bool
     multi_turn: bool
     max_staleness: int
+    context_s: float
+    prefill_tokens_per_s: float
     remembers: bool
     drifts: bool
 
@@ -93,6 +97,15 @@ class UpTo(msgspec.Struct, frozen=True):
         return [*(step for step in steps if step < most), most]
 
 
+class Fact(msgspec.Struct, frozen=True):
+    """Not to be chosen: what the setting says."""
+
+    of: str
+
+    def values(self, setting: Setting) -> list[Any]:
+        return [getattr(setting, self.of)]
+
+
 class Each(msgspec.Struct, frozen=True):
     """Values that have a condition of their own."""
 
@@ -105,7 +118,7 @@ class Each(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo | Each
+    of: tuple[Any, ...] | Times | UpTo | Each | Fact
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
@@ -243,6 +256,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
                 "wait_s": Parameter((0.01, 0.05, 0.2)),
+                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
             },
             MOVES,
         ),
@@ -288,6 +302,34 @@ SPACE: dict[str, tuple[Option, ...]] = {
             needs=READS_LENGTHS,
         ),
     ),
+    "migration": (
+        Option("none"),
+        Option(
+            "by_cost",
+            {
+                "context_s": Parameter(Fact("context_s")),
+                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
+                "margin": Parameter((1.0, 2.0, 4.0)),
+                "fill": Parameter((0.8, 0.9, 1.0)),
+                "most": Parameter((1, 2, 4)),
+                "interval_s": Parameter((1.0, 2.0, 5.0, 10.0)),
+            },
+            SEVERAL_INSTANCES,
+            reads_polls=True,
+        ),
+        Option(
+            "repack",
+            {
+                "fill": Parameter((0.6, 0.8, 0.9)),
+                "max_requests": Parameter((0, 32, 64, 128)),
+                "most": Parameter((1, 2, 4)),
+                "interval_s": Parameter((2.0, 5.0, 10.0)),
+            },
+            SEVERAL_INSTANCES,
+            reads_polls=True,
+        ),
+    ),
+    "lending": (Option("none"),),
 }
 
 #: How often a role is changed, others 1: what is launched, and what is kept, decides most.
@@ -302,7 +344,6 @@ LEFT_OUT: dict[str, str] = {
     "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
     "routing.static_split": "what to be better than; it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
-    "routing.session_affinity.prefill_tokens_per_s": "a fact about the fleet; wait_s scales it",
     "prediction.oracle": "only a replay knows true lengths",
     "freshness.unbounded": "nothing would keep the user's bound",
 }

