@@ -146,8 +146,8 @@ class AimdConcurrency(msgspec.Struct, frozen=True):
 class SessionLoad(msgspec.Struct, frozen=True):
     """What `SessionCap` keeps of an instance from one report to the next.
 
-    share  of the KV cache that sessions may fill: less after preemptions
-    tokens of KV that a session holds, on average
+    share   of what sessions may fill that is left after preemptions
+    tokens  of KV that a session holds, on average
     """
 
     share: float
@@ -158,15 +158,18 @@ class SessionCap(msgspec.Struct, frozen=True):
     """As many trajectories as the KV cache holds from turn to turn.
 
     Where it holds fewer, each turn throws out the KV that another trajectory will need when its
-    tool returns, and every turn is prefilled anew. So trajectories begin while all that are there
-    fit `fill` of the cache, those whose tool works included; where they have outgrown it, the next
-    that return give their KV up and wait until the others are done (ThunderAgent's pause and
-    resume under KV pressure, arXiv 2602.13692). What they hold is what the instance reports for
-    those that run, and our own count for those that do not; a preemption says that it was too
-    much, and takes a fifth of `fill` until it has grown back by 2 % a report.
+    tool returns, and every turn is prefilled anew. So a trajectory begins where what those that
+    are there hold now, those whose tool works included, and what it will hold in the end fit `fill`
+    of the cache. Where they have outgrown `overfill` of it, the next that return give their KV up
+    and wait until there is room (ThunderAgent's pause and resume under KV pressure, arXiv
+    2602.13692; its cost of a trajectory is prime-rl's, the mean final context). What they hold is
+    what the instance reports for those that run, and our own count for those that do not; a
+    preemption says that it was too much, and takes a fifth of both bounds until they have grown
+    back by 2 % a report.
     """
 
-    fill: Positive = 0.9
+    fill: Positive = 1.0
+    overfill: Positive = 1.2
     counts_finished = True
     weighs_tokens = False
 
@@ -179,17 +182,21 @@ class SessionCap(msgspec.Struct, frozen=True):
         if load is None or not sessions:
             return True
         grown = instance.finished_tokens / max(1, instance.finished)
-        return (sessions + 1) * max(load.tokens, grown) <= instance.kv_tokens * load.share
+        held, newcomer = sessions * load.tokens, max(load.tokens, grown)
+        return held + newcomer <= instance.kv_tokens * self.fill * load.share
 
     def continues(self, instance: Instance) -> bool:
         load: SessionLoad | None = instance.observed
-        return load is None or instance.sessions * load.tokens <= instance.kv_tokens * load.share
+        if load is None:
+            return True
+        most = instance.kv_tokens * self.overfill * load.share
+        return instance.sessions * load.tokens <= most
 
     def observe(self, instance: Instance, report: InstanceReported) -> SessionLoad:
         last: SessionLoad | None = instance.observed
         before = 0 if instance.report is None else instance.report.preemptions
-        share = self.fill if last is None else last.share
-        share = 0.8 * share if report.preemptions > before else min(self.fill, 1.02 * share)
+        share = 1.0 if last is None else last.share
+        share = 0.8 * share if report.preemptions > before else min(1.0, 1.02 * share)
         running = sum(attempt.context_tokens for attempt in instance.attempts.values())
         kept = sum(request.context_tokens for request in instance.kept.values())
         held = max(running, report.kv_usage * instance.kv_tokens) + kept

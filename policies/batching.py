@@ -11,14 +11,22 @@ from rollout_sched.core.roles import Launch, Progress
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
+#: Groups of a part of a batch, at least; 0: a batch goes as a whole.
+PartPrompts = Annotated[int, msgspec.Meta(ge=0)]
 
-def _batch(progress: Progress) -> int:
-    """A full batch, or all that is left once nothing more will come."""
-    size = progress.prompts_per_step
-    if progress.closed:
-        set_back = progress.spent + progress.deferred
-        size = min(size, progress.complete + progress.active + set_back + progress.fresh)
-    return size if progress.complete >= size else 0
+
+def _batch(progress: Progress, part_prompts: int) -> int:
+    """What the batch lacks, once that is complete; until then a part of it, if that is enough for
+    one.
+
+    Parts go to the trainer as groups become whole, and it accumulates gradients until the batch is
+    whole (StreamRL, arXiv 2504.15930, and the stream trainer of RollPacker, arXiv 2509.21009): it
+    trains during the tail instead of after it, on the same groups.
+    """
+    complete, missing = progress.complete, progress.missing
+    if complete >= missing:
+        return missing
+    return complete if part_prompts and complete >= part_prompts else 0
 
 
 def _fill(progress: Progress, wanted: int) -> Launch | None:
@@ -26,7 +34,7 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
     None while too few have been submitted for a batch. A group that failed is made up for.
     """
-    under_way = progress.complete + progress.active
+    under_way = progress.on_the_way
     missing = max(0, wanted - under_way)
     deferred = min(missing, progress.deferred)
     fresh = min(missing - deferred, progress.fresh)
@@ -37,7 +45,7 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
 def _short(progress: Progress) -> bool:
     """True if the groups on the way can no longer fill a batch."""
-    return progress.complete + progress.active < progress.prompts_per_step
+    return progress.on_the_way < progress.prompts_per_step
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -49,6 +57,7 @@ class Sync(msgspec.Struct, frozen=True):
     """
 
     over_prompts: AtLeastOne = 1.0
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -59,7 +68,7 @@ class Sync(msgspec.Struct, frozen=True):
         return _fill(progress, progress.prompts_per_step) if _short(progress) else None
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class TailBatching(msgspec.Struct, frozen=True):
@@ -79,6 +88,7 @@ class TailBatching(msgspec.Struct, frozen=True):
     over_prompts: AtLeastOne = 1.25
     over_samples: AtLeastOne = 1.25
     long_round_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -90,16 +100,18 @@ class TailBatching(msgspec.Struct, frozen=True):
         long = progress.deferred >= self.long_round_share * size
         if long or progress.fresh < size:
             return _fill(progress, size)
-        wanted = max(0, ceil(size * self.over_prompts - 1e-9) - progress.complete)
-        return Launch(fresh=min(wanted, progress.fresh), oversample=self.over_samples)
+        wanted = ceil(size * self.over_prompts - 1e-9) - progress.complete - progress.in_batch
+        fresh = max(0, min(wanted, progress.fresh))
+        return Launch(fresh=fresh, oversample=self.over_samples)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class OneStepOff(msgspec.Struct, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 
+    part_prompts: PartPrompts = 0
     stops_at_delivery = True
     least_staleness = 1
 
@@ -112,7 +124,7 @@ class OneStepOff(msgspec.Struct, frozen=True):
         return None if progress.update_pending else _fill(progress, size)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)
 
 
 class FullyAsync(msgspec.Struct, frozen=True):
@@ -127,6 +139,7 @@ class FullyAsync(msgspec.Struct, frozen=True):
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    part_prompts: PartPrompts = 0
     stops_at_delivery = False
 
     def __post_init__(self) -> None:
@@ -149,4 +162,4 @@ class FullyAsync(msgspec.Struct, frozen=True):
         return Launch(fresh=min(progress.fresh, room - deferred), deferred=deferred)
 
     def batch(self, progress: Progress) -> int:
-        return _batch(progress)
+        return _batch(progress, self.part_prompts)

@@ -19,43 +19,63 @@ class Unbounded(msgspec.Struct, frozen=True):
     def oldest_allowed(self, version: int) -> int:
         return 0
 
-    def must_wait(self, progress: Progress, remaining: Mapping[int, int]) -> bool:
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
         return False
 
 
 class Bounded(msgspec.Struct, frozen=True):
     """No delivered sample holds a token more than `max_staleness` versions old.
 
-    Admission is paced (AReaL, arXiv 2505.24298): with B groups a batch, S the bound and f the
-    oldest version in the fleet, at most (f + S + 1) * B groups are ever launched. That alone
-    bounds the aggregate; a long sample can still be overtaken until it is too old.
+    Admission is paced: with B groups a batch, S the bound, i the trainer's version, p the places
+    that are left in its batch and f the oldest version in the fleet, at most (f + S - i) * B + p
+    groups are open. (Where every version takes one batch, that is AReaL's formula, arXiv
+    2505.24298: at most (f + S + 1) * B groups are ever launched.) That alone bounds the aggregate;
+    a long sample can still be overtaken until it is too old.
 
     on_excess = "wait" makes the bound hold for each sample without throwing any away. A group of
-    oldest version v is due at trainer version v + S. A batch at version i may go only if what stays
-    behind can still go in time: for every v, at most (v + S - i) * B groups of version v or older.
-    Batches take the oldest first, so pacing guarantees that such a batch always comes (the
-    reservation idea of StaleFlow, arXiv 2601.12784). on_excess = "drop" never waits: a group that
-    has become too old starts over, which costs tokens and starves long answers
-    (tinker-cookbook PR 822: 105 group rollouts burned).
+    oldest version v is due at trainer version v + S. What goes to the trainer, a batch or a part of
+    it, may go only if what stays behind can still go in time (the reservation idea of StaleFlow,
+    arXiv 2601.12784). There are p places left at version i, 0 once the batch is whole, and B at
+    each later one, so it can if and only if
+
+        for every v: L(v) <= (v + S - i) * B + p,    L(v): open groups of version v or older.
+
+    That always holds, so no sample is too old and nobody waits for ever:
+
+    * At the start nothing is open.
+    * A launch makes groups of version f or newer, and the pacing is the bound for v = f, which
+      grows with v.
+    * A part of the batch goes only if it holds afterwards.
+    * New weights come when the batch is whole, p = 0; i + 1 with p = B is the same bound. That is
+      why none may be published while a batch is delivered in part.
+    * Groups go oldest first. Where even the oldest complete one, of version a, must wait, there is
+      a v < a with L(v) = (v + S - i) * B + p >= 1, all of them unfinished: they are waited for, and
+      when they are complete they are the oldest.
+
+    A later place serves older groups no better, so each group more that goes only tightens the
+    bound: what may go are the first so many.
+
+    on_excess = "drop" never waits: a group that has become too old starts over, which costs tokens
+    and starves long answers (tinker-cookbook PR 822: 105 group rollouts burned).
     """
 
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] = 0
     on_excess: Literal["wait", "drop"] = "wait"
 
     def room(self, progress: Progress) -> int:
-        ever = (progress.fleet_version + self.max_staleness + 1) * progress.prompts_per_step
-        return ever - progress.delivered - progress.started
+        batches = progress.fleet_version + self.max_staleness - progress.version
+        return batches * progress.prompts_per_step + progress.places - progress.started
 
     def oldest_allowed(self, version: int) -> int:
         return version - self.max_staleness
 
-    def must_wait(self, progress: Progress, remaining: Mapping[int, int]) -> bool:
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
         if self.on_excess == "drop":
             return False
         left = 0
         for oldest in sorted(remaining):
             left += remaining[oldest]
             batches = oldest + self.max_staleness - progress.version
-            if left > batches * progress.prompts_per_step:
+            if left > batches * progress.prompts_per_step + places:
                 return True
         return False

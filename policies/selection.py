@@ -31,7 +31,8 @@ class LikeLengths(msgspec.Struct, frozen=True):
     A round lasts as long as its longest response, so what is expected of a prompt is a high
     `quantile` of its earlier responses (the tiers of RhymeRL, arXiv 2508.18588; SortedRL, arXiv
     2603.23414, starts the short ones first). A prompt without history is as long as the trainer
-    expects, else as its limit allows: those that nothing is known of go together.
+    expects, else as its limit allows: those that nothing is known of go together, long prompts with
+    long ones.
 
     But who trains by length teaches by length. `max_step_bias` bounds that: the Kolmogorov-Smirnov
     distance between the expected lengths of a round and those of its window is at most that, and
@@ -55,13 +56,16 @@ class LikeLengths(msgspec.Struct, frozen=True):
     def choose(
         self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
     ) -> Sequence[Group]:
-        ranked = sorted(window, key=self.expected)
+        ranked = sorted(window, key=self._key)
         share = floor(self.max_step_bias * (wanted + len(beside)) + 1e-9)
         alike = min(wanted, max(0, share - len(beside)))
         dealt = wanted - alike
         short = round(len(ranked) * dealt / wanted)
         longest = len(ranked) if beside or self.order == "longest_first" else short + alike
         return [*_deal(ranked[:short], dealt), *ranked[longest - alike : longest]]
+
+    def _key(self, group: Group) -> tuple[int, int]:
+        return self.expected(group), group.siblings.prompt_tokens
 
     def expected(self, group: Group) -> int:
         """Response tokens of its longest samples."""

@@ -63,6 +63,11 @@ LOOK_S = 0.5
 
 _DEFAULTS = RunOptions()
 
+#: What has been received: the number of a batch, and of the last part of it.
+Position = tuple[int | None, int | None]
+
+_NOTHING: Position = (None, None)
+
 #: Prompt tokens sent in one call.
 PORTION_TOKENS = 2**20
 
@@ -146,8 +151,12 @@ class RolloutScheduler(ABC):
         """No more prompts will come: the last batches may be short, and `batches` ends."""
 
     @abstractmethod
-    async def next_batch(self) -> Batch | None:
-        """The next batch, waited for; None when submissions are closed and nothing is left."""
+    async def next_batch(self, *, parts: bool = False) -> Batch | None:
+        """The next batch, waited for; None when submissions are closed and nothing is left.
+
+        With `parts` what of it is whole, where the policy delivers in parts (`part_prompts`); it is
+        asked for again until a part is the last. Without, all that has not been asked for in parts.
+        """
 
     @abstractmethod
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
@@ -184,6 +193,12 @@ class RolloutScheduler(ABC):
         while (batch := await self.next_batch()) is not None:
             yield batch
 
+    async def parts(self) -> AsyncIterator[Batch]:
+        """The same batches as their groups become whole: accumulate gradients over the parts, and
+        take the optimiser's step at the `last` one, before which no weights may be published."""
+        while (part := await self.next_batch(parts=True)) is not None:
+            yield part
+
 
 class _InProcess(RolloutScheduler):
     """A driver of our own. `start` makes it once there is an event loop.
@@ -200,12 +215,12 @@ class _InProcess(RolloutScheduler):
         self._start = start
         self._instances = instances
         self._api_key = api_key
-        self._received: int | None
+        self._received: Position
         self._live: LiveScheduler
         self._weight_loaders: WeightLoaders
 
     async def __aenter__(self) -> Self:
-        self._received = None
+        self._received = _NOTHING
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
         try:
@@ -224,10 +239,11 @@ class _InProcess(RolloutScheduler):
     async def close_submissions(self) -> None:
         self._live.trainer.close_submissions()
 
-    async def next_batch(self) -> Batch | None:
-        batch = await self._live.trainer.next_batch(self._received)
+    async def next_batch(self, *, parts: bool = False) -> Batch | None:
+        number, part = self._received
+        batch = await self._live.trainer.next_batch(number, part=part, parts=parts)
         if batch is not None:
-            self._received = batch.number
+            self._received = batch.number, batch.part
         return batch
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
@@ -261,7 +277,7 @@ class _Remote(RolloutScheduler):
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         self._gateway = TrainerClient(url, admin_key)
-        self._received: int | None = None
+        self._received: Position = _NOTHING
 
     async def __aenter__(self) -> Self:
         await self._gateway.open()
@@ -282,9 +298,10 @@ class _Remote(RolloutScheduler):
     async def close_submissions(self) -> None:
         await self._gateway.post("/rollout/v1/groups/close")
 
-    async def next_batch(self) -> Batch | None:
+    async def next_batch(self, *, parts: bool = False) -> Batch | None:
         while True:
-            asked = {"ack": self._received, "timeout_s": LONG_POLL_S}
+            number, part = self._received
+            asked = {"ack": number, "part": part, "parts": parts, "timeout_s": LONG_POLL_S}
             status, body = await self._gateway.post(
                 "/rollout/v1/batches/next", asked, repeatable=True
             )
@@ -292,7 +309,7 @@ class _Remote(RolloutScheduler):
                 return None
             if status == 200:
                 batch = msgspec.msgpack.decode(body, type=Batch)
-                self._received = batch.number
+                self._received = batch.number, batch.part
                 return batch
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:

@@ -63,9 +63,24 @@ class ProgressView:
     complete: int = 0
     delivered: int = 0
     started: int = 0
+    in_batch: int = 0
     round: Launch | None = None
     update_pending: bool = False
     updating: int = 0
+
+    @property
+    def missing(self) -> int:
+        left = self.complete + self.active + self.spent + self.deferred + self.fresh
+        places = self.places
+        return min(places, left) if self.closed else places
+
+    @property
+    def on_the_way(self) -> int:
+        return self.in_batch + self.complete + self.active
+
+    @property
+    def places(self) -> int:
+        return self.prompts_per_step - self.in_batch
 
 
 def make_group(

@@ -24,15 +24,17 @@ WAYS = ["in process", "over HTTP"]
 
 
 @asynccontextmanager
-async def rollouts_by(way: str, instance: Any) -> AsyncIterator[RolloutScheduler]:
+async def rollouts_by(
+    way: str, instance: Any, policy: str = "round_robin_sync", prompts_per_step: int = 1
+) -> AsyncIterator[RolloutScheduler]:
     if way == "in process":
         async with RolloutScheduler.from_toml(
-            "round_robin_sync", [instance], prompts_per_step=1
+            policy, [instance], prompts_per_step=prompts_per_step
         ) as rollouts:
             yield rollouts
     else:
         async with (
-            House(instance) as house,
+            House(instance, policy=policy, prompts_per_step=prompts_per_step) as house,
             RolloutScheduler.connect(house.service.url) as rollouts,
         ):
             yield rollouts
@@ -63,6 +65,36 @@ def test_a_training_loop(way: str) -> None:
             assert got == [[("a", [5], [0])], [("b", [6], [1])]]
             state = await rollouts.state()
             assert (state["version"], state["fleet_version"], state["batches"]) == (2, 2, 2)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_accumulated_over_parts(way: str, tmp_path: Path) -> None:
+    """Two batches of two groups each."""
+    policy = tmp_path / "streamed.toml"
+    policy.write_text('[batching]\nuse = "sync"\npart_prompts = 1\n')
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance, str(policy), prompts_per_step=2) as rollouts:
+            await rollouts.submit(prompts(*"abcd"))
+            await rollouts.close_submissions()
+            steps: list[list[str]] = [[]]
+
+            async def after(number: int) -> None:
+                """Not before the part before has been taken."""
+                await until(lambda: sum(map(len, steps)) == number)
+                await instance.answer(number, [5])
+
+            answering = asyncio.gather(*(after(number) for number in range(4)))
+            async for part in rollouts.parts():
+                steps[-1] += [sample.uid for sample in part.samples]
+                if part.last:
+                    steps.append([])
+                    await rollouts.publish_weights(part.version + 1, Applied(), wait=True)
+            await answering
+            assert steps == [["a", "b"], ["c", "d"], []]
 
     run(scene())
 

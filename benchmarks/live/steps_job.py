@@ -37,8 +37,8 @@ class StepsJob:
         """The same lengths as in the replay, over-sampled ones included."""
         return Workload(self.trace, self.scenario.job)
 
-    def training_s(self, tokens: int) -> float:
-        return self.scenario.trainer.step_s(tokens)
+    def training_s(self, tokens: int, *, last: bool = True) -> float:
+        return self.scenario.trainer.step_s(tokens, last=last)
 
     def prompts(self, nonce: str) -> Iterator[Prompt]:
         """As our trainer submits them. The lengths go to the simulated instances alone."""

@@ -94,7 +94,8 @@ async def load_weights(instances: Sequence[int]) -> list[str]:
 
 
 async def train_on_batches(job: StepsJob, gateway: int, instances: int, nonce: str) -> Trained:
-    """Submit every prompt, then train batch by batch and publish a version after each."""
+    """Submit every prompt, then train batch by batch, in parts where the replay's trainer does, and
+    publish a version after each."""
     trained, last = Trained(), 0.0
     async with RolloutScheduler.connect(url(gateway)) as rollouts:
         while (await rollouts.state())["joined"] < instances:
@@ -104,15 +105,17 @@ async def train_on_batches(job: StepsJob, gateway: int, instances: int, nonce: s
         watch = Stopwatch(job.speed)
         await rollouts.submit(prompts)
         await rollouts.close_submissions()
-        while book.outstanding and (batch := await rollouts.next_batch()) is not None:
-            now = watch.read()
-            trained.steps_s.append(now - last)
-            last = now
-            book.enter(batch)
-            trained.ages += [sample.staleness for sample in batch.samples]
-            await watch.sleep(job.training_s(_tokens(batch)))
-            if book.outstanding:
-                trained.version = batch.version + 1
+        parts = not job.scenario.trainer.colocated
+        while book.outstanding and (part := await rollouts.next_batch(parts=parts)) is not None:
+            if part.last:
+                now = watch.read()
+                trained.steps_s.append(now - last)
+                last = now
+            book.enter(part)
+            trained.ages += [sample.staleness for sample in part.samples]
+            await watch.sleep(job.training_s(_tokens(part), last=part.last))
+            if part.last and book.outstanding:
+                trained.version = part.version + 1
                 await rollouts.publish_weights(trained.version, Reload(WEIGHTS, visible_here=False))
         trained.total_s = watch.read()
     trained.samples = len(trained.ages)

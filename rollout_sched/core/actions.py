@@ -91,11 +91,17 @@ class Reclaim(_Action, frozen=True):
 
 
 class Deliver(_Action, frozen=True):
-    """Hand a batch to the trainer, whose version is `version`: whole groups, oldest first."""
+    """Hand a batch, or one more part of it, to the trainer: whole groups, oldest first.
+
+    `version` is the trainer's, the same for all parts of a batch. `part` counts them from 0; the
+    `last` one makes the batch whole. It has no samples where what was missing will never come.
+    """
 
     batch: int
     version: int
     samples: tuple[Sample, ...]
+    part: int = 0
+    last: bool = True
 
 
 class Answer(_Action, frozen=True):

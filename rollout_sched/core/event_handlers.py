@@ -101,6 +101,7 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.takes_parts = event.parts
         self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
@@ -109,7 +110,10 @@ class TrainerEvents:
         self._lender.published(event.version)
         self._updater.publish(event.version)
         oldest = self._freshness.oldest_allowed(event.version)
-        for group in self._samples.older_than(oldest):
+        late = self._samples.older_than(oldest)
+        if self._progress.fleet_version < oldest:
+            late += self._samples.undated()  # else an instance that has yet to be told gets them
+        for group in late:
             self._outcomes.start_over(group)
 
 

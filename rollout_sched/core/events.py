@@ -210,9 +210,12 @@ class InstanceReturned(_Event, frozen=True):
 class BatchRequested(_Event, frozen=True):
     """The trainer is idle and wants the next batch.
 
-    shares_gpus  it trains on the instances' GPUs, and begins on those that are lent to it
+    With `parts` it takes groups of it as they become whole, where the policy hands them out so.
+    Said again before the last part has come, it only changes that. With `shares_gpus` it trains on
+    the instances' GPUs, and begins on those that are lent to it.
     """
 
+    parts: bool = False
     shares_gpus: bool = False
 
 

@@ -104,7 +104,7 @@ def _check_budgets(scheduler: Scheduler) -> None:
         assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
     for group in groups.of(GroupState.SPENT):
         assert not any(map(_can_go_on, group.requests)), f"{group!r}: something of it can go on"
-    if progress.complete + progress.active < progress.prompts_per_step:
+    if progress.on_the_way < progress.prompts_per_step:
         assert not progress.spent, "spent groups wait although the batch lacks groups"
 
 

@@ -18,8 +18,10 @@ DRAINING, PAUSING, UPDATING = (
 class RunProgress:
     """The scheduler's own `Progress`: what the trainer said, and views of what lives elsewhere.
 
-    `shares_gpus`: the trainer takes instances that are lent to it.
-    `dirty`: something has changed since the group-level roles were last asked.
+    dirty        something has changed since the group-level roles were last asked
+    takes_parts  the trainer takes the present batch in parts
+    shares_gpus  the trainer takes instances that are lent to it
+    parts        of the present batch that have gone
     """
 
     def __init__(
@@ -38,10 +40,42 @@ class RunProgress:
         self.dirty = False
         self.delivered = 0
         self.batches = 0
+        self.takes_parts = False
+        self.parts = 0
+        self.in_batch = 0
+        self._whole_at: int | None = None  # the version that took the last whole batch
         self.round: Launch | None = None
         self._fleet = fleet
         self._groups = groups
         self._samples = samples
+
+    def part_delivered(self, groups: int) -> None:
+        self.delivered += groups
+        self.in_batch += groups
+        self.parts += 1
+
+    def batch_delivered(self) -> None:
+        """Its last part has gone."""
+        self.batches += 1
+        self.parts = self.in_batch = 0
+        self._whole_at = self.version
+        self.trainer_waiting = False
+        self.round = None
+
+    @property
+    def missing(self) -> int:
+        missing = self.prompts_per_step - self.in_batch
+        if self.closed:
+            missing = min(missing, self.complete + self.active + self.deferred + self.fresh)
+        return missing
+
+    @property
+    def on_the_way(self) -> int:
+        return self.in_batch + self.complete + self.active
+
+    @property
+    def places(self) -> int:
+        return 0 if self._whole_at == self.version else self.prompts_per_step - self.in_batch
 
     @property
     def fresh(self) -> int:

@@ -44,9 +44,12 @@ class Progress(Protocol):
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
     of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
-    `started` counts the groups, neither fresh nor delivered, that staleness applies to. `round` is
-    the launch in effect since the last delivery. `updating` counts the instances that are getting
-    weights.
+    `started` counts the groups, neither fresh nor delivered, that staleness applies to. Of the
+    present batch `in_batch` have gone to the trainer, who takes parts of it, and `missing` have
+    not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, the
+    complete, and those of the present batch that have gone. `places` is how many groups the trainer
+    still takes at its version, if it takes one batch at it. `round` is the launch in effect since
+    the last batch was whole. `updating` counts the instances that are getting weights.
     """
 
     @property
@@ -71,6 +74,14 @@ class Progress(Protocol):
     def complete(self) -> int: ...
     @property
     def delivered(self) -> int: ...
+    @property
+    def in_batch(self) -> int: ...
+    @property
+    def missing(self) -> int: ...
+    @property
+    def places(self) -> int: ...
+    @property
+    def on_the_way(self) -> int: ...
     @property
     def started(self) -> int: ...
     @property
@@ -156,12 +167,19 @@ class Batching(Protocol):
 
     @property
     def stops_at_delivery(self) -> bool:
-        """True if a delivery ends the round: what still runs is set back."""
+        """True if a whole batch ends the round: what still runs is set back."""
+
+    @property
+    def part_prompts(self) -> int:
+        """The least groups of a part of a batch, but for the last one; 0 for no parts."""
 
     def launch(self, progress: Progress) -> Launch | None: ...
 
     def batch(self, progress: Progress) -> int:
-        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits."""
+        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits.
+
+        Fewer than `progress.missing` are a part, which goes if the trainer takes parts.
+        """
 
 
 class Selection(Protocol):
@@ -192,10 +210,11 @@ class Freshness(Protocol):
     def oldest_allowed(self, version: int) -> int:
         """The oldest version a sample delivered at trainer version `version` may hold."""
 
-    def must_wait(self, progress: Progress, remaining: Mapping[int, int]) -> bool:
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
         """True if delivering now would leave groups behind that can no longer be fresh enough.
 
-        `remaining`: oldest version -> groups that would still be open after this delivery.
+        `remaining`: oldest version -> groups that would still be open after this delivery;
+        `places`: how many groups the present batch would lack after it.
         """
 
 

@@ -82,6 +82,10 @@ class SampleBuffer:
             for group in self._by_version[known].values()
         ]
 
+    def undated(self) -> list[Group]:
+        """Started groups of which nothing was dispatched yet."""
+        return [group for group in self._started.values() if group.oldest_version is None]
+
     def remaining(self, taken: Iterable[Group], undated: int) -> dict[int, int]:
         """Groups left per oldest version once `taken` have gone.
 

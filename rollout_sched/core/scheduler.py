@@ -25,7 +25,7 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, SPENT, Groups
+from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, SPENT, Groups
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
@@ -158,6 +158,7 @@ class Scheduler:
         # grow stale.
         keeps_old = roles.interruption.keeps_partial and not roles.verifies
         self._carries_over = keeps_old or not roles.batching.stops_at_delivery
+        self._part_prompts = roles.batching.part_prompts
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -203,26 +204,86 @@ class Scheduler:
 
     def _deliver(self) -> None:
         progress = self.progress
+        missing = progress.missing
+        if not missing:
+            if progress.in_batch:
+                self._hand_over([], last=True)  # what it lacked will never come
+            return
         size = self.roles.batching.batch(progress)
         if not size:
             return
         groups = self.sample_buffer.oldest_first(size)
-        if len(groups) < size:
-            raise PolicyError(f"batching asked for {size} of {len(groups)} complete groups")
-        if self._carries_over:
-            remaining = self.sample_buffer.remaining(groups, progress.fleet_version)
-            if self.roles.freshness.must_wait(progress, remaining):
-                self._recall_oldest()
+        if len(groups) < size or size > missing:
+            raise PolicyError(
+                f"batching asked for {size} of {len(groups)} complete groups, for a batch that "
+                f"lacks {missing}"
+            )
+        if size < missing and not progress.takes_parts:
+            return
+        if self._carries_over and self._leaves_too_old(groups):
+            if self._start_late_over():
+                self._deliver()
                 return
-        sample = self.outcomes.sample
+            self._recall_oldest()
+            if not (self._part_prompts and progress.takes_parts):
+                return
+            groups = self._fewer(groups)
+            if len(groups) < self._part_prompts:
+                return
+        self._hand_over(groups, last=len(groups) == missing)
+
+    def _leaves_too_old(self, groups: list[Group]) -> bool:
+        """Whether some that stay behind could no longer go in time if these went."""
+        progress = self.progress
+        remaining = self.sample_buffer.remaining(groups, progress.fleet_version)
+        places = progress.missing - len(groups)
+        return self.roles.freshness.must_wait(progress, remaining, places)
+
+    def _start_late_over(self) -> bool:
+        """Where a version took no batch, its places are lost, and more is open than can go in time,
+        whatever waits: what is too much starts over, of the oldest the unfinished first, and of
+        those the last to be launched. Returns whether there was any."""
+        if not self._too_many_open():
+            return False
+        open_groups = self.sample_buffer.older_than(self.progress.version + 1)
+        for group in sorted(open_groups, key=_most_dispensable_first):
+            self.outcomes.start_over(group)
+            if not self._too_many_open():
+                break
+        return True
+
+    def _too_many_open(self) -> bool:
+        """Those that were never dispatched may yet be of the newest version."""
+        progress = self.progress
+        remaining = self.sample_buffer.remaining([], progress.version)
+        return self.roles.freshness.must_wait(progress, remaining, progress.missing)
+
+    def _fewer(self, groups: list[Group]) -> list[Group]:
+        """As many of these, which may not all go, as may: each more takes the place of one that
+        stays behind, so if so many may go, fewer may."""
+        may, may_not = 0, len(groups)
+        while may_not - may > 1:
+            middle = (may + may_not) // 2
+            if self._leaves_too_old(groups[:middle]):
+                may_not = middle
+            else:
+                may = middle
+        return groups[:may]
+
+    def _hand_over(self, groups: list[Group], *, last: bool) -> None:
+        """A batch, or the next part of it."""
+        progress, sample = self.progress, self.outcomes.sample
         samples = tuple(sample(request) for group in groups for request in group.finished)
-        self._out.append(Deliver(progress.batches, progress.version, samples))
+        self._out.append(Deliver(progress.batches, progress.version, samples, progress.parts, last))
         for group in groups:
             self.outcomes.deliver(group)
-        progress.batches += 1
-        progress.delivered += len(groups)
-        progress.trainer_waiting = False
-        progress.round = None
+        progress.part_delivered(len(groups))
+        if last:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        progress = self.progress
+        progress.batch_delivered()
         self.lender.call_off()
         if self.roles.batching.stops_at_delivery and progress.active + progress.spent:
             for group in self.sample_buffer.groups():
@@ -287,7 +348,7 @@ class Scheduler:
     def _renew_budgets(self) -> None:
         """Where nothing else can fill the batch, groups that have spent their budget go on."""
         progress = self.progress
-        while progress.spent and progress.complete + progress.active < progress.prompts_per_step:
+        while progress.spent and progress.on_the_way < progress.prompts_per_step:
             group = self.groups.first(SPENT)
             assert group is not None
             self.outcomes.launch(group, 1.0)
@@ -348,6 +409,8 @@ class Scheduler:
 
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self.roles.interruption
+        if self.verification.on:
+            self.verification.trim(request, instance.version)
         limit = interruption.limit(request)
         max_new_tokens = self.requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:
@@ -383,6 +446,10 @@ class Scheduler:
                 draft,
             )
         )
+
+
+def _most_dispensable_first(group: Group) -> tuple[int, bool, int]:
+    return (group.oldest_version or 0, group.state is COMPLETE, -group.serial)
 
 
 def _table(

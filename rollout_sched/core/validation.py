@@ -73,6 +73,12 @@ def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
     newest = scheduler.progress.version
     if event.version <= newest:
         raise CallerError(f"version {event.version} was published after {newest}; versions grow")
+    progress = scheduler.progress
+    if progress.in_batch:
+        raise CallerError(
+            f"version {event.version} was published while batch {progress.batches} is delivered in "
+            f"part, {progress.in_batch} groups so far; take its parts up to the last, then publish"
+        )
 
 
 def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:

@@ -25,12 +25,22 @@ from rollout_sched.core.model import Attempt, Group, Request
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.samples import Segment
 
+#: A draft is cut where but e^-3, one in twenty, would come so far: to prefill more would cost more
+#: than it saves. That is known once so many drafts were rejected somewhere; so few tokens times
+#: versions are always tested, so that it is noticed when the policy comes to drift less.
+_FAR = 3.0
+_KNOWN = 16
+_FEWEST = 16.0
+
 
 class Verification:
     """Drafts, what is kept of them, and how old that leaves their groups.
 
     `on`: whether the policy verifies. Direct requests are never verified: nobody trains on them,
     and their clients need not have asked for log-probabilities.
+
+    What has become of earlier drafts tells how far one comes: of tokens times the versions they are
+    behind, so many were tested for each that was rejected.
     """
 
     def __init__(
@@ -42,10 +52,27 @@ class Verification:
         out: list[Action],
     ) -> None:
         self.on = on
+        self._tested = self._rejected = 0
         self._fleet = fleet
         self._samples = samples
         self._anomalies = anomalies
         self._out = out
+
+    def trim(self, request: Request, version: int) -> None:
+        """Give up what would hardly pass under this version, before anybody prefills it."""
+        if request.group is None or self._rejected < _KNOWN:
+            return
+        room = max(_FEWEST, _FAR * self._tested / self._rejected)
+        kept = 0
+        for segment in request.segments:
+            behind = max(0, version - segment.version)
+            if segment.tokens * behind > room:
+                kept += int(room / behind)
+                if kept >= request.settled_tokens:
+                    self._cut(request, kept)
+                return
+            room -= segment.tokens * behind
+            kept += segment.tokens
 
     def draft(self, request: Request, version: int) -> Spans:
         """The leading response tokens, by the versions they count as, up to the last that is older
@@ -65,6 +92,8 @@ class Verification:
         if kept != tokens:
             self._anomalies["tokens_out_of_range"] += 1
         attempt.draft_tokens = 0
+        if not request.settled_tokens:
+            self._note(request, kept, attempt.version, rejected=kept < draft)
         before = request.context_tokens
         if kept < draft:
             self._cut(request, kept)
@@ -87,6 +116,11 @@ class Verification:
             return  # an answer without tokens is as old as what is known of it
         ages = [age for age in map(_age, group.requests) if age is not None]
         self._samples.set_version(group, min(ages, default=None))
+
+    def _note(self, request: Request, kept: int, version: int, *, rejected: bool) -> None:
+        self._rejected += rejected
+        for segment in _leading(request.segments, kept):
+            self._tested += segment.tokens * max(0, version - segment.version)
 
     def _cut(self, request: Request, kept: int) -> None:
         """Keep so many response tokens. What tools have answered cannot be cut: then all goes."""

@@ -1,82 +1,152 @@
-"""Batches on their way to the trainer: each is handed out again until it is acknowledged."""
+"""Batches on their way to the trainer: each is kept until all of it is acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from typing import Any
 
 from rollout_sched.live.samples import Batch
 
 
 class NotYet(Exception):
-    """No batch was complete in time; ask again."""
+    """Nothing had come in time; ask again."""
 
 
 class BatchDelivery:
-    """One batch at a time: it is requested, delivered and acknowledged, and then the next one is.
+    """One batch at a time: it is requested, comes as a whole or in parts, and is acknowledged, and
+    then the next one is.
 
-    Whoever asks meanwhile, in vain or at once with another, waits for the same one, so a connection
-    or a wait that breaks off loses nothing. `request` is called to ask for a batch; what comes of
-    it is told by `deliver` or `fail`, then or later.
+    Whoever asks says what has arrived, and gets what follows it; so a connection or a wait that
+    breaks off loses nothing, and nothing comes twice. The parts of a batch are kept until all of it
+    has arrived: a trainer that starts anew, whose gradients are gone, gets the batch from its
+    first part on.
+
+    `request(parts)` is called to ask for a batch, as a whole or in parts, and once more where that
+    changes; what comes of it is told by `deliver` or `fail`, then or later.
     """
 
-    def __init__(self, request: Callable[[], None]) -> None:
+    def __init__(self, request: Callable[[bool], None]) -> None:
         self._request = request
-        self._batch: asyncio.Future[Batch | None] | None = None  # None: the next is to be requested
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._requested: bool | None = None  # in parts, or as a whole; None: not yet
+        self._parts: list[Batch] = []  # of the present batch
+        self._over = False
+        self._error: Exception | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
 
     @property
     def awaited(self) -> bool:
-        """Whether a batch was requested and has not come."""
-        return self._batch is not None and not self._batch.done()
+        """Whether a batch was requested and is not whole."""
+        return self._requested is not None and not (self._ended or self._whole)
 
-    async def next(self, acknowledged: int | None, timeout_s: float | None) -> Batch | None:
-        """The batch after `acknowledged`, its number; None when nothing is left.
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a batch has come, and not the last one."""
+        return bool(self._parts) and not self._whole
 
-        Without the number of the batch handed out last, that one comes again. Raises NotYet after
-        `timeout_s` seconds; the batch then waits for the next call.
+    async def next(
+        self,
+        acknowledged: int | None,
+        timeout_s: float | None,
+        *,
+        part: int | None = None,
+        parts: bool = False,
+    ) -> Batch | None:
+        """What follows the batch `acknowledged`, its number, of which all has arrived, or the parts
+        up to `part`: the rest of that batch, or the next one; None when nothing is left.
+
+        All of a batch as one; with `parts` what of it is whole. Without the number of what was
+        handed out last, that comes again. Raises NotYet after `timeout_s` seconds; what comes then
+        waits for the next call.
         """
         if acknowledged is not None:
-            self._acknowledge(acknowledged)
-        batch = self._requested()
-        either: set[asyncio.Future[Any]] = {batch, self._closed}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._closed.done() or not batch.done():
+            self._acknowledge(acknowledged, part)
+        self._ask(parts)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not (self._closed or self._ended or self._after(acknowledged, part, parts)):
+                    await self._changed.wait()
+        found = self._after(acknowledged, part, parts)
+        if self._closed:
             raise NotYet
-        return batch.result()
+        if found:
+            return _joined(found)
+        if self._error is not None:
+            raise self._error
+        if not self._over:
+            raise NotYet
+        return None
 
     def deliver(self, batch: Batch | None) -> None:
-        """To whoever asks, until it is acknowledged; None, nothing is left, for ever."""
-        assert self._batch is not None  # it was requested
-        self._batch.set_result(batch)
+        """A batch, or its next part, to whoever asks; None, nothing is left, for ever."""
+        if batch is None:
+            self._over = True
+        else:
+            self._parts.append(batch)
+        self._change()
 
     def fail(self, error: Exception) -> None:
-        """There will be no batch; a request for another will fail too."""
-        assert self._batch is not None
-        self._batch.set_exception(error)
-        self._batch.exception()  # it may be that nobody ever asks for it
+        """There will be no more; a request for another would fail too."""
+        self._error = error
+        self._change()
 
     def close(self) -> None:
         """Send away who waits."""
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self._closed = True
+        self._change()
 
-    def _requested(self) -> asyncio.Future[Batch | None]:
-        if self._batch is None:
-            self._batch = asyncio.get_running_loop().create_future()
-            try:
-                self._request()
-            except BaseException:
-                self._batch = None
-                raise
-        return self._batch
+    @property
+    def _whole(self) -> bool:
+        return bool(self._parts) and self._parts[-1].last
 
-    def _acknowledge(self, number: int) -> None:
+    @property
+    def _ended(self) -> bool:
+        return self._over or self._error is not None
+
+    def _after(self, acknowledged: int | None, part: int | None, parts: bool) -> list[Batch]:
+        """The parts that follow what has arrived, once they may be handed out."""
+        here = self._parts
+        arrived = 0
+        if here and here[0].number == acknowledged and part is not None and 0 <= part < len(here):
+            arrived = part + 1
+        return here[arrived:] if parts or self._whole else []
+
+    def _acknowledge(self, number: int, part: int | None) -> None:
         """An acknowledgement that comes twice does not count for the batch after."""
-        handed_out = self._batch
-        if handed_out is None or not handed_out.done() or handed_out.exception() is not None:
+        if (
+            self._whole
+            and self._parts[-1].number == number
+            and part in (None, len(self._parts) - 1)
+        ):
+            self._parts, self._requested = [], None
+
+    def _ask(self, parts: bool) -> None:
+        before = self._requested
+        if self._whole or self._ended or before == parts:
             return
-        batch = handed_out.result()
-        if batch is not None and batch.number == number:
-            self._batch = None
+        self._requested = parts
+        try:
+            self._request(parts)
+        except BaseException:
+            self._requested = before
+            raise
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    """Parts that follow one another, as one."""
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    return Batch(
+        last.number,
+        last.version,
+        [sample for part in parts for sample in part.samples],
+        [failed for part in parts for failed in part.failed],
+        last.part,
+        last.last,
+    )

@@ -80,6 +80,7 @@ class LiveScheduler:
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
+            "in_batch": progress.in_batch,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,
             "instances": len(self.driver.supervisors),

@@ -140,12 +140,18 @@ class FailedGroup(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Whole groups, their samples together; `version` is the trainer's at delivery."""
+    """Whole groups, their samples together; `version` is the trainer's at delivery.
+
+    To who asks for parts it is one `part` of the batch, which is whole with the `last`. That one
+    may be without samples.
+    """
 
     number: int
     version: int
     samples: list[Sample]
     failed: list[FailedGroup] = []
+    part: int = 0
+    last: bool = True
 
     def groups(self) -> dict[str, list[Sample]]:
         """Samples by the uid of their prompt."""

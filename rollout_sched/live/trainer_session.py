@@ -140,15 +140,24 @@ class TrainerSession:
             self._check_end()
 
     async def next_batch(
-        self, acknowledged: int | None = None, timeout_s: float | None = None
+        self,
+        acknowledged: int | None = None,
+        timeout_s: float | None = None,
+        *,
+        part: int | None = None,
+        parts: bool = False,
     ) -> Batch | None:
         """The batch after `acknowledged`, its number; None when submissions are closed and nothing
         is left.
 
+        With `parts` what of it is whole, where the policy delivers in parts: it is asked for again
+        until a part is the last. `part` says that of the batch `acknowledged` only the parts up to
+        this one have arrived; what follows is the rest of it.
+
         Until it is acknowledged the same one comes again, so one that got lost on its way, or a
         wait that is cancelled, is no loss. Raises NotYet after `timeout_s` seconds.
         """
-        return await self._batches.next(acknowledged, timeout_s)
+        return await self._batches.next(acknowledged, timeout_s, part=part, parts=parts)
 
     def close(self) -> None:
         """Nobody waits for a batch any more: whoever does, or asks for one, is told NotYet."""
@@ -161,7 +170,7 @@ class TrainerSession:
 
         With `wait`, until every instance that is here, and at least one, computes with it or a
         newer one (those that are lost meanwhile get it when they join again). Raises CallerError
-        if versions do not grow.
+        if versions do not grow, or a batch has come in part.
         """
         self.driver.publish(version, apply)
         while wait and not self.has_loaded(version):
@@ -186,10 +195,10 @@ class TrainerSession:
 
     # -- what the driver says --------------------------------------------------------------
 
-    def _request(self) -> None:
+    def _request(self, parts: bool) -> None:
         self._check_end()
         if self._batches.awaited:
-            self.driver.tell(BatchRequested())
+            self.driver.tell(BatchRequested(parts))
 
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = [
@@ -200,7 +209,10 @@ class TrainerSession:
             self._learn(action, self._lengths)
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self._prompts.pop(uid).samples
-        self._batches.deliver(Batch(action.batch, action.version, samples, self._take_failed()))
+        failed = self._take_failed()
+        self._batches.deliver(
+            Batch(action.batch, action.version, samples, failed, action.part, action.last)
+        )
 
     def _learn(self, action: Deliver, lengths: LengthStore) -> None:
         by_group: dict[str, list[int]] = {}
@@ -228,7 +240,7 @@ class TrainerSession:
             return
         if self.driver.broken is not None:
             self._batches.fail(self.driver.broken)
-        elif self.driver.view.run.closed and not self._prompts:
+        elif self.driver.view.run.closed and not self._prompts and not self._batches.begun:
             failed = self._take_failed()
             last = Batch(self.driver.view.run.batches, self.version, [], failed)
             self._batches.deliver(last if failed else None)

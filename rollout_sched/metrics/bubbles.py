@@ -344,7 +344,7 @@ class Bubbles:
             self._change(gauge)
 
     def _delivered(self, now: float, action: Deliver) -> None:
-        self._training = True
+        self._training = action.last
         if self._acting_on:
             for sample in action.samples:
                 self._tool_over(sample.request)  # its last turn left no room for another

@@ -23,7 +23,8 @@ class Metrics:
     `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
     a batch. `offered(group)`: the response lengths the trainer asked for (length bias).
     `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the barrier
-    meanwhile.
+    meanwhile. `train_s_per_token`: how long the trainer is busy with a part of a batch; without, it
+    counts as waiting until the last.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class Metrics:
         offered: Callable[[str], Sequence[int]] | None = None,
         *,
         colocated: bool = False,
+        train_s_per_token: float = 0.0,
     ) -> None:
         self.attempts = AttemptIndex()
         self._bubbles = Bubbles(self.attempts, reference_batch, colocated)
-        self._steps = Steps(self.attempts, self._bubbles)
+        self._steps = Steps(self.attempts, self._bubbles, train_s_per_token)
         self._waste = Waste()
         self._lengths = LengthFold(offered)
         # In this order: the index is asked by the others.

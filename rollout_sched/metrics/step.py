@@ -8,7 +8,8 @@ from rollout_sched.metrics.averages import share
 
 
 class Step(msgspec.Struct):
-    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds).
+    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds), which
+    is that of its last part.
 
     `rollout_s` is how long anything was in flight; the t's count from the step's first moment in
     flight to that share of the batch being finished; `span_s` is from the first dispatch of any of

@@ -38,31 +38,38 @@ class Launches:
             self._by_group[group] = step, now
 
     def deliver(self, groups: Iterable[str], step: int, now: float) -> float:
-        """Seconds since the first dispatch of any of these groups."""
+        """When any of these groups was first dispatched."""
         first = now
         for group in groups:
             launched, at = self._by_group.pop(group, (step, now))
             self.oldest_age = max(self.oldest_age, step - launched)
             first = min(first, at)
-        return now - first
+        return first
 
 
 class Steps:
-    """Folds events and actions into `delivered` steps and the `current` one."""
+    """Folds events and actions into `delivered` steps and the `current` one.
+
+    A step ends with the last part of its batch. `train_s_per_token`: how long a part that has come
+    before keeps the trainer busy, who waits no longer meanwhile.
+    """
 
     __slots__ = (
         "_attempts",
         "_began",
         "_bubbles",
         "_finished_at",
-        "_wanted_since",
+        "_finished_s",
+        "_idle_since",
+        "_launched_at",
+        "_train_s_per_token",
         "current",
         "delivered",
         "launches",
         "staleness",
     )
 
-    def __init__(self, attempts: AttemptIndex, bubbles: Bubbles) -> None:
+    def __init__(self, attempts: AttemptIndex, bubbles: Bubbles, train_s_per_token: float) -> None:
         self.delivered: list[Step] = []
         self.current = Step(0, 0.0)
         self.launches = Launches()
@@ -70,8 +77,11 @@ class Steps:
         self._attempts = attempts
         self._bubbles = bubbles
         self._began: float | None = None  # the step's first moment in flight
+        self._launched_at: float | None = None  # the first of the batch's groups
         self._finished_at: dict[str, float] = {}
-        self._wanted_since: float | None = None
+        self._finished_s: list[float] = []  # the batch's samples, since the step began
+        self._train_s_per_token = train_s_per_token
+        self._idle_since: float | None = None  # the trainer, or when it will be; None: not asking
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -96,7 +106,8 @@ class Steps:
         self._finished_at[event.request] = now
 
     def _requested(self, now: float, event: BatchRequested) -> None:
-        self._wanted_since = now
+        if self._idle_since is None:
+            self._idle_since = now
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
         if self._began is None:
@@ -112,32 +123,46 @@ class Steps:
         self._finished_at.pop(action.sample.request, None)
 
     def _delivered(self, now: float, action: Deliver) -> None:
-        step, version, samples = self.current, action.version, action.samples
-        step.version = version
-        step.end_s = now
-        self._note_times(step, now, action)
+        step = self.current
+        step.version = action.version
+        self._note_times(now, action)
+        self._note_wait(step, now, action)
         self._note_tokens(step, action)
-        groups = dict.fromkeys(sample.group for sample in samples)
-        step.span_s = self.launches.deliver(groups, len(self.delivered), now)
+        if action.last:
+            self._end_step(step, now)
+
+    def _end_step(self, step: Step, now: float) -> None:
+        finished = sorted(self._finished_s)
+        step.t50_s, step.t90_s, step.t99_s = (quantile(finished, q) for q in (0.5, 0.9, 0.99))
+        step.end_s = now
+        step.span_s = now - (now if self._launched_at is None else self._launched_at)
         time = self._bubbles.close_step()
         step.rollout_s, step.capacity_s = time.rollout_s, time.capacity_s
         step.idle_s, step.vacant_s = time.idle_s, time.vacant_s
         self.delivered.append(step)
-        self.current = Step(version + 1, now)
+        self.current = Step(step.version + 1, now)
         self._began = now if self._attempts.open else None
-        self._wanted_since = None
+        self._launched_at = self._idle_since = None
+        self._finished_s = []
 
-    def _note_times(self, step: Step, now: float, action: Deliver) -> None:
+    def _note_times(self, now: float, action: Deliver) -> None:
         began = now if self._began is None else self._began
         pop = self._finished_at.pop
         times = [pop(sample.request, now) - began for sample in action.samples]
-        finished = sorted([max(0.0, seconds) for seconds in times])
-        step.t50_s, step.t90_s, step.t99_s = (quantile(finished, q) for q in (0.5, 0.9, 0.99))
-        if self._wanted_since is not None:
-            step.trainer_wait_s = now - self._wanted_since
+        self._finished_s += [max(0.0, seconds) for seconds in times]
+        groups = dict.fromkeys(sample.group for sample in action.samples)
+        first = self.launches.deliver(groups, len(self.delivered), now)
+        if self._launched_at is None or first < self._launched_at:
+            self._launched_at = first
+
+    def _note_wait(self, step: Step, now: float, action: Deliver) -> None:
+        if self._idle_since is not None:
+            tokens = sum([s.prompt_tokens + s.response_tokens for s in action.samples])
+            step.trainer_wait_s += max(0.0, now - self._idle_since)
+            self._idle_since = max(now, self._idle_since) + self._train_s_per_token * tokens
 
     def _note_tokens(self, step: Step, action: Deliver) -> None:
-        step.samples = len(action.samples)
+        step.samples += len(action.samples)
         for sample in action.samples:
             step.tokens += sample.response_tokens
             step.verified_tokens += sample.verified_tokens
@@ -146,7 +171,7 @@ class Steps:
                     step.fresh_tokens += segment.tokens
         ages = Counter([sample.staleness for sample in action.samples])
         self.staleness.update(ages)
-        step.max_staleness = max(ages, default=0)
+        step.max_staleness = max(step.max_staleness, max(ages, default=0))
 
     @property
     def steady(self) -> range:

@@ -70,7 +70,7 @@ def prompt_logprobs(prompt: Sequence[int], chunk: Chunk) -> list[Json | None] | 
     if chunk.prompt is None:
         return None
     told: list[Json | None] = [None]
-    for token, thought in zip(prompt[1:], chunk.prompt, strict=True):
+    for token, thought in zip(prompt[1:], chunk.prompt, strict=False):
         entry = {"logprob": thought.logprob, "rank": thought.rank, "decoded_token": None}
         told.append({str(token): entry})
     return told

@@ -7,6 +7,7 @@ another        answers under the id of another request
 unfinished     closes the connection when all of the answer is there but for its end: a stream's
                [DONE], the last bytes of a whole one
 wrong_version  answers with another version than it has
+short_prompt   tells nothing of the last token of a prompt whose log-probabilities were asked for
 reset          closes the connection instead of answering
 cut            closes the connection in the middle of the answer
 slow           answers `seconds` later
@@ -29,6 +30,7 @@ Kind = Literal[
     "another",
     "unfinished",
     "wrong_version",
+    "short_prompt",
     "reset",
     "cut",
     "slow",

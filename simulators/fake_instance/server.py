@@ -168,7 +168,7 @@ class FakeServer:
                 raise self.engine.weights.tear("the weights could not be loaded, as ordered")
             case "slow":
                 await asyncio.sleep(fault.seconds)
-            case "twice" | "cut" | "another" | "unfinished" | "wrong_version":
+            case "twice" | "cut" | "another" | "unfinished" | "wrong_version" | "short_prompt":
                 if request.path in self.dialects:
                     return await self._generate(request, fault.fault)
         return await handler(request)

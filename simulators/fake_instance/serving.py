@@ -156,7 +156,10 @@ class _Answering:
         if output is None:
             return Chunk(index, token_ids, logprobs, None, None, first)
         spans = versions(output, self._label)
-        return Chunk(index, token_ids, logprobs, output.finish, spans, first, output.prompt)
+        prompt = output.prompt
+        if prompt is not None and self.fault == "short_prompt":
+            prompt = prompt[:-1]
+        return Chunk(index, token_ids, logprobs, output.finish, spans, first, prompt)
 
     def _label(self, version: int) -> str:
         label = self.engine.weights.label_of(version)

@@ -76,7 +76,8 @@ def on_policy_bound(
     the weights have arrived as well, so neither overlaps with a round (`bounds.rounds`). A trainer
     that takes parts overlaps with its own round, but a group that it trains is whole, and its step
     ends with `fixed_s`. The joint work of the fleet has only the rounds, and what the trainer
-    leaves of the GPUs they share.
+    leaves of the GPUs they share. Verified tokens were generated before, and are not too old: who
+    verifies may beat this bound.
     """
     if not batches:
         return OnPolicyBound(0.0, 0.0)

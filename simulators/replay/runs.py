@@ -117,6 +117,7 @@ def run_policy(
         reference_batch(workload, scenario),
         workload.offered,
         colocated=scenario.trainer.colocated,
+        train_s_per_token=scenario.trainer.seconds_per_token,
     )
     delivered: list[list[Sample]] = []
     events = 0
@@ -126,7 +127,9 @@ def run_policy(
         events += 1
         for action in actions:
             if isinstance(action, Deliver):
-                delivered.append([workload.sample(s.group, s.index) for s in action.samples])
+                if action.part == 0:
+                    delivered.append([])
+                delivered[-1] += [workload.sample(s.group, s.index) for s in action.samples]
                 if progress is not None:
                     progress(len({sample.group for sample in action.samples}))
 
@@ -153,6 +156,13 @@ def run_policy(
     outage = outages.figures(total_s)
     asked = len(workload.groups) - outage.failed_prompts
     max_staleness = staleness_bound(scheduler.roles.freshness)
+    on_policy_bound_s = None
+    if max_staleness == 0:
+        trained = [sample for batch in delivered for sample in batch]
+        size = workload.prompts_per_step
+        least = on_policy_bound(trained, size, len(delivered), scenario, restarts)
+        in_parts = scheduler.roles.batching.part_prompts > 0
+        on_policy_bound_s = least.parts_s if in_parts else least.whole_batches_s
     return Run(
         policy=policy.name,
         seed=seed,
@@ -161,15 +171,7 @@ def run_policy(
         steps=metrics.steps,
         bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
         offered_bound_s=offered_bound(workload, scenario),
-        on_policy_bound_s=None
-        if max_staleness != 0
-        else on_policy_bound(
-            [sample for batch in delivered for sample in batch],
-            workload.prompts_per_step,
-            len(delivered),
-            scenario,
-            restarts,
-        ).whole_batches_s,
+        on_policy_bound_s=on_policy_bound_s,
         step_gaps=[
             step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)

@@ -1,7 +1,13 @@
-"""The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights."""
+"""The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights.
+
+On GPUs of its own it takes a batch in parts, where the policy hands them out, trains them one after
+the other as they come, and takes its step (`fixed_s`) when the last is trained. On the instances'
+GPUs it can only begin when they have made way, so it takes batches as a whole.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from rollout_sched.core.actions import Deliver, Discard, Lend, Reclaim
@@ -40,7 +46,10 @@ class SimTrainer:
         self._gpus = gpus
         self._queue = queue
         self._tell = tell
-        self._batch: Deliver | None = None  # waits for the instances to make way
+        self._request = BatchRequested(parts=not model.colocated)
+        self._parts: deque[Deliver] = deque()  # of the present batch, not trained yet
+        self._training = False
+        self._in_step = 0  # prompts of the present batch that are trained
         self._failed: set[str] = set()
 
     @property
@@ -60,15 +69,15 @@ class SimTrainer:
             else:
                 self._submit(group)
         self._queue.at(last, self._tell, SubmissionsClosed())
-        self._queue.at(0.0, self._tell, BatchRequested())
-        self._gpus.on_stopped = self._begin
+        self._queue.at(0.0, self._tell, self._request)
+        self._gpus.on_stopped = self._train_next
 
     def deliver(self, action: Deliver) -> None:
-        self._batch = action
+        self._parts.append(action)
         if self._model.colocated:
             self._gpus.stop_all(clear_cache=not self._model.keeps_kv)
         else:
-            self._begin()
+            self._train_next()
 
     def discard(self, action: Discard) -> None:
         """A group that has failed will never come."""
@@ -87,21 +96,32 @@ class SimTrainer:
     def _submit(self, group: str) -> None:
         self._tell(self._workload.submission(group))
 
-    def _begin(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            tokens = sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
-            self._queue.after(self._model.step_s(tokens), self._train, batch)
+    def _train_next(self) -> None:
+        """The part that came first, unless another is being trained."""
+        if self._parts and not self._training:
+            self._training = True
+            part = self._parts.popleft()
+            tokens = sum(s.prompt_tokens + s.response_tokens for s in part.samples)
+            self._queue.after(self._model.step_s(tokens, last=part.last), self._trained, part)
 
-    def _train(self, batch: Deliver) -> None:
+    def _trained(self, part: Deliver) -> None:
+        self._training = False
+        self._in_step += len({sample.group for sample in part.samples})
+        if part.last:
+            self._step(part.version)
+        else:
+            self._train_next()
+
+    def _step(self, version: int) -> None:
         """The training step is over."""
-        self._finish(len({sample.group for sample in batch.samples}))
+        prompts, self._in_step = self._in_step, 0
+        self._finish(prompts)
         if self._model.colocated and (self.left or self._workload.traffic is not None):
             for instance in self._gpus.resume_all():
                 self._tell(InstanceReturned(instance))
         if self.left:
-            self._tell(WeightsPublished(batch.version + 1))
-            self._tell(BatchRequested())
+            self._tell(WeightsPublished(version + 1))
+            self._tell(self._request)
 
     def _finish(self, groups: int) -> None:
         self.left -= groups

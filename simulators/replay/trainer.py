@@ -13,6 +13,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training step takes `fixed_s + seconds_per_token * tokens` (prompt and response tokens).
 
+    Where the batch comes in parts, each takes `seconds_per_token * tokens`, and the step `fixed_s`
+    more when the last is trained.
+
     `placement`: "disaggregated" trains on its own GPUs; "colocated" takes the instances' GPUs, so
     that generation stands still meanwhile. `keeps_kv`: whether a colocated instance still has its
     KV cache afterwards (engines that sleep to free memory for the optimiser lose it).
@@ -27,8 +30,9 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def colocated(self) -> bool:
         return self.placement == "colocated"
 
-    def step_s(self, tokens: int) -> float:
-        return self.fixed_s + self.seconds_per_token * tokens
+    def step_s(self, tokens: int, *, last: bool = True) -> float:
+        """Of a batch, or of one part of it, which may not be the `last`."""
+        return (self.fixed_s if last else 0.0) + self.seconds_per_token * tokens
 
 
 class WeightTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ WHOLE: list[ev.Event] = [
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
     ev.InstanceReturned("i0"),
-    ev.BatchRequested(shares_gpus=True),
+    ev.BatchRequested(parts=True, shares_gpus=True),
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
 ]
@@ -54,6 +54,7 @@ SHORT: list[ev.Event] = [
     ev.TrajectoryEnded("a/0", 1, "stop"),
     ev.RequestInterrupted("a/1", 2, 7, ()),
     ev.RequestFailed("a/1", 3, "", blame="unclear", usable=True),
+    ev.BatchRequested(False),
 ]
 
 

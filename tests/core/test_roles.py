@@ -92,6 +92,7 @@ CHECKS: dict[str, Check] = {
         isinstance(p.launch(t.scheduler.progress), roles.Launch | None)
         and isinstance(p.batch(t.scheduler.progress), int)
         and isinstance(p.stops_at_delivery, bool)
+        and isinstance(p.part_prompts, int)
     ),
     "selection": lambda p, t: (
         p.window >= 0
@@ -101,7 +102,7 @@ CHECKS: dict[str, Check] = {
     "freshness": lambda p, t: (
         isinstance(p.room(t.scheduler.progress), int)
         and isinstance(p.oldest_allowed(3), int)
-        and isinstance(p.must_wait(t.scheduler.progress, {0: 2}), bool)
+        and isinstance(p.must_wait(t.scheduler.progress, {0: 2}, 1), bool)
     ),
     "interruption": lambda p, t: (
         isinstance(p.keeps_partial, bool)

@@ -679,7 +679,7 @@ class TestSessions:
         assert dispatched(told(InstanceJoined("i1", 2, BIG))) == ["a/0", "a/1"]
 
     def test_who_returns_to_a_full_cache_gives_its_kv_up(self) -> None:
-        told = Told(admission={"use": "session_cap", "fill": 30 / BIG})
+        told = Told(admission={"use": "session_cap", "fill": 30 / BIG, "overfill": 30 / BIG})
         told.submit("a", samples=2)
         told(BatchRequested(), TurnFinished("a/0", 1, 30), InstanceReported("i0", 1, 0, 0.0))
         assert told(ToolReturned("a/0", 1, 5)) == []
@@ -973,6 +973,8 @@ class TestStaleness:
         told.submit("a", "b")
         assert told.running == ["a/0"]
         told(WeightsPublished(1))
+        assert told.scheduler.progress.active == 0, "what is made now would be too old"
+        told(RequestInterrupted("a/0", 1, 3))
         assert (told.scheduler.progress.active, told.scheduler.progress.fresh) == (1, 1)
 
     def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
@@ -1344,6 +1346,8 @@ class Counting:
     """A batching that keeps count of how often it is asked; one group is a batch."""
 
     stops_at_delivery = False
+
+    part_prompts = 0
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()

@@ -310,3 +310,56 @@ def test_an_instance_that_joins_late_verifies_like_any_other() -> None:
     told(BatchRequested())
     drafts = [a for a in told.scheduler.fleet.attempts.values() if a.draft_tokens]
     assert sorted(attempt.draft_tokens for attempt in drafts) == [4, 6]
+
+
+class TestTrimming:
+    def told(self, tested: int, rejected: int) -> Told:
+        """Group a has 60 tokens of version 0, and version 1 is here."""
+        told = Told(**ASYNC)
+        told.submit("a")
+        verification = told.scheduler.verification
+        verification._tested, verification._rejected = tested, rejected
+        told(WeightsPublished(1))
+        told(InstancePaused("i0"))
+        told(RequestInterrupted("a/0", 1, 60))
+        return told
+
+    def test_what_would_hardly_pass_is_not_even_sent(self) -> None:
+        told = self.told(16 * 10, 16)
+        rejected, dispatch = told(WeightsUpdated("i0", 1))[-2:]
+        assert rejected == thrown("a/0", 30, "rejected")
+        assert isinstance(dispatch, Dispatch)
+        assert (dispatch.draft, dispatch.context_tokens) == (((0, 30),), PROMPT + 30)
+        assert dispatch.max_new_tokens == LIMIT - 30
+
+    @pytest.mark.parametrize(("tested", "rejected"), [(16 * 10, 15), (16 * 30, 16)])
+    def test_it_takes_some_rejections_and_a_draft_that_is_long(
+        self, tested: int, rejected: int
+    ) -> None:
+        dispatch = self.told(tested, rejected)(WeightsUpdated("i0", 1))[-1]
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.draft == ((0, 60),)
+
+    def test_a_little_is_always_tested(self) -> None:
+        dispatch = self.told(0, 1000)(WeightsUpdated("i0", 1))[-1]
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.draft == ((0, 16),)
+
+    def test_what_becomes_of_drafts_is_noted(self) -> None:
+        told = self.told(0, 0)
+        told(WeightsUpdated("i0", 1))
+        told(PrefixVerified("a/0", 2, 25))
+        verification = told.scheduler.verification
+        assert (verification._tested, verification._rejected) == (25, 1)
+
+    def test_the_further_behind_the_sooner(self) -> None:
+        told = Told(**{**ASYNC, "freshness": {"use": "bounded", "max_staleness": 9}})
+        told.submit("a")
+        verification = told.scheduler.verification
+        verification._tested, verification._rejected = 16 * 10, 16
+        told(WeightsPublished(2))
+        told(InstancePaused("i0"))
+        told(RequestInterrupted("a/0", 1, 60))
+        dispatch = told(WeightsUpdated("i0", 2))[-1]
+        assert isinstance(dispatch, Dispatch)
+        assert dispatch.draft == ((0, 15),)

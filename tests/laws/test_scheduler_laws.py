@@ -8,6 +8,8 @@ and the machine keeps books of its own, from the actions alone:
 * a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows;
 * whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
+* a batch goes in parts only to a trainer that takes them, all under one version, and the last one
+  makes it whole;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
 * the trainer gets instances without work, and what it is asked to give back it has;
 * in the end, when the world behaves, every group that did not fail is delivered;
@@ -44,7 +46,7 @@ POLICIES = st.fixed_dictionaries(
         "admission": st.sampled_from(
             [{"use": "slots"}, {"use": "slots"}, {"use": "kv_tokens"}, {"use": "kv_growth"}]
             + [{"use": "aimd_concurrency", "longest": longest} for longest in (400, 10_000)]
-            + [{"use": "session_cap", "fill": fill} for fill in (0.9, 0.05)]
+            + [{"use": "session_cap"}, {"use": "session_cap", "fill": 0.1, "overfill": 0.05}]
         ),
         "prediction": st.sampled_from(
             [
@@ -62,6 +64,12 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "one_step_off"},
                 {"use": "fully_async"},
                 {"use": "fully_async", "max_groups": 3},
+                {"use": "sync", "part_prompts": 1},
+                {"use": "sync", "over_prompts": 2.0, "part_prompts": 2},
+                {"use": "tail_batching", "over_prompts": 1.5, "part_prompts": 1},
+                {"use": "one_step_off", "part_prompts": 1},
+                {"use": "fully_async", "part_prompts": 1},
+                {"use": "fully_async", "part_prompts": 2, "max_groups": 4},
                 {"use": "fully_async", "max_ahead": 1.0},
                 {"use": "fully_async", "max_ahead": 1.5},
             ]
@@ -125,17 +133,19 @@ class World(RuleBasedStateMachine):
 
     @initialize(
         policy=POLICIES,
-        prompts_per_step=st.integers(1, 3),
+        prompts_per_step=st.integers(1, 4),
         instances=st.integers(1, 3),
+        parts=st.booleans(),
         shares_gpus=st.booleans(),
+        version=st.sampled_from([0, 0, 5]),
     )
-    def start(self, policy, prompts_per_step, instances, shares_gpus):
+    def start(self, policy, prompts_per_step, instances, parts, shares_gpus, version):
         if policy["batching"]["use"] == "one_step_off":
             assume(policy["freshness"].get("max_staleness", 1) > 0)
         self.policy = parse_policy("machine", policy)
         self.bound = policy["freshness"].get("max_staleness")
         self.prompts_per_step = prompts_per_step
-        self.scheduler = self.policy.scheduler(prompts_per_step, seed=1)
+        self.scheduler = self.policy.scheduler(prompts_per_step, version=version, seed=1)
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
@@ -156,14 +166,16 @@ class World(RuleBasedStateMachine):
         self.leaving: set[str] = set()
         self.lent: set[str] = set()
         self.reclaimed: set[str] = set()
-        self.request = ev.BatchRequested(shares_gpus=shares_gpus)
+        self.shares_gpus = shares_gpus
         self.training = False
-        self.version = 0
+        self.version = self.first_version = version
+        self.takes_parts = False
+        self.batches = self.parts = self.in_batch = 0
         self.names = 0
         self.submissions_closed = False
         for _ in range(instances):
             self.join()
-        self.tell(self.request)
+        self.request(parts)
 
     # -- the wire --------------------------------------------------------------------------
 
@@ -218,7 +230,7 @@ class World(RuleBasedStateMachine):
         assert not self.held[action.instance], "released with work in flight"
 
     def on_lend(self, action):
-        assert self.request.shares_gpus, "lent to a trainer that cannot take it"
+        assert self.shares_gpus, "lent to a trainer that cannot take it"
         assert not self.held[action.instance], "lent with work in flight"
         assert action.instance not in self.lent | self.leaving
         self.lent.add(action.instance)
@@ -230,8 +242,8 @@ class World(RuleBasedStateMachine):
 
     def on_deliver(self, action):
         assert not self.training, "a batch nobody asked for"
-        self.training = True
         assert action.version == self.version
+        assert (action.batch, action.part) == (self.batches, self.parts)
         members = defaultdict(set)
         for sample in action.samples:
             self.end(sample.request)
@@ -244,8 +256,17 @@ class World(RuleBasedStateMachine):
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
             self.delivered.add(group)
-        if not self.submissions_closed:
-            assert len(members) == self.prompts_per_step
+        self.in_batch += len(members)
+        if action.last:
+            assert self.in_batch == self.prompts_per_step or self.submissions_closed
+            self.training = True
+            self.batches += 1
+            self.parts = self.in_batch = 0
+        else:
+            assert self.takes_parts, "a part that nobody takes"
+            assert len(members) > 0, "a part of nothing"
+            assert self.in_batch < self.prompts_per_step
+            self.parts += 1
 
     def on_discard(self, action):
         assert action.tokens >= 0
@@ -313,12 +334,26 @@ class World(RuleBasedStateMachine):
         self.tell(ev.SubmissionsClosed())
 
     @precondition(lambda self: self.training)
-    @rule()
-    def train(self):
+    @rule(parts=st.booleans())
+    def train(self, parts=True):
         self.training = False
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
-        self.tell(self.request)
+        self.request(parts)
+
+    @precondition(lambda self: not self.training and not self.in_batch)
+    @rule(by=st.integers(1, 2))
+    def publish_without_training(self, by):
+        """As one does who loads a checkpoint."""
+        self.version += by
+        self.tell(ev.WeightsPublished(self.version))
+
+    @precondition(lambda self: not self.training)
+    @rule(parts=st.booleans())
+    def request(self, parts):
+        """Also again: a trainer that broke off asks as it likes."""
+        self.takes_parts = parts
+        self.tell(ev.BatchRequested(parts, self.shares_gpus))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
@@ -557,6 +592,8 @@ class World(RuleBasedStateMachine):
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),
             ev.WeightsPublished(self.version),
         ]
+        if self.in_batch:
+            wrong.append(ev.WeightsPublished(self.version + 1))
         wrong += [ev.GroupSubmitted(name, 1, 1, MAX_TOKENS) for name in known[:1]]
         wrong += [ev.RequestSubmitted(name, "", 1, MAX_TOKENS) for name in asked[:1]]
         wrong += [ev.RequestSubmitted("nothing", "", 0, MAX_TOKENS)]
@@ -583,7 +620,7 @@ class World(RuleBasedStateMachine):
         assert all(self.ended[name] for name in self.asked)
         assert self.delivered | self.failed == set(self.groups)
         assert not self.delivered & self.failed
-        again = self.policy.scheduler(self.prompts_per_step, seed=1)
+        again = self.policy.scheduler(self.prompts_per_step, version=self.first_version, seed=1)
         assert [again.handle(event, now) for now, event in self.journal] == self.answers
 
     def behave(self):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.live.batch_delivery import BatchDelivery, NotYet
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.samples import Batch, FailedGroup
 
 
 class Maker:
@@ -19,10 +19,17 @@ class Maker:
         self.delivery = BatchDelivery(self.request)
         self.batches: list[Batch | None] = []
         self.asked = 0
+        self.in_parts: list[bool] = []
 
-    def request(self) -> None:
+    def request(self, parts: bool) -> None:
         self.asked += 1
+        self.in_parts.append(parts)
         self.hand_over()
+
+    def put_part(self, number: int, part: int, *, last: bool = False) -> None:
+        """What is in it is named after it, so that what is joined can be told."""
+        name = FailedGroup(f"{number}.{part}", "")
+        self.delivery.deliver(Batch(number, 0, [], [name], part, last))
 
     def put(self, number: int | None) -> None:
         self.batches.append(None if number is None else Batch(number, 0, []))
@@ -163,7 +170,7 @@ def test_a_request_that_cannot_be_made_is_made_again() -> None:
     async def scene() -> None:
         may = False
 
-        def request() -> None:
+        def request(parts: bool) -> None:
             if not may:
                 raise RuntimeError("not now")
 
@@ -177,3 +184,131 @@ def test_a_request_that_cannot_be_made_is_made_again() -> None:
         assert await asking is None
 
     run(scene())
+
+
+async def names(
+    delivery: BatchDelivery, ack: int | None = None, part: int | None = None, *, parts: bool = True
+) -> list[str] | None:
+    """Of what comes next, within a moment; None for "not yet"."""
+    try:
+        batch = await delivery.next(ack, 0.01, part=part, parts=parts)
+    except NotYet:
+        return None
+    assert batch is not None
+    return [failed.uid for failed in batch.failed]
+
+
+class TestParts:
+    def test_come_one_after_the_other(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            assert await names(delivery) is None
+            maker.put_part(0, 0)
+            assert await names(delivery) == ["0.0"]
+            assert await names(delivery, 0, 0) is None
+            maker.put_part(0, 1, last=True)
+            assert await names(delivery, 0, 0) == ["0.1"]
+            assert maker.asked == 1
+            assert await names(delivery, 0, 1) is None
+            assert maker.asked == 2
+
+        run(scene())
+
+    def test_come_again_until_what_follows_is_asked_for(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            maker.put_part(0, 0)
+            maker.put_part(0, 1)
+            for _ in range(2):
+                assert await names(delivery, 0, 0) == ["0.1"]
+            maker.put_part(0, 2, last=True)
+            for _ in range(2):
+                assert await names(delivery, 0, 1) == ["0.2"]
+            assert await names(delivery, 0, 2) is None
+            maker.put_part(1, 0)
+            # An acknowledgement of the batch before is none of this one.
+            for part in range(3):
+                assert await names(delivery, 0, part) == ["1.0"]
+
+        run(scene())
+
+    def test_those_that_came_meanwhile_come_together(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            for part in range(3):
+                maker.put_part(0, part)
+            batch = await delivery.next(0, 1.0, part=0, parts=True)
+            assert batch is not None
+            assert [failed.uid for failed in batch.failed] == ["0.1", "0.2"]
+            assert (batch.number, batch.part, batch.last) == (0, 2, False)
+
+        run(scene())
+
+    def test_who_asks_for_the_whole_waits_for_the_last(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            assert await names(delivery, parts=False) is None
+            maker.put_part(0, 0)
+            assert await names(delivery, parts=False) is None
+            maker.put_part(0, 1, last=True)
+            assert await names(delivery, parts=False) == ["0.0", "0.1"]
+            assert await names(delivery, 0, None, parts=False) is None
+
+        run(scene())
+
+    def test_the_rest_of_a_batch_begun_in_parts(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            maker.put_part(0, 0)
+            assert await names(delivery) == ["0.0"]
+            assert await names(delivery, 0, 0, parts=False) is None
+            assert maker.in_parts == [True, False], "it is said that the rest may come as one"
+            maker.put_part(0, 1)
+            maker.put_part(0, 2, last=True)
+            assert await names(delivery, 0, 0, parts=False) == ["0.1", "0.2"]
+
+        run(scene())
+
+    def test_a_trainer_that_starts_anew_gets_the_batch_from_its_first_part(self) -> None:
+        """The gradients of what it had are gone."""
+
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            maker.put_part(0, 0)
+            maker.put_part(0, 1)
+            assert await names(delivery, 0, 0) == ["0.1"]
+            assert await names(delivery, 0, 1) is None
+            assert await names(delivery) == ["0.0", "0.1"]
+            maker.put_part(0, 2, last=True)
+            assert await names(delivery, parts=False) == ["0.0", "0.1", "0.2"]
+
+        run(scene())
+
+    @pytest.mark.parametrize(("ack", "part"), [(0, -1), (0, 7), (0, 2**70), (9, 0), (0, None)])
+    def test_a_wrong_acknowledgement_brings_all_of_it(self, ack: int, part: int | None) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            maker.put_part(0, 0)
+            maker.put_part(0, 1)
+            assert await names(delivery, ack, part) == ["0.0", "0.1"]
+
+        run(scene())
+
+    def test_what_has_come_is_there_when_nothing_more_will(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            await names(delivery)
+            maker.put_part(0, 0)
+            delivery.fail(RuntimeError("no more"))
+            assert await names(delivery) == ["0.0"]
+            with pytest.raises(RuntimeError, match="no more"):
+                await names(delivery, 0, 0)
+            with pytest.raises(RuntimeError, match="no more"):
+                await names(delivery, parts=False)
+
+        run(scene())

@@ -190,6 +190,103 @@ def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
     run(scene())
 
 
+STREAMED = {"batching": {"use": "sync", "part_prompts": 1}}
+
+
+def uids(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return [sample.uid for sample in batch.samples]
+
+
+def test_parts_of_a_batch() -> None:
+    async def scene() -> None:
+        async with Stage(3, **STREAMED) as stage:
+            trainer = stage.trainer
+            trainer.submit([prompt(uid) for uid in "abc"])
+            asking = asyncio.create_task(trainer.next_batch(parts=True))
+            await stage.instance.answer(1, [7])
+            part = await asking
+            assert part is not None
+            assert (part.number, part.part, part.last, uids(part)) == (0, 0, False, ["b"])
+            with pytest.raises(CallerError, match="take its parts up to the last"):
+                await trainer.publish_weights(1, load)
+            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+            await stage.instance.answer(0, [7])
+            part = await asking
+            assert part is not None
+            assert (part.part, part.last, uids(part)) == (1, False, ["a"])
+            # One that starts anew has none of the gradients.
+            assert uids(await trainer.next_batch(parts=True)) == ["b", "a"]
+            asking = asyncio.create_task(trainer.next_batch(0, part=1, parts=True))
+            await stage.instance.answer(2, [7])
+            part = await asking
+            assert part is not None
+            assert (part.part, part.last, uids(part)) == (2, True, ["c"])
+            await trainer.publish_weights(1, load)
+            with pytest.raises(NotYet):
+                await trainer.next_batch(0, 0.01, part=2, parts=True)
+
+    run(scene())
+
+
+def test_who_wants_whole_batches_gets_them_under_any_policy() -> None:
+    """And may publish meanwhile: nothing has gone."""
+
+    async def scene() -> None:
+        async with Stage(2, **STREAMED, freshness="unbounded") as stage:
+            stage.trainer.submit([prompt("a"), prompt("b")])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await until(lambda: stage.driver.view.run.complete)
+            assert not asking.done()
+            await stage.trainer.publish_weights(1, load)
+            await stage.instance.answer(1, [7])
+            batch = await asking
+            assert (uids(batch), batch.part, batch.last) == (["a", "b"], 0, True)
+
+    run(scene())
+
+
+def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
+    async def scene() -> None:
+        async with Stage(2, **STREAMED) as stage:
+            trainer = stage.trainer
+            trainer.submit([prompt("a"), prompt("b")])
+            trainer.close_submissions()
+            asking = asyncio.create_task(trainer.next_batch(parts=True))
+            await stage.instance.answer(0, [7])
+            assert uids(await asking) == ["a"]
+            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+            await stage.instance.fail(1, RequestRejected("too long"))
+            last = await asking
+            assert last is not None
+            assert (last.number, last.part, last.last) == (0, 1, True)
+            assert (last.samples, last.failed) == ([], [FailedGroup("b", "too long")])
+            assert await trainer.next_batch(0, part=1, parts=True) is None
+
+    run(scene())
+
+
+def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions() -> None:
+    async def scene() -> None:
+        roles = {"batching": {"use": "fully_async", "part_prompts": 1}, "freshness": "unbounded"}
+        async with Stage(2, **roles) as stage:
+            trainer = stage.trainer
+            trainer.submit([prompt("a")])
+            asking = asyncio.create_task(trainer.next_batch(parts=True))
+            await stage.instance.answer(0, [7])
+            assert uids(await asking) == ["a"]
+            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+            await asyncio.sleep(0)
+            trainer.close_submissions()
+            last = await asking
+            assert last is not None
+            assert (last.part, last.last, last.samples) == (1, True, [])
+            assert await trainer.next_batch(0, part=1, parts=True) is None
+
+    run(scene())
+
+
 def test_ids_are_used_once() -> None:
     async def scene() -> None:
         async with Stage() as stage:

@@ -69,5 +69,5 @@ def sample(
     return Sample(request, group, int(index), 10, tokens, segments, staleness, "stop")
 
 
-def deliver(*samples: Sample, version: int = 0) -> act.Deliver:
-    return act.Deliver(version, version, samples)
+def deliver(*samples: Sample, version: int = 0, part: int = 0, last: bool = True) -> act.Deliver:
+    return act.Deliver(version, version, samples, part, last)

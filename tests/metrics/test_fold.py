@@ -17,7 +17,7 @@ def test_every_fold_names_kinds_of_events_and_actions() -> None:
     attempts = AttemptIndex()
     bubbles = Bubbles(attempts, 4, False)
     lengths = LengthFold(lambda group: [1])
-    folds = (attempts, bubbles, Steps(attempts, bubbles), Waste(), lengths)
+    folds = (attempts, bubbles, Steps(attempts, bubbles, 0.0), Waste(), lengths)
     known = {*get_args(Event), *get_args(Action)}
     for fold in folds:
         assert fold.handlers()

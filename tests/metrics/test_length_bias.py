@@ -38,6 +38,18 @@ class TestLengthBias:
         assert (bias.mean_ratio, bias.ks, bias.group_ratio) == (1, 0, 1)
         assert bias.step_ks == 0.5
 
+    def test_parts_of_a_batch_are_one_step(self) -> None:
+        tape = Tape(offered=OFFERED.__getitem__)
+        tape.join("i")
+        a, b = (
+            [sample(f"{group}/{i}", length) for i, length in enumerate(lengths)]
+            for group, lengths in OFFERED.items()
+        )
+        tape.at(0, ev.BatchRequested(), deliver(*a, last=False))
+        assert tape.metrics.summary(1.0).length_bias.group_ratio == 1.0
+        tape.at(1, ev.Woke(), deliver(*b, part=1))
+        assert tape.metrics.summary(2.0).length_bias.step_ks == 0.0
+
     def test_the_shortest_of_each_group(self) -> None:
         bias = self.bias({"a": [10, 10], "b": [30, 30]})
         assert bias.mean_ratio == 20 / 25

@@ -72,6 +72,66 @@ class TestTimes:
         assert tape.metrics.summary(30.0).steady_accepted_tokens_per_s is None
 
 
+class TestParts:
+    """A step ends with the last part of its batch."""
+
+    def tape(self, **options: float) -> Tape:
+        """The trainer asks at 0 s; groups of one sample run from 1 s and go at 4, 6 and 20 s."""
+        tape = Tape(**options)
+        tape.join("i")
+        tape.at(0, ev.BatchRequested(parts=True))
+        tape.start(1, *[(f"{group}/0", "i") for group in "abc"])
+        a, b, c = (sample(f"{group}/0", tokens=10) for group in "abc")
+        tape.finish(4, "a/0", 1, 10, deliver(a, last=False))
+        tape.finish(6, "b/0", 2, 10, deliver(b, part=1, last=False))
+        assert not tape.metrics.steps
+        tape.finish(20, "c/0", 3, 10, deliver(c, part=2))
+        return tape
+
+    def test_are_counted_together(self) -> None:
+        (step,) = self.tape().metrics.steps
+        assert (step.samples, step.tokens, step.fresh_tokens) == (3, 30, 30)
+        assert (step.start_s, step.end_s, step.span_s, step.rollout_s) == (0.0, 20.0, 19.0, 19.0)
+        assert (step.t50_s, step.t99_s) == (5.0, 19.0)
+
+    def test_the_trainer_waits_until_the_last_if_nobody_knows_better(self) -> None:
+        (step,) = self.tape().metrics.steps
+        assert step.trainer_wait_s == 20.0
+
+    def test_while_it_trains_a_part_it_does_not_wait(self) -> None:
+        """A part has 20 tokens: busy from 4 to 8 s, so with the second, which came at 6, to 12."""
+        (step,) = self.tape(train_s_per_token=0.2).metrics.steps
+        assert step.trainer_wait_s == 4.0 + 8.0
+
+    def test_the_next_step_is_measured_anew(self) -> None:
+        tape = self.tape(train_s_per_token=0.2)
+        tape.at(30, ev.WeightsPublished(1))
+        tape.at(30, ev.BatchRequested(parts=True))
+        tape.start(31, ("d/0", "i"))
+        tape.finish(33, "d/0", 4, 10, deliver(sample("d/0"), version=1))
+        step = tape.metrics.steps[1]
+        assert (step.samples, step.trainer_wait_s, step.span_s, step.t50_s) == (1, 3.0, 2.0, 2.0)
+
+    def test_a_last_part_without_samples(self) -> None:
+        tape = Tape()
+        tape.join("i")
+        tape.at(0, ev.BatchRequested(parts=True))
+        tape.start(1, ("a/0", "i"))
+        tape.finish(4, "a/0", 1, 10, deliver(sample("a/0", 10, (0,), 2), last=False))
+        tape.at(9, ev.SubmissionsClosed(), deliver(part=1))
+        (step,) = tape.metrics.steps
+        assert (step.samples, step.end_s, step.span_s, step.max_staleness) == (1, 9.0, 8.0, 2)
+
+    def test_asking_again_does_not_end_the_wait(self) -> None:
+        tape = Tape()
+        tape.join("i")
+        tape.at(0, ev.BatchRequested(parts=True))
+        tape.start(1, ("a/0", "i"))
+        tape.at(3, ev.BatchRequested())
+        tape.finish(4, "a/0", 1, 10, deliver(sample("a/0")))
+        assert tape.metrics.steps[0].trainer_wait_s == 4.0
+
+
 class TestStaleness:
     def test_histogram_mean_and_worst(self) -> None:
         tape = Tape()

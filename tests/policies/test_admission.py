@@ -162,7 +162,7 @@ class TestAimdConcurrency:
 
 
 class TestSessionCap:
-    policy = admission.SessionCap(fill=0.9)
+    policy = admission.SessionCap(fill=0.9, overfill=1.2)
 
     def test_takes_all_until_the_instance_has_reported(self) -> None:
         assert self.policy.begins(instance(9, context=500))
@@ -174,37 +174,49 @@ class TestSessionCap:
         observed(self.policy, there, poll(0.1))
         assert there.sessions == 4
         assert self.policy.begins(there), "five times 150 tokens fit 900"
-        keep(there, [400, 400])
+        keep(there, [300, 300])
         observed(self.policy, there, poll(0.1))
-        assert not self.policy.begins(there), "five times 250 do not"
+        assert not self.policy.begins(there), "five times 200 do not"
 
     def test_expects_newcomers_to_grow(self) -> None:
         there = instance(2, context=100)
-        there.finished, there.finished_tokens = 3, 906
+        there.finished, there.finished_tokens = 3, 2100
         observed(self.policy, there, poll(0.1))
-        assert not self.policy.begins(there), "three times 302 tokens"
+        assert self.policy.begins(there), "700 tokens fit beside 200"
+        there.finished_tokens = 2103
+        assert not self.policy.begins(there)
         assert self.policy.continues(there)
 
     def test_those_that_outgrow_the_cache_give_their_kv_up(self) -> None:
         there = instance(2, context=100)
-        keep(there, [350, 350])
+        keep(there, [500, 500])
         observed(self.policy, there, poll(0.1))
         assert self.policy.continues(there)
-        keep(there, [350, 351])
+        keep(there, [500, 504])
         observed(self.policy, there, poll(0.1))
         assert not self.policy.continues(there)
 
     def test_believes_the_instance_about_what_runs(self) -> None:
         there = instance(2, context=100)
         keep(there, [350, 350])
-        observed(self.policy, there, poll(0.21))
+        observed(self.policy, there, poll(0.5))
+        assert self.policy.continues(there)
+        observed(self.policy, there, poll(0.51))
         assert not self.policy.continues(there)
 
     def test_a_preemption_takes_a_fifth_until_it_has_grown_back(self) -> None:
         there = instance(2, context=100)
         shares = [observed(self.policy, there, poll(preemptions=1)).share for _ in range(20)]
-        assert shares[:3] == pytest.approx([0.72, 0.72 * 1.02, 0.72 * 1.02**2])
-        assert shares[-1] == 0.9
+        assert shares[:3] == pytest.approx([0.8, 0.8 * 1.02, 0.8 * 1.02**2])
+        assert shares[-1] == 1.0
+
+    def test_both_bounds_shrink(self) -> None:
+        there = instance(2, context=100)
+        keep(there, [400, 400])
+        observed(self.policy, there, poll(0.1))
+        assert self.policy.continues(there), "1000 of 1200 tokens"
+        observed(self.policy, there, poll(0.1, preemptions=1))
+        assert not self.policy.continues(there), "of 960"
 
     def test_an_instance_without_sessions_takes_one(self) -> None:
         empty = instance(0, kv=1)

@@ -33,6 +33,52 @@ class TestBatch:
         assert policy.batch(ProgressView(closed=True)) == 0
 
 
+IN_PARTS = [
+    Sync(part_prompts=2),
+    TailBatching(part_prompts=2),
+    OneStepOff(part_prompts=2),
+    FullyAsync(part_prompts=2),
+]
+
+
+@pytest.mark.parametrize("policy", IN_PARTS)
+class TestParts:
+    """Of at least so many groups, but for the last."""
+
+    @pytest.mark.parametrize(
+        ("complete", "in_batch", "size"),
+        [(1, 0, 0), (2, 0, 2), (3, 0, 3), (4, 0, 4), (9, 0, 4), (1, 2, 0), (2, 2, 2), (1, 3, 1)],
+    )
+    def test_of_the_groups_that_are_whole(
+        self, policy: Any, complete: int, in_batch: int, size: int
+    ) -> None:
+        progress = ProgressView(complete=complete, in_batch=in_batch, active=5)
+        assert policy.batch(progress) == size
+
+    def test_the_last_batch_may_be_short(self, policy: Any) -> None:
+        assert policy.batch(ProgressView(complete=1, in_batch=2, closed=True)) == 1
+        assert policy.batch(ProgressView(complete=1, in_batch=2, closed=True, active=1)) == 0
+
+
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), OneStepOff()])
+class TestWhatHasGone:
+    """Groups of the batch that the trainer has are on the way no less than those that run."""
+
+    def test_is_not_launched_again(self, policy: Any) -> None:
+        progress = ProgressView(fresh=5, round=Launch(fresh=6), active=2, complete=1, in_batch=1)
+        assert policy.launch(progress) is None
+        progress = ProgressView(fresh=5, round=Launch(fresh=6), active=1, complete=1, in_batch=1)
+        assert policy.launch(progress) == Launch(fresh=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fresh"), [(Sync(1.5), 5), (TailBatching(1.5, 1.0), 5), (OneStepOff(), 3)]
+)
+def test_a_round_counts_what_has_gone_before_it(policy: Any, fresh: int) -> None:
+    progress = ProgressView(fresh=9, in_batch=1)
+    assert policy.launch(progress) == Launch(fresh=fresh)
+
+
 @pytest.mark.parametrize("policy", [Sync(), TailBatching()])
 @pytest.mark.parametrize(
     "progress",

@@ -14,27 +14,31 @@ def test_unbounded_lets_everything_go() -> None:
     policy = Unbounded()
     assert policy.room(ProgressView(fresh=7, deferred=2)) == 9
     assert policy.oldest_allowed(100) == 0
-    assert not policy.must_wait(ProgressView(version=100), {0: 1000})
+    assert not policy.must_wait(ProgressView(version=100), {0: 1000}, 0)
 
 
 @given(
     staleness=st.integers(0, 8),
     batch=st.integers(1, 64),
-    version=st.integers(0, 50),
-    delivered=st.integers(0, 500),
+    fleet=st.integers(0, 50),
+    ahead=st.integers(0, 3),
+    in_batch=st.integers(0, 63),
     running=st.integers(0, 500),
 )
-def test_room_is_areal_s_formula(
-    staleness: int, batch: int, version: int, delivered: int, running: int
+def test_room_is_areal_s_formula_where_each_version_took_a_batch(
+    staleness: int, batch: int, fleet: int, ahead: int, in_batch: int, running: int
 ) -> None:
-    """(S + version + 1) * B - (accepted + running)."""
-    progress = ProgressView(batch, fleet_version=version, delivered=delivered, started=running)
-    room = (staleness + version + 1) * batch - (delivered + running)
+    """(S + version of the fleet + 1) * B - (accepted + running)."""
+    in_batch, version = min(in_batch, batch - 1), fleet + ahead
+    progress = ProgressView(batch, version, fleet, in_batch=in_batch, started=running)
+    accepted = version * batch + in_batch
+    room = (staleness + fleet + 1) * batch - (accepted + running)
     assert Bounded(staleness).room(progress) == room
 
 
-def test_room_looks_at_the_oldest_version_in_the_fleet_not_at_the_trainer_s() -> None:
-    assert Bounded(0).room(ProgressView(4, version=3, fleet_version=1)) == 8
+def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> None:
+    rooms = [Bounded(2).room(ProgressView(4, v, v, started=3)) for v in (0, 7)]
+    assert rooms == [9, 9]
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])
@@ -43,18 +47,20 @@ def test_oldest_allowed(staleness: int, oldest: int) -> None:
 
 
 def test_dropping_never_waits() -> None:
-    assert not Bounded(0, "drop").must_wait(ProgressView(version=9), {0: 50})
+    assert not Bounded(0, "drop").must_wait(ProgressView(version=9), {0: 50}, 0)
 
 
-def schedulable(remaining: dict[int, int], version: int, staleness: int, batch: int) -> bool:
-    """Earliest deadline first: after the batch at `version`, one of `batch` groups a version."""
+def schedulable(
+    remaining: dict[int, int], version: int, staleness: int, batch: int, places: int
+) -> bool:
+    """Earliest deadline first: into the `places` left at `version`, then `batch` a version."""
     due = sorted(oldest + staleness for oldest, groups in remaining.items() for _ in range(groups))
-    at = version
+    at, room = version, places
     while due:
-        at += 1
-        taken, due = due[:batch], due[batch:]
+        taken, due = due[:room], due[room:]
         if any(deadline < at for deadline in taken):
             return False
+        at, room = at + 1, batch
     return True
 
 
@@ -63,16 +69,23 @@ def schedulable(remaining: dict[int, int], version: int, staleness: int, batch: 
     version=st.integers(0, 8),
     staleness=st.integers(0, 5),
     batch=st.integers(1, 6),
+    places=st.integers(0, 5),
 )
 def test_waits_exactly_if_the_rest_could_not_go_in_time(
-    remaining: dict[int, int], version: int, staleness: int, batch: int
+    remaining: dict[int, int], version: int, staleness: int, batch: int, places: int
 ) -> None:
+    places = min(places, batch - 1)
     progress = ProgressView(batch, version=version)
-    possible = schedulable(remaining, version, staleness, batch)
-    assert Bounded(staleness).must_wait(progress, remaining) is not possible
+    possible = schedulable(remaining, version, staleness, batch, places)
+    assert Bounded(staleness).must_wait(progress, remaining, places) is not possible
 
 
 @pytest.mark.parametrize(("groups", "waits"), [(4, False), (5, True)])
 def test_one_batch_of_the_next_version_is_all_that_can_still_go(groups: int, waits: bool) -> None:
     progress = ProgressView(4, version=3)
-    assert Bounded(2).must_wait(progress, {2: groups}) is waits
+    assert Bounded(2).must_wait(progress, {2: groups}, 0) is waits
+
+
+@pytest.mark.parametrize(("groups", "waits"), [(3, False), (4, True)])
+def test_what_is_due_at_once_needs_places_in_the_present_batch(groups: int, waits: bool) -> None:
+    assert Bounded(1).must_wait(ProgressView(8, version=3), {2: groups, 3: 5}, 3) is waits

@@ -100,14 +100,10 @@ def play(scene: Any) -> None:
     asyncio.run(asyncio.wait_for(scene, LIMIT_S))
 
 
-async def interrupted(
-    fleet: Fleet, policy: Path, sampling: dict[str, Any], server: int, weights: Path, version: int
-) -> list[Sample]:
-    """A batch made by one server, which gets new weights in the middle of it."""
-    url = fleet.urls[server]
-    async with RolloutScheduler.from_toml(
-        policy, [url], prompts_per_step=len(PROMPTS), version=version
-    ) as rollouts:
+async def interrupted(fleet: Fleet, policy: Path, sampling: dict[str, Any]) -> list[Sample]:
+    """A batch made by the first server, which gets the new weights in the middle of it."""
+    url = fleet.urls[0]
+    async with RolloutScheduler.from_toml(policy, [url], prompts_per_step=len(PROMPTS)) as rollouts:
         await rollouts.submit(
             Prompt(f"g{n}", ids, 1, TOKENS, sampling) for n, ids in enumerate(PROMPTS)
         )
@@ -120,10 +116,11 @@ async def interrupted(
             await asyncio.sleep(0.01)
         await client.close()
         assert not batch.done()
-        await rollouts.publish_weights(version + 1, Reload(str(weights)), wait=True)
+        await rollouts.publish_weights(1, Reload(str(fleet.new)), wait=True)
         whole = await batch
         assert whole is not None
         assert (await rollouts.state())["anomalies"] == {}
+        await rollouts.publish_weights(2, Reload(str(fleet.old)), wait=True)
         return sorted(whole.samples, key=lambda sample: sample.uid)
 
 
@@ -137,7 +134,7 @@ def test_greedy_equals_what_the_new_weights_make_of_the_prompt(
     async def scene() -> None:
         old = await made(fleet.urls[0], GREEDY, TOKENS, "old")
         fresh = await made(fleet.urls[1], GREEDY, TOKENS, "fresh")
-        samples = await interrupted(fleet, policy, GREEDY, 0, fleet.new, 0)
+        samples = await interrupted(fleet, policy, GREEDY)
         kept = []
         for sample, before, after in zip(samples, old, fresh, strict=True):
             assert sample.response_ids == after.token_ids
@@ -179,16 +176,11 @@ def thought_of(url: str, context: list[int]) -> list[PromptToken]:
 def test_sampled_tokens_pass_by_the_ratios_that_vllm_reports(
     fleet: Fleet, leniency: float, endpoint: Any
 ) -> None:
-    """Drafts of one server are verified by the other. After the greedy test both have the new
-    weights, so the first is given its own again."""
+    """Drafts of one server are verified by the other."""
     tokens = 60
     test = DraftTest(leniency, seed=3)
 
     async def scene() -> None:
-        client = HttpInstance(fleet.urls[0])
-        await client.describe()
-        await Reload(str(fleet.old))(client, 0)
-        await client.close()
         drafts = await made(fleet.urls[0], {**DRAWN, "seed": 7}, tokens, f"draft{endpoint}")
         client = HttpInstance(fleet.urls[1], endpoint=endpoint)
         await client.describe()

@@ -64,7 +64,7 @@ class Counters:
         self._over("answered", action.sample)
 
     def delivered(self, action: Deliver) -> None:
-        self.batches += 1
+        self.batches += action.last
         for sample in action.samples:
             self._delivered(sample)
 

@@ -19,9 +19,15 @@ AT_ONCE = 64
 
 
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`ack`: the number of the batch that has arrived; `timeout_s`: how long to wait at most."""
+    """ack        the number of the batch that has arrived
+    part       of it only the parts up to this one have
+    parts      what is whole of the next batch will do
+    timeout_s  how long to wait at most
+    """
 
     ack: int | None = None
+    part: int | None = None
+    parts: bool = False
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
 
 
@@ -79,10 +85,12 @@ class TrainerApi:
         return web.Response(status=204)
 
     async def next_batch(self, request: web.Request) -> web.Response:
-        """A batch; 204 when nothing is left, 202 when none was complete in time."""
+        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time."""
         asked = await read(request, NextBatch)
         try:
-            batch = await self._gateway.trainer.next_batch(asked.ack, asked.timeout_s)
+            batch = await self._gateway.trainer.next_batch(
+                asked.ack, asked.timeout_s, part=asked.part, parts=asked.parts
+            )
         except NotYet:
             return reply(request, {"pending": True}, 202)
         return web.Response(status=204) if batch is None else reply(request, batch)

@@ -93,14 +93,21 @@ async def house(
     prompts_per_step: int = 4,
     speed: float = 1000.0,
     spec: Any = SPEC,
+    drift: float = 1.0,
 ) -> AsyncIterator[House]:
-    """At the usual speed a token takes a millisecond. The text tells which version made it."""
+    """At the usual speed a token takes a millisecond. The text tells which version made it, in a
+    share `drift` of its places."""
     (folder / "policy.toml").write_text(policy)
     async with AsyncExitStack() as stack:
         servers, clients = [], []
         for number in range(count):
             engine = EngineSettings(
-                spec, speed=speed, seed=number, stream_interval=4, versioned_text=True
+                spec,
+                speed=speed,
+                seed=number,
+                stream_interval=4,
+                versioned_text=True,
+                drift=drift,
             )
             server = FakeServer(engine)
             port = await server.start("127.0.0.1", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -71,6 +72,79 @@ def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
             _, second = await house.ask("POST", "/rollout/v1/batches/next", body)
             assert second["number"] == 1
             assert (await house.ask("POST", "/rollout/v1/batches/next", body)) == (200, second)
+
+    run(scene())
+
+
+@pytest.fixture
+def streamed(tmp_path: Path) -> str:
+    path = tmp_path / "streamed.toml"
+    path.write_text('[batching]\nuse = "sync"\npart_prompts = 1\n')
+    return str(path)
+
+
+def test_parts_come_again_until_they_are_acknowledged(streamed: str) -> None:
+    """And none of them twice after that, whatever becomes of the connections."""
+
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, policy=streamed, prompts_per_step=3) as house:
+
+            async def ask(**body: Any) -> Any:
+                path = "/rollout/v1/batches/next"
+                status, said = await house.ask("POST", path, {"parts": True, **body})
+                return said if status == 200 else status
+
+            async def whole(groups: int) -> None:
+                run = house.driver.view.run
+                await until(lambda: run.delivered == groups)
+
+            await house.ask("POST", "/rollout/v1/groups", [prompt(uid) for uid in "abc"])
+            assert await ask(timeout_s=0) == 202
+            # One who hangs up while it waits takes nothing along.
+            asking = asyncio.create_task(ask())
+            await instance.order(2)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await instance.answer(0, [5])
+            await whole(1)
+            first = await ask()
+            assert first == await ask()
+            assert (first["number"], first["part"], first["last"]) == (0, 0, False)
+            got = {"ack": 0, "part": 0}
+            assert await ask(**got, timeout_s=0) == 202
+            await instance.answer(1, [6])
+            await whole(2)
+            second = await ask(**got)
+            assert second == await ask(**got)
+            assert [sample["uid"] for sample in second["samples"]] == ["b"]
+            publish = {"version": 1, "applied": True}
+            status, said = await house.ask("POST", "/rollout/v1/weights", publish)
+            assert status == 400
+            assert "take its parts up to the last" in said["error"]["message"]
+            await instance.answer(2, [7])
+            await whole(3)
+            last = await ask(ack=0, part=1)
+            assert (last["part"], last["last"]) == (2, True)
+            assert (await house.ask("POST", "/rollout/v1/weights", publish))[0] < 300
+            for part in (2, 2, None):
+                assert await ask(ack=0, part=part, timeout_s=0) == 202
+
+    run(scene())
+
+
+def test_who_does_not_ask_for_parts_gets_none(streamed: str) -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, policy=streamed, prompts_per_step=2) as house:
+            await house.ask("POST", "/rollout/v1/groups", [prompt("a"), prompt("b")])
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+            await instance.answer(0, [5])
+            await until(lambda: house.driver.view.run.complete)
+            assert house.driver.view.run.in_batch == 0
+            await instance.answer(1, [6])
+            _, batch = await asking
+            assert (len(batch["samples"]), batch["part"], batch["last"]) == (2, 0, True)
 
     run(scene())
 

@@ -131,6 +131,13 @@ EXTRA = [
         freshness={"max_staleness": 1},
     ),
     make_policy("random", routing="random", prediction="oracle", ordering="longest_first"),
+    make_policy("tail in parts", batching={"use": "tail_batching", "part_prompts": 1}),
+    make_policy(
+        "partial in parts",
+        batching={"use": "sync", "over_prompts": 1.5, "part_prompts": 2},
+        interruption={"use": "partial", "segment_tokens": 9},
+        freshness={"max_staleness": 2},
+    ),
 ]
 
 

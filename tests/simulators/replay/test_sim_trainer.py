@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Deliver, Discard
 from rollout_sched.core.model import Sample
@@ -35,9 +37,17 @@ class Trained:
             self.queue.step()
 
     def deliver(self, *groups: str) -> None:
-        samples = tuple(Sample(f"{g}/0", g, 0, 4, 2, (), 0, "stop") for g in groups)
-        self.trainer.deliver(Deliver(0, 0, samples))
+        self.trainer.deliver(part(*groups))
         self.run()
+
+    def at(self, seconds: float, action: Deliver) -> None:
+        self.queue.at(seconds, self.trainer.deliver, action)
+
+
+def part(*groups: str, number: int = 0, last: bool = True) -> Deliver:
+    """Of six tokens a group."""
+    samples = tuple(Sample(f"{g}/0", g, 0, 4, 2, (), 0, "stop") for g in groups)
+    return Deliver(0, 0, samples, number, last)
 
 
 def test_it_submits_its_prompts_and_asks() -> None:
@@ -49,7 +59,7 @@ def test_it_submits_its_prompts_and_asks() -> None:
 def test_it_publishes_when_a_step_is_over_and_asks_again() -> None:
     world = Trained(make_scenario(train_s=10.0))
     world.deliver("a", "b")
-    assert world.told == [(10.0, ev.WeightsPublished(1)), (10.0, ev.BatchRequested())]
+    assert world.told == [(10.0, ev.WeightsPublished(1)), (10.0, ev.BatchRequested(parts=True))]
     assert world.trainer.left == 1
 
 
@@ -75,3 +85,50 @@ def test_colocated_with_a_fleet_of_nobody_it_does_not_wait() -> None:
     world = Trained(make_scenario(train_s=10.0, colocated=True))
     world.deliver("a")
     assert world.told[0] == (10.0, ev.WeightsPublished(1))
+
+
+def in_parts(*, colocated: bool = False) -> Trained:
+    """Six seconds a group and ten a step."""
+    scenario = make_scenario(train_s=10.0, colocated=colocated)
+    trainer = msgspec.structs.replace(scenario.trainer, seconds_per_token=1.0)
+    return Trained(msgspec.structs.replace(scenario, trainer=trainer))
+
+
+def test_parts_are_trained_as_they_come_and_the_step_is_taken_at_the_end() -> None:
+    world = in_parts()
+    world.at(1.0, part("a", last=False))
+    world.at(20.0, part("b", number=1))
+    world.run()
+    assert world.told[0] == (20.0 + 6.0 + 10.0, ev.WeightsPublished(1))
+    assert world.trainer.left == 1
+
+
+def test_one_part_after_the_other() -> None:
+    world = in_parts()
+    world.at(1.0, part("a", last=False))
+    world.at(2.0, part("b", number=1, last=False))
+    world.at(3.0, part("c", number=2))
+    world.run()
+    assert (world.trainer.left, world.trainer.over_at) == (0, 1.0 + 18.0 + 10.0)
+
+
+def test_the_last_part_may_be_empty() -> None:
+    world = in_parts()
+    world.at(1.0, part("a", "b", last=False))
+    world.at(30.0, part(number=1))
+    world.run()
+    assert world.told == [(40.0, ev.WeightsPublished(1)), (40.0, ev.BatchRequested(parts=True))]
+
+
+def test_a_group_is_trained_when_its_step_is_taken() -> None:
+    world = in_parts()
+    world.trainer.deliver(part("a", "b", last=False))
+    world.run()
+    world.trainer.discard(Discard("c/0", 0, "failed", True, group="c", index=0))
+    assert world.trainer.left == 2, "or the run would be over before its last step"
+
+
+def test_on_shared_gpus_it_takes_batches_as_a_whole() -> None:
+    world = in_parts(colocated=True)
+    world.deliver("a")
+    assert world.told[1] == (16.0, ev.BatchRequested(parts=False))

@@ -14,6 +14,7 @@ def test_a_step_costs_a_fixed_part_and_a_part_per_token() -> None:
     trainer = TrainerModel(fixed_s=5.0, seconds_per_token=1e-3)
     assert trainer.step_s(0) == 5.0
     assert trainer.step_s(2000) == pytest.approx(7.0)
+    assert trainer.step_s(2000, last=False) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("placement", "shared"), [("colocated", True), ("disaggregated", False)])

@@ -1,0 +1,83 @@
+"""The programs that the documentation shows run as they stand there, before simulated servers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import rollout_sched
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.replay.scenario import load_scenario
+
+CLIENT = Path(rollout_sched.__file__).parents[1] / "docs/client.md"
+WHOLE, IN_PARTS = (
+    block
+    for block in re.findall(r"```python\n(.*?)```", CLIENT.read_text(), re.DOTALL)
+    if "asyncio.run(" in block
+)
+PORTS = (8101, 8102)
+
+
+@contextmanager
+def servers() -> Iterator[list[int]]:
+    """The ports of two, which run in a thread of their own until the end."""
+    spec = load_scenario("qwen7b-8xh100").instance
+    ports: list[int] = []
+    up, stop = threading.Event(), asyncio.Event()
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loop.append(asyncio.get_running_loop())
+        running = [FakeServer(EngineSettings(spec, speed=100.0)) for _ in PORTS]
+        try:
+            for server in running:
+                ports.append(await server.start("127.0.0.1", 0))
+            up.set()
+            await stop.wait()
+        finally:
+            for server in running:
+                await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert up.wait(20)
+    try:
+        yield ports
+    finally:
+        loop[0].call_soon_threadsafe(stop.set)
+        thread.join(20)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
+    """The lines that a program prints."""
+
+    def lines(program: str) -> list[str]:
+        with servers() as ports:
+            for written, port in zip(PORTS, ports, strict=True):
+                program = program.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
+            exec(compile(program, str(CLIENT), "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def test_the_training_loop(run: Callable[[str], list[str]]) -> None:
+    said = sorted(line.split()[1] for line in run(WHOLE))
+    assert said == [f"prompt-{number}" for number in range(6)]
+
+
+def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> None:
+    said = run(IN_PARTS)
+    steps = [line for line in said if line.startswith("step")]
+    assert steps == ["step 0 1.0", "step 1 1.0"], "the stand-in's gradient is 1 for each token"
+    assert said[-1] == steps[-1]
+    prompts = sorted(line.split()[2] for line in said if line not in steps)
+    assert prompts == [f"prompt-{number}" for number in range(8)]
