@@ -57,6 +57,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 ALWAYS = Condition("", lambda setting: True)
 STALENESS = Condition("staleness is allowed", lambda s: s.max_staleness >= 1)
+DISAGGREGATED = Condition("the trainer has GPUs of its own", lambda s: s.disaggregated)
 SEVERAL_INSTANCES = Condition("there are several instances", lambda s: s.instances >= 2)
 SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
 MOVES = Condition(
@@ -174,24 +175,36 @@ CARRIES_OVER = (
     ("interruption", "partial"),
 )
 
+#: Groups of a part of a batch, 0 for whole batches; only a trainer that shares no GPUs takes parts.
+PARTS = {
+    "part_prompts": Parameter(
+        Times("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
+    )
+}
+
 #: By role, in the order in which they are chosen; the first of a role is the plainest.
 SPACE: dict[str, tuple[Option, ...]] = {
     "batching": (
-        Option("sync", {"over_prompts": Parameter((1.0, 1.0625, 1.125, 1.25, 1.375, 1.5, 2.0))}),
+        Option(
+            "sync",
+            {"over_prompts": Parameter((1.0, 1.0625, 1.125, 1.25, 1.375, 1.5, 2.0)), **PARTS},
+        ),
         Option(
             "tail_batching",
             {
                 "over_prompts": Parameter((1.0, 1.125, 1.25, 1.5)),
                 "over_samples": Parameter((1.0, 1.125, 1.25, 1.5), SEVERAL_SAMPLES),
                 "long_round_share": Parameter((0.25, 0.5, 0.75, 1.0)),
+                **PARTS,
             },
         ),
-        Option("one_step_off", when=STALENESS),
+        Option("one_step_off", PARTS, STALENESS),
         Option(
             "fully_async",
             {
                 "max_ahead": Parameter((0.0, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)),
                 "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
+                **PARTS,
             },
             STALENESS,
         ),
@@ -273,7 +286,10 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option("kv_growth", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
         Option(
             "session_cap",
-            {"fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2))},
+            {
+                "fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2)),
+                "overfill": Parameter((1.0, 1.2, 1.5, 2.0)),
+            },
             SEVERAL_TURNS,
             reads_polls=True,
         ),
