@@ -9,15 +9,14 @@ COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live fuzz soak clean
+.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
 demo: $(VENV)/.ready
-	$(BIN)/rollout-sched replay lrm_math_open \
+	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
-	  --policy one_step_off --policy async_recompute --policy async_retain \
-	  --resamples 12
+	  --policy one_step_off --policy areal --policy magistral
 	$(BIN)/rollout-sched demo
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
@@ -61,6 +60,14 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 # About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+
+# Every policy on every grouped trace and plain scenario: docs/zoo.md. And the literature's headlines:
+# docs/reproduction.md. Both with the compiled build, from a folder without the sources beside it, and
+# both go on where they were interrupted.
+zoo reproduction: $(COMPILED_VENV)/.ready
+	mkdir -p build/replays && cp -r benchmarks build/replays
+	cd build/replays && $(abspath $(COMPILED_VENV))/bin/python \
+	  -m benchmarks.$(if $(filter zoo,$@),zoo,reproduce) --out $(abspath docs)/$@.md
 
 # For so many seconds over all targets; SEED=... makes the same inputs again.
 fuzz: $(VENV)/.ready

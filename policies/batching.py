@@ -108,6 +108,34 @@ class TailBatching(msgspec.Struct, frozen=True):
         return _batch(progress, self.part_prompts)
 
 
+class Pooled(msgspec.Struct, frozen=True):
+    """Prompts of several batches start together; who is whole first goes first, to the last.
+
+    SortedRL (arXiv 2603.23414): a round delivers the first batch that is whole, so that short
+    answers are trained early and long ones together; what is unfinished goes on, or starts over, in
+    the next round, and no fresh prompt starts before the pool of `batches` batches is used up, so
+    that none is starved by newer ones.
+    """
+
+    batches: Annotated[int, msgspec.Meta(ge=1)] = 4
+    part_prompts: PartPrompts = 0
+    stops_at_delivery = True
+
+    def launch(self, progress: Progress) -> Launch | None:
+        size = progress.prompts_per_step
+        if not progress.trainer_waiting:
+            return None
+        if progress.round is not None:
+            return _fill(progress, size) if _short(progress) else None
+        pool = progress.on_the_way + progress.deferred
+        if pool >= size:
+            return Launch(deferred=progress.deferred)
+        return _fill(progress, size * self.batches)
+
+    def batch(self, progress: Progress) -> int:
+        return _batch(progress, self.part_prompts)
+
+
 class OneStepOff(msgspec.Struct, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 

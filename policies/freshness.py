@@ -23,6 +23,33 @@ class Unbounded(msgspec.Struct, frozen=True):
         return False
 
 
+class Budget(msgspec.Struct, frozen=True):
+    """So many groups may start between two weight updates, those still under way included.
+
+    verl's fully async mode: with B groups a batch (its require_batches * ppo_mini_batch_size), at
+    most (1 + staleness_threshold) * trigger_parameter_sync_step * B are under way or have come
+    since the fleet got its weights. With f the oldest version in the fleet, f * B had been
+    delivered then, which makes it AReaL's formula with (1 + threshold) * trigger - 1 for the bound
+    S, a fraction of a batch allowed. It bounds the aggregate, not each sample. The weights role has
+    to update as seldom: `every` = trigger_parameter_sync_step.
+    """
+
+    staleness_threshold: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    trigger_parameter_sync_step: Annotated[int, msgspec.Meta(ge=1)] = 4
+
+    def room(self, progress: Progress) -> int:
+        size = progress.prompts_per_step
+        most = (1 + self.staleness_threshold) * self.trigger_parameter_sync_step * size
+        ever = progress.fleet_version * size + int(most + 1e-9)
+        return ever - progress.delivered - progress.started
+
+    def oldest_allowed(self, version: int) -> int:
+        return 0
+
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
+        return False
+
+
 class Bounded(msgspec.Struct, frozen=True):
     """No delivered sample holds a token more than `max_staleness` versions old.
 

@@ -105,6 +105,43 @@ class LeastTokens(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
+class LengthSplit(msgspec.Struct, frozen=True):
+    """Requests expected to be long go to instances that run fewer at once, so that each is faster.
+
+    StreamRL's skewness-aware dispatch (arXiv 2504.15930): a long answer's latency is its length
+    times the time per token, which grows with the batch. One instance in `every`, by order of
+    joining, is kept for requests of at least `long` times their limit of response tokens; a request
+    there weighs `weight` times one elsewhere, so that others come only where they would otherwise
+    crowd. What nobody has an idea of is not long. As the batches drain anyway, the replay says that
+    this costs more than it brings (docs/zoo.md); Seer (arXiv 2511.14617) found 0.94-0.99x with true
+    lengths.
+    """
+
+    long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.4
+    every: Annotated[int, msgspec.Meta(ge=1)] = 2
+    weight: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    weighs_tokens = False
+
+    def load(self, instance: Instance) -> float:
+        return len(instance.attempts) * (self.weight if self._for_long(instance) else 1.0)
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        if self._is_long(request):
+            kept = [instance for instance in fleet.open if self._for_long(instance)]
+            if kept:
+                return min(kept, key=lambda instance: (instance.in_flight, instance.serial))
+        return fleet.least()
+
+    def _for_long(self, instance: Instance) -> bool:
+        return instance.serial % self.every == 0
+
+    def _is_long(self, request: Request) -> bool:
+        of = request.siblings
+        before = of.history.ascending if of.history is not None else of.expected_tokens
+        known = of.estimate is not None or before
+        return bool(known) and request.expected_tokens >= self.long * of.max_tokens
+
+
 class VllmInternalLb(msgspec.Struct, frozen=True):
     """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
 

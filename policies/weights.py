@@ -28,10 +28,19 @@ class AllAtOnce(msgspec.Struct, frozen=True):
     """Every instance at the same time.
 
     `when` = "now" does not wait for anything but what the interruption role asks for;
-    "between_batches" waits until no launched group is unfinished.
+    "between_batches" waits until no launched group is unfinished. `every`: only when the fleet is
+    so many versions behind (verl's trigger_parameter_sync_step).
     """
 
     when: Literal["now", "between_batches"] = "now"
+    every: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    @property
+    def least_staleness(self) -> int:
+        """How far the fleet falls behind before it is updated."""
+        return self.every - 1
 
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]:
+        if self.every > 1 and progress.version - progress.fleet_version < self.every:
+            return ()
         return () if self.when == "between_batches" and progress.active else outdated

@@ -101,6 +101,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="N",
         help="further runs of each policy on resampled prompts, for intervals; 12 will do",
     )
+    add("--jobs", type=_positive, default=1, metavar="N", help="runs at once")
     add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
     add("--prompts-per-step", type=_positive, default=0, metavar="N")
     add("--samples-per-prompt", type=_positive, default=0, metavar="N")
@@ -238,6 +239,7 @@ def _replay(options: argparse.Namespace) -> None:
             scenario,
             steps=options.steps,
             seeds=options.seeds,
+            jobs=options.jobs,
             progress=follow,
             journal_path=options.journal,
         )
@@ -247,6 +249,7 @@ def _replay(options: argparse.Namespace) -> None:
             scenario,
             steps=options.steps,
             resamples=options.resamples,
+            jobs=options.jobs,
             progress=lambda policy, number: follow(policy, number, "resample"),
         )
     report = reports.document(
@@ -255,7 +258,7 @@ def _replay(options: argparse.Namespace) -> None:
         runs,
         steps=options.steps,
         seeds=options.seeds,
-        resamples=resamples if options.resamples else (),
+        resamples=resamples,
     )
     if options.json is not None:
         reports.write_json(report, options.json)
@@ -340,6 +343,9 @@ def _check(options: argparse.Namespace) -> None:
     settings_of(policy)
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
     print(f"{options.policy}: valid ({roles})")
+    for key in config.PROSE:
+        if getattr(policy, key):
+            print(f"{key}: {getattr(policy, key)}")
 
 
 def _list_policies(options: argparse.Namespace) -> None:

@@ -47,6 +47,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "group_tokens": routing.GroupTokens,
         "least_requests": routing.LeastRequests,
         "least_tokens": routing.LeastTokens,
+        "length_split": routing.LengthSplit,
         "power_of_two": routing.PowerOfTwo,
         "random": routing.Random,
         "round_robin": routing.RoundRobin,
@@ -77,6 +78,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     "batching": {
         "fully_async": batching.FullyAsync,
         "one_step_off": batching.OneStepOff,
+        "pooled": batching.Pooled,
         "sync": batching.Sync,
         "tail_batching": batching.TailBatching,
     },
@@ -86,6 +88,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     },
     "freshness": {
         "bounded": freshness.Bounded,
+        "budget": freshness.Budget,
         "unbounded": freshness.Unbounded,
     },
     "interruption": {
@@ -121,8 +124,8 @@ SUPPLIED = ("dice", "lengths")
 #: The table of settings for a live fleet.
 LIVE = "live"
 
-#: Keys beside the tables: what the policy is and where it comes from.
-PROSE = ("about", "source")
+#: Keys beside the tables: what the policy is, where it comes from, and what it does otherwise.
+PROSE = ("about", "source", "differs")
 
 
 class ConfigError(CallerError):
@@ -133,6 +136,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
     """A policy as read: checked, but not yet bound to a seed or a trace.
 
     `live`: the table for a live fleet, which `read_table` checks; replays know no such thing.
+    `differs`: what the system it is named after does otherwise, and why.
     """
 
     name: str
@@ -140,6 +144,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
     source: str
     roles: dict[str, tuple[Any, dict[str, Any]]]
     live: dict[str, Any] = {}
+    differs: str = ""
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
         """The roles, with dice from `seed`. `lengths` is for the oracle and only in replays.
@@ -147,13 +152,13 @@ class PolicyFile(msgspec.Struct, frozen=True):
         Raises ConfigError if the policy needs true lengths and none are given.
         """
         roles = Roles(**{role: self._role(role, seed, lengths) for role in self.roles})
-        made = getattr(roles.batching, "least_staleness", 0)
-        if roles.freshness.oldest_allowed(made) > 0:
-            batching = type(roles.batching).__name__
-            raise ConfigError(
-                f"{self.name}: freshness.max_staleness: {batching} makes every sample {made} "
-                f"version(s) old, so that none could be delivered; allow at least {made}"
-            )
+        for role in (roles.batching, roles.weights):
+            made = getattr(role, "least_staleness", 0)
+            if roles.freshness.oldest_allowed(made) > 0:
+                raise ConfigError(
+                    f"{self.name}: freshness.max_staleness: {type(role).__name__} makes samples "
+                    f"{made} version(s) old that could not be delivered; allow at least {made}"
+                )
         return roles
 
     def scheduler(
@@ -207,7 +212,14 @@ def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
     live = table.get(LIVE, {})
     if not isinstance(live, dict):
         raise ConfigError(f"{name}: {LIVE}: expected a table, as in [{LIVE}] poll_s = 1.0")
-    return PolicyFile(name, table.get("about", ""), table.get("source", ""), roles, live)
+    return PolicyFile(
+        name,
+        table.get("about", ""),
+        table.get("source", ""),
+        roles,
+        live,
+        table.get("differs", ""),
+    )
 
 
 def read_table(name: str, path: str, table: Mapping[str, Any], kind: type[S]) -> S:

@@ -34,7 +34,7 @@ from rollout_sched.simulators.traces.model import Trace
 
 TRACE = "lrm_math_open"
 SCENARIO = "qwen7b-8xh100-disaggregated"
-POLICIES = ("round_robin_sync", "tail_batching", "async_recompute")
+POLICIES = ("round_robin_sync", "tail_batching", "areal")
 INSTANCES = 2
 STEPS = 4
 PROMPTS_PER_STEP = 16

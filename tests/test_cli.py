@@ -261,6 +261,14 @@ class TestCheck:
         assert (code, err) == (0, "")
         assert out.startswith(f"{name}: valid (routing ")
 
+    def test_what_a_system_does_otherwise_is_said(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "mine.toml"
+        path.write_text('about = "Fast."\ndiffers = "It waits."\n')
+        code, out, _ = run(capsys, "check", path)
+        assert (code, out.splitlines()[1:]) == (0, ["about: Fast.", "differs: It waits."])
+
     def test_a_file_with_a_typo(self, capsys: pytest.CaptureFixture[str], bad_policy: Path) -> None:
         code, out, err = run(capsys, "check", bad_policy)
         assert (code, out) == (2, "")

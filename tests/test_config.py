@@ -260,10 +260,15 @@ def test_scheduler_takes_version_and_batch() -> None:
     assert (scheduler.progress.prompts_per_step, scheduler.progress.version) == (7, 3)
 
 
-def test_a_bound_that_no_sample_could_meet_is_refused():
-    policy = parse_policy("mine", {"batching": {"use": "one_step_off"}})
-    with pytest.raises(ConfigError, match=r"mine: freshness.max_staleness: .* allow at least 1"):
-        policy.build()
+@pytest.mark.parametrize(
+    ("table", "least"),
+    [({"batching": {"use": "one_step_off"}}, 1), ({"weights": {"every": 3}}, 2)],
+)
+def test_a_bound_that_no_sample_could_meet_is_refused(table: dict[str, Any], least: int) -> None:
+    text = rf"mine: freshness.max_staleness: .* allow at least {least}"
+    with pytest.raises(ConfigError, match=text):
+        parse_policy("mine", table).build()
+    parse_policy("mine", {**table, "freshness": {"max_staleness": least}}).build()
 
 
 class TestLive:

@@ -15,7 +15,7 @@ def test_a_policy_at_work(
     monkeypatch.setattr(demo, "PROMPTS_PER_STEP", 4)
     results = []
     monkeypatch.setattr(demo, "_table", lambda made, simulated: results.extend(made) or "")
-    demo.demo(demo.Options(policies=["async_recompute"], speed=200.0))
+    demo.demo(demo.Options(policies=["areal"], speed=200.0))
     (result,) = results
     assert result.live.samples_delivered == 40
     assert result.live.steps == 2

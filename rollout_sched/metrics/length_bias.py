@@ -115,6 +115,15 @@ class LengthFold:
         return mean(trained) / mean(offered)
 
 
+def order_excess(steps: Sequence[Sequence[Sequence[int]]]) -> float:
+    """How much further than by chance steps of such groups, given by the lengths of their samples,
+    are from all of them."""
+    groups = [group for step in steps for group in step]
+    every = _sorted(groups)
+    distances = [_ks_distance(_sorted(step), every) for step in steps]
+    return mean(distances) - _ks_by_chance(groups, every, [len(step) for step in steps])
+
+
 def _sorted(groups: Iterable[Sequence[int]]) -> Lengths:
     return np.sort(np.asarray([length for lengths in groups for length in lengths]))
 

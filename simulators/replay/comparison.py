@@ -106,7 +106,7 @@ def _compared(
     runs: Sequence[Run], first: Sequence[Run], drawn: Sequence[Run], drawn_first: Sequence[Run]
 ) -> Compared:
     def ratio(figure: Callable[[Run], float]) -> Ratio:
-        return _ratio(_logs(runs, first, figure), _logs(drawn, drawn_first, figure))
+        return ratio_of(figure, runs, first, drawn, drawn_first)
 
     summaries = [run.summary for run in runs]
     biases = [summary.length_bias for summary in summaries]
@@ -135,6 +135,17 @@ def _compared(
         staleness_max=max(summary.staleness_max for summary in summaries),
         discarded_share=discarded / trained if trained else 0.0,
     )
+
+
+def ratio_of(
+    figure: Callable[[Run], float],
+    runs: Sequence[Run],
+    first: Sequence[Run],
+    drawn: Sequence[Run] = (),
+    drawn_first: Sequence[Run] = (),
+) -> Ratio:
+    """How many times the figure of `first`, pair by pair, that of `runs` is."""
+    return _ratio(_logs(runs, first, figure), _logs(drawn, drawn_first, figure))
 
 
 def _steady(run: Run) -> float:

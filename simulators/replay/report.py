@@ -10,6 +10,7 @@ import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from rollout_sched.metrics.length_bias import order_excess
 from rollout_sched.simulators.replay.comparison import Compared, compared
 from rollout_sched.simulators.replay.run_bounds import offered_bound, offered_on_policy_bound
 from rollout_sched.simulators.replay.runs import Run, figures, spread
@@ -19,6 +20,9 @@ from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.whole_file import whole_file
 
 SCHEMA = "rollout-sched-replay/1"
+
+#: How much further than by chance the steps of a trace may be from all of it.
+_SORTED = 0.05
 
 Format = Callable[[Any], str]
 Columns = Sequence[tuple[str, str, Format]]
@@ -90,6 +94,11 @@ def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
             f"{load.samples_per_prompt} of a prompt: history sees the future here, and what a "
             f"policy gains by it is too good to be true."
         )
+    if len(runs[0]) == 1 and load.groups and _order_excess(load) > _SORTED:
+        warnings.append(
+            "The trace is not in random order: the prompts of a step are more alike than by "
+            "chance, and seed 0 trains them so. Take --seeds 3: the others are shuffled."
+        )
     short = [run for run, *_ in runs if 0 < len(run.steps) < run.steps_needed]
     if short:
         names = ", ".join(f"{run.policy} {run.steps_needed}" for run in short)
@@ -100,6 +109,12 @@ def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
             f"--epochs, or fewer --prompts-per-step."
         )
     return warnings
+
+
+def _order_excess(load: Workload) -> float:
+    size = load.prompts_per_step
+    offered = [load.offered(group) for group in load.groups]
+    return order_excess([offered[at : at + size] for at in range(0, len(offered), size)])
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:

@@ -34,10 +34,14 @@ class OnPolicyBound(msgspec.Struct, frozen=True):
     whole_batches_s: float
     parts_s: float
 
+    def of(self, *, in_parts: bool) -> float:
+        return self.parts_s if in_parts else self.whole_batches_s
+
 
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
     """No policy trains the workload in fewer seconds."""
-    return run_bound(Demand.of_samples(workload.offered_samples()), _batches(workload), scenario)
+    demand = Demand.of_samples(workload.offered_samples())
+    return run_bound(demand, _batches(workload), scenario, in_parts=True)
 
 
 def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyBound:
@@ -46,12 +50,15 @@ def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyB
     return on_policy_bound(samples, size, _batches(workload), scenario)
 
 
-def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 0) -> float:
+def run_bound(
+    demand: Demand, batches: int, scenario: Scenario, restarts: int = 0, *, in_parts: bool = False
+) -> float:
     """Seconds no run can beat that generates these samples and trains them in so many batches.
 
     Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
     go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
-    token is made. `restarts` as in `bounds.lower_bound`. 0 without batches.
+    token is made. `restarts` as in `bounds.lower_bound`. `in_parts`: the trainer may have some of
+    the shared GPUs while others generate, so only the work adds up. 0 without batches.
     """
     if not batches:
         return 0.0
@@ -59,7 +66,8 @@ def run_bound(demand: Demand, batches: int, scenario: Scenario, restarts: int = 
     trainer = scenario.trainer
     training_s = _training_s(demand, batches, scenario)
     if trainer.colocated:
-        training_s += rollout_bound(demand.without_tools, scenario, restarts).total_s
+        generation = rollout_bound(demand.without_tools, scenario, restarts)
+        training_s += generation.joint_s if in_parts else generation.total_s
     return max(rollout_s + trainer.fixed_s, training_s)
 
 

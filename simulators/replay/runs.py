@@ -12,7 +12,7 @@ import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.actions import Action, Deliver, Lend
 from rollout_sched.core.events import Event
 from rollout_sched.core.roles import Freshness
 from rollout_sched.metrics import Metrics, Step, Summary
@@ -21,6 +21,7 @@ from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
 from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.processes import call_each
 from rollout_sched.simulators.replay.run_bounds import (
     offered_bound,
     on_policy_bound,
@@ -42,9 +43,9 @@ class Run(msgspec.Struct):
     `max_staleness` is what the policy allows, None if it allows anything. `bound_s` is a lower
     bound on `summary.total_s` for the samples this run delivered, `offered_bound_s` for those the
     trainer asked for; both are 0 where nobody trains. `on_policy_bound_s` is the bound of this
-    run's samples at staleness 0, None for a policy that allows more. `step_gaps` are how far each
-    batch's span (first dispatch to delivery) lies above the bound of its own samples. `direct`
-    where the scenario has traffic, `outages` where it has faults.
+    run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps` are
+    how far each batch's span (first dispatch to delivery) lies above the bound of its own samples.
+    `direct` where the scenario has traffic, `outages` where it has faults.
     """
 
     policy: str
@@ -120,13 +121,17 @@ def run_policy(
         train_s_per_token=scenario.trainer.seconds_per_token,
     )
     delivered: list[list[Sample]] = []
+    in_parts = False  # training overlaps with the generation of its own batch
     events = 0
 
     def note(now: float, event: Event, actions: list[Action]) -> None:
-        nonlocal events
+        nonlocal events, in_parts
         events += 1
         for action in actions:
+            if isinstance(action, Lend):
+                in_parts = True
             if isinstance(action, Deliver):
+                in_parts = in_parts or not action.last
                 if action.part == 0:
                     delivered.append([])
                 delivered[-1] += [workload.sample(s.group, s.index) for s in action.samples]
@@ -156,22 +161,25 @@ def run_policy(
     outage = outages.figures(total_s)
     asked = len(workload.groups) - outage.failed_prompts
     max_staleness = staleness_bound(scheduler.roles.freshness)
-    on_policy_bound_s = None
-    if max_staleness == 0:
-        trained = [sample for batch in delivered for sample in batch]
-        size = workload.prompts_per_step
-        least = on_policy_bound(trained, size, len(delivered), scenario, restarts)
-        in_parts = scheduler.roles.batching.part_prompts > 0
-        on_policy_bound_s = least.parts_s if in_parts else least.whole_batches_s
     return Run(
         policy=policy.name,
         seed=seed,
         max_staleness=max_staleness,
         summary=summary,
         steps=metrics.steps,
-        bound_s=run_bound(Demand.joined(demands), len(demands), scenario, restarts),
+        bound_s=run_bound(
+            Demand.joined(demands), len(demands), scenario, restarts, in_parts=in_parts
+        ),
         offered_bound_s=offered_bound(workload, scenario),
-        on_policy_bound_s=on_policy_bound_s,
+        on_policy_bound_s=None
+        if max_staleness != 0 or scheduler.roles.verifies
+        else on_policy_bound(
+            [sample for batch in delivered for sample in batch],
+            workload.prompts_per_step,
+            len(delivered),
+            scenario,
+            restarts,
+        ).of(in_parts=in_parts),
         step_gaps=[
             step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
             for step, demand in zip(metrics.steps, demands, strict=True)
@@ -210,13 +218,14 @@ def replay(
     *,
     steps: int = 0,
     seeds: int = 1,
+    jobs: int = 1,
     progress: Callable[[str, int], Progress] | None = None,
     journal_path: Path | None = None,
 ) -> list[list[Run]]:
     """Every policy on every seed (0, 1, ...): runs by policy, then by seed.
 
     With a journal path and more than one run, each run gets its own file beside it, named after
-    policy and seed.
+    policy and seed. With several `jobs` as many runs are made at once, in processes of their own.
     """
     several = len(policies) * seeds > 1
 
@@ -225,21 +234,12 @@ def replay(
             return journal_path
         return journal_path.with_stem(f"{journal_path.stem}.{policy}.{seed}")
 
-    return [
-        [
-            run_policy(
-                policy,
-                trace,
-                scenario,
-                steps=steps,
-                seed=seed,
-                progress=progress(policy.name, seed) if progress else None,
-                journal_path=path(policy.name, seed),
-            )
-            for seed in range(seeds)
-        ]
+    asked = [
+        (policy, seed, False, path(policy.name, seed))
         for policy in policies
+        for seed in range(seeds)
     ]
+    return _by_policy(_run_each(trace, scenario, steps, asked, jobs, progress), seeds)
 
 
 def replay_resampled(
@@ -249,10 +249,11 @@ def replay_resampled(
     *,
     steps: int = 0,
     resamples: int,
+    jobs: int = 1,
     progress: Callable[[str, int], Progress] | None = None,
 ) -> list[list[Run]]:
     """Every policy on each of so many resamples of the trace's prompts, in an order of its own:
-    runs by policy, then by resample.
+    runs by policy, then by resample. `jobs` as in `replay`.
 
     The size of the job is that of the trace, whatever was drawn.
     """
@@ -264,15 +265,61 @@ def replay_resampled(
         max_tokens=load.max_tokens,
     )
     fixed = msgspec.structs.replace(scenario, job=job)
-    runs: list[list[Run]] = [[] for _ in policies]
-    for number in range(resamples):
-        drawn = resampled(trace, number)
-        for policy, of_policy in zip(policies, runs, strict=True):
-            follow = progress(policy.name, number) if progress else None
-            of_policy.append(
-                run_policy(policy, drawn, fixed, steps=steps, seed=number, progress=follow)
-            )
-    return runs
+    asked = [(policy, number, True, None) for policy in policies for number in range(resamples)]
+    return _by_policy(_run_each(trace, fixed, steps, asked, jobs, progress), resamples)
+
+
+#: A policy, a seed, whether the prompts are resampled by it too, and where the journal goes.
+_Asked = tuple[PolicyFile, int, bool, Path | None]
+
+
+def _run_each(
+    trace: Trace,
+    scenario: Scenario,
+    steps: int,
+    asked: Sequence[_Asked],
+    jobs: int,
+    progress: Callable[[str, int], Progress] | None,
+) -> list[Run]:
+    def follow(number: int) -> Progress | None:
+        policy, seed, _, _ = asked[number]
+        return progress(policy.name, seed) if progress else None
+
+    def done(number: int) -> None:
+        report = follow(number)
+        if report is not None:
+            report(groups)
+
+    if jobs == 1 or len(asked) < 2:
+        return [_run(trace, scenario, steps, *a, follow(n)) for n, a in enumerate(asked)]
+    groups = len(Workload(trace, scenario.job, steps=steps).groups)
+    return call_each(_run, (trace, scenario, steps), asked, jobs, done)
+
+
+def _run(
+    trace: Trace,
+    scenario: Scenario,
+    steps: int,
+    policy: PolicyFile,
+    seed: int,
+    resample: bool,
+    journal_path: Path | None,
+    progress: Progress | None = None,
+) -> Run:
+    drawn = resampled(trace, seed) if resample else trace
+    return run_policy(
+        policy,
+        drawn,
+        scenario,
+        steps=steps,
+        seed=seed,
+        progress=progress,
+        journal_path=journal_path,
+    )
+
+
+def _by_policy(runs: Sequence[Run], each: int) -> list[list[Run]]:
+    return [list(runs[at : at + each]) for at in range(0, len(runs), each)] if each else []
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:

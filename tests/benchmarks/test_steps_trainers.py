@@ -73,9 +73,7 @@ def test_weights_that_cannot_be_loaded_are_a_failure(monkeypatch):
     assert failure.startswith("weights: 500")
 
 
-@pytest.mark.parametrize(
-    "policy", ["round_robin_sync", "tail_batching", "async_recompute", "streamed_sync"]
-)
+@pytest.mark.parametrize("policy", ["round_robin_sync", "tail_batching", "areal", "streamed_sync"])
 def test_on_batches(policy, tmp_path):
     file = tmp_path / "journal"
 

@@ -90,7 +90,7 @@ def rough(draw: st.DrawFn) -> Scenario:
     return msgspec.structs.replace(scenario, faults=tuple(faults), traffic=draw(traffics))
 
 
-def assert_lawful(ran: Watched, bound: int) -> None:
+def assert_lawful(ran: Watched, bound: float) -> None:
     ended: Counter[str] = Counter()
     asked, whole, failed = set(), Counter[str](), set()
     here: set[str] = set()

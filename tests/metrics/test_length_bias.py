@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Deliver
-from rollout_sched.metrics.length_bias import LengthFold
+from rollout_sched.metrics.length_bias import LengthFold, order_excess
 from tests.metrics.tape import Tape, deliver, sample
 
 OFFERED = {"a": [10, 20], "b": [30, 40]}
@@ -164,6 +164,12 @@ class TestFloor:
         assert fold(offered, *one).bias().step_ks_floor == (
             fold(offered, *reversed(one)).bias().step_ks_floor
         )
+
+    def test_an_order_has_one_too(self) -> None:
+        lengths = list(self.offered().values())
+        assert abs(order_excess([lengths[n : n + 8] for n in range(0, 40, 8)])) < 0.05
+        lengths.sort(key=sum)
+        assert order_excess([lengths[n : n + 8] for n in range(0, 40, 8)]) > 0.2
 
     def test_a_batch_in_parts_is_one_step(self) -> None:
         offered = {"a": [1], "b": [9]}

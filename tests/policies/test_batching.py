@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.roles import Launch
-from rollout_sched.policies.batching import FullyAsync, OneStepOff, Sync, TailBatching
+from rollout_sched.policies.batching import FullyAsync, OneStepOff, Pooled, Sync, TailBatching
 from tests.helpers import ProgressView
 
-ALL = [Sync(), TailBatching(), OneStepOff(), FullyAsync()]
+ALL = [Sync(), TailBatching(), Pooled(), OneStepOff(), FullyAsync()]
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -36,6 +36,7 @@ class TestBatch:
 IN_PARTS = [
     Sync(part_prompts=2),
     TailBatching(part_prompts=2),
+    Pooled(part_prompts=2),
     OneStepOff(part_prompts=2),
     FullyAsync(part_prompts=2),
 ]
@@ -79,7 +80,7 @@ def test_a_round_counts_what_has_gone_before_it(policy: Any, fresh: int) -> None
     assert policy.launch(progress) == Launch(fresh=fresh)
 
 
-@pytest.mark.parametrize("policy", [Sync(), TailBatching()])
+@pytest.mark.parametrize("policy", [Sync(), TailBatching(), Pooled()])
 @pytest.mark.parametrize(
     "progress",
     [
@@ -91,7 +92,7 @@ def test_rounds_start_one_by_one_when_the_trainer_asks(policy: Any, progress: Pr
     assert policy.launch(progress) is None
 
 
-@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), OneStepOff()])
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
 class TestMakingUp:
     """A group that failed leaves its round; another takes its place if a batch would be short."""
 
@@ -181,6 +182,30 @@ class TestTailBatching:
         launch = self.policy.launch(ProgressView(8, fresh=20, complete=12))
         assert launch is not None
         assert launch.fresh == 0
+
+
+class TestPooled:
+    """SortedRL: four batches start, and nobody else before the last of them is trained."""
+
+    policy = Pooled(4)
+
+    def test_starts_the_prompts_of_several_batches(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=99)) == Launch(fresh=16)
+        assert self.policy.launch(ProgressView(fresh=9)) == Launch(fresh=9)
+
+    @pytest.mark.parametrize(("deferred", "complete"), [(12, 0), (1, 3), (0, 4)])
+    def test_starts_none_beside_them(self, deferred: int, complete: int) -> None:
+        progress = ProgressView(fresh=99, deferred=deferred, complete=complete)
+        assert self.policy.launch(progress) == Launch(deferred=deferred)
+
+    def test_starts_anew_when_no_batch_is_left(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=99, deferred=1)) == Launch(15, 1)
+
+    def test_what_is_left_at_the_end_is_a_batch(self) -> None:
+        assert self.policy.launch(ProgressView(deferred=3, closed=True)) == Launch(deferred=3)
+
+    def test_waits_for_submissions(self) -> None:
+        assert self.policy.launch(ProgressView(fresh=3)) is None
 
 
 class TestOneStepOff:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.policies.freshness import Bounded, Unbounded
+from rollout_sched.policies.freshness import Bounded, Budget, Unbounded
 from tests.helpers import ProgressView
 
 
@@ -39,6 +39,36 @@ def test_room_is_areal_s_formula_where_each_version_took_a_batch(
 def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> None:
     rooms = [Bounded(2).room(ProgressView(4, v, v, started=3)) for v in (0, 7)]
     assert rooms == [9, 9]
+
+
+@given(
+    threshold=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]),
+    trigger=st.integers(1, 8),
+    batch=st.integers(1, 64),
+    syncs=st.integers(0, 9),
+    trained_since=st.integers(0, 7),
+    under_way=st.integers(0, 500),
+)
+def test_budget_is_verl_s(
+    threshold: float, trigger: int, batch: int, syncs: int, trained_since: int, under_way: int
+) -> None:
+    """int(required * (1 + threshold) * trigger) - what came or is on its way since the sync."""
+    at_sync = syncs * trigger
+    progress = ProgressView(
+        batch,
+        version=at_sync + trained_since,
+        fleet_version=at_sync,
+        delivered=(at_sync + trained_since) * batch,
+        started=under_way,
+    )
+    most = int(batch * (1 + threshold) * trigger + 1e-9)
+    policy = Budget(threshold, trigger)
+    assert policy.room(progress) == most - trained_since * batch - under_way
+
+
+def test_budget_bounds_no_single_sample() -> None:
+    assert Budget().oldest_allowed(100) == 0
+    assert not Budget().must_wait(ProgressView(version=100), {0: 1000}, 0)
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])

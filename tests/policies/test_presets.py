@@ -14,6 +14,29 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
 SCENARIOS = config.shipped("simulators/replay/scenarios")
+OURS = {"static_split", "round_robin_sync", "dplb", "async_rolling"}
+LITERATURE = {
+    "aimd_concurrency",
+    "april",
+    "areal",
+    "asyncflow",
+    "copris",
+    "fully_async_a",
+    "fully_async_b",
+    "fully_async_c",
+    "fully_async_d",
+    "llm_d_wave",
+    "magistral",
+    "one_step_off",
+    "partial_rollout",
+    "rhyme",
+    "seer",
+    "session_thrash_control",
+    "sorted_rl",
+    "streamrl",
+    "tail_batching",
+    "vllm_internal_lb",
+}
 
 
 def test_all_files_are_listed_under_their_names() -> None:
@@ -22,7 +45,7 @@ def test_all_files_are_listed_under_their_names() -> None:
         sorted(path.stem for path in (ROOT / "simulators/replay/scenarios").glob("*.toml"))
         == SCENARIOS
     )
-    assert len(PRESETS) >= 7
+    assert set(PRESETS) >= OURS | LITERATURE
     assert len(SCENARIOS) >= 5
 
 
@@ -32,6 +55,7 @@ def test_preset_says_what_it_is_and_builds(name: str) -> None:
     assert policy.name == name
     assert policy.about.endswith(".")
     assert policy.source
+    assert not policy.differs or policy.differs.endswith(".")
     policy.build(seed=1)  # a preset runs live, so it needs no true lengths
     policy.scheduler(4).check_invariants()
 
@@ -51,3 +75,15 @@ def test_a_user_s_copy_of_a_preset_is_the_same_policy(name: str, tmp_path: Path)
     copy = tmp_path / "mine.toml"
     copy.write_text((ROOT / f"policies/presets/{name}.toml").read_text())
     assert config.load_policy(str(copy)).roles == config.load_policy(name).roles
+
+
+def test_what_a_system_does_otherwise_is_a_string() -> None:
+    assert config.parse_policy("p", {"differs": "It is faster."}).differs == "It is faster."
+    with pytest.raises(config.ConfigError, match="p: differs: expected a string"):
+        config.parse_policy("p", {"differs": 1})
+
+
+@pytest.mark.parametrize("mode", "abcd")
+def test_verl_updates_as_often_as_its_budget_says(mode: str) -> None:
+    roles = config.load_policy(f"fully_async_{mode}").build()
+    assert roles.weights.every == roles.freshness.trigger_parameter_sync_step

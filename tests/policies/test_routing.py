@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.events import InstanceReported
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.core.model import Request
 from rollout_sched.policies import routing
 from tests.helpers import Loads, make_request
@@ -41,6 +42,7 @@ ALL: list[Callable[[], Any]] = [
     routing.VllmInternalLb,
     routing.GroupTokens,
     routing.SessionAffinity,
+    routing.LengthSplit,
     routing.StaticSplit,
 ]
 
@@ -238,6 +240,57 @@ class TestSessionAffinity:
     def test_leaves_a_home_that_is_gone(self) -> None:
         policy = routing.SessionAffinity()
         assert chosen(policy, Loads(policy, 2), last_instance="lost") == "i0"
+
+
+class TestLengthSplit:
+    """StreamRL: the first of every two instances is kept for the long."""
+
+    policy = routing.LengthSplit(long=0.5, every=2, weight=3.0)
+
+    def ask(self, loads: Loads, expected: int, *, estimate: int | None = 1) -> str | None:
+        request = make_request()
+        request.expected_tokens = expected
+        request.siblings.estimate = estimate
+        instance = self.policy.choose(request, loads.fleet)
+        return None if instance is None else instance.id
+
+    def test_the_long_go_to_the_emptiest_of_theirs(self) -> None:
+        loads = Loads(self.policy, 4)
+        loads.send(0, 5)
+        assert self.ask(loads, 500) == "i2"
+        loads.send(2, 6)
+        assert self.ask(loads, 500) == "i0"
+
+    def test_others_go_there_only_where_it_is_much_emptier(self) -> None:
+        loads = Loads(self.policy, 2)
+        loads.send(0, 1)
+        loads.send(1, 2)
+        assert self.ask(loads, 499) == "i1"
+        loads.send(1, 2)
+        assert self.ask(loads, 499) == "i0"
+
+    def test_who_is_unknown_is_not_long(self) -> None:
+        loads = Loads(self.policy, 2)
+        loads.send(0, 1)
+        assert self.ask(loads, 1000, estimate=None) == "i1"
+
+    def test_what_the_prompt_did_before_is_known(self) -> None:
+        loads = Loads(self.policy, 2)
+        loads.send(0, 1)
+        request = make_request()
+        request.expected_tokens = 1000
+        for before in (None, PromptLengths()):
+            request.siblings.history = before
+            assert self.policy.choose(request, loads.fleet) is loads[1]
+        request.siblings.history = PromptLengths([1000])
+        assert self.policy.choose(request, loads.fleet) is loads[0]
+        request.siblings.history, request.siblings.expected_tokens = None, 1000
+        assert self.policy.choose(request, loads.fleet) is loads[0]
+
+    def test_the_long_go_elsewhere_when_theirs_are_full(self) -> None:
+        loads = Loads(self.policy, 2, slots=1)
+        loads.send(0)
+        assert self.ask(loads, 1000) == "i1"
 
 
 class TestStaticSplit:

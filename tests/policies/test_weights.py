@@ -21,6 +21,15 @@ def test_all_at_once(when: Any, active: int, chosen: int) -> None:
     assert len(AllAtOnce(when).choose(outdated, ProgressView(active=active))) == chosen
 
 
+@pytest.mark.parametrize(("behind", "chosen"), [(1, 0), (3, 0), (4, 2), (5, 2)])
+def test_all_at_once_every_so_many_versions(behind: int, chosen: int) -> None:
+    loads = Loads(LeastRequests(), 2)
+    outdated = (loads[0], loads[1])
+    progress = ProgressView(version=8 + behind, fleet_version=8)
+    assert len(AllAtOnce(every=4).choose(outdated, progress)) == chosen
+    assert AllAtOnce(every=4).least_staleness == 3
+
+
 @pytest.mark.parametrize(("at_once", "updating", "chosen"), [(1, 0, 1), (1, 1, 0), (3, 1, 2)])
 def test_rolling(at_once: int, updating: int, chosen: int) -> None:
     loads = Loads(LeastRequests(), 4)

@@ -29,7 +29,7 @@ def main() -> None:
         ]
         urls = [server.wait() for server in servers]
         options = demo.Options(
-            policies=["async_recompute"],
+            policies=["areal"],
             instances=urls,
             weights=str(folder / "tiny-{version}"),
         )

@@ -122,6 +122,18 @@ class TestResamples:
             assert {r.summary.samples_delivered for r in of_policy} == {24 * 4}
             assert {r.summary.steps for r in of_policy} == {whole[0][0].summary.steps}
 
+    def test_in_processes_of_their_own_runs_are_the_same(self) -> None:
+        told: list[tuple[str, int, int]] = []
+
+        def progress(policy: str, number: int) -> Any:
+            return lambda groups: told.append((policy, number, groups))
+
+        runs = replay_resampled(
+            self.trace, self.policies, self.scenario, resamples=2, jobs=2, progress=progress
+        )
+        assert runs == replay_resampled(self.trace, self.policies, self.scenario, resamples=2)
+        assert sorted(told) == [(name, number, 24) for name in ("one", "two") for number in (0, 1)]
+
     def test_a_policy_that_is_the_first_by_another_name_has_no_doubt(self) -> None:
         policies = (make_policy("one"), make_policy("again"))
         runs = replay(self.trace, policies, self.scenario, seeds=2)

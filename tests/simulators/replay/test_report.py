@@ -113,6 +113,19 @@ class TestWarnings:
         assert "--epochs" in warning
         assert self.short(12, 2) == []
 
+    def test_that_a_trace_is_sorted_unless_other_orders_are_tried_too(self) -> None:
+        trace = make_trace({f"g{i}": [5 + 3 * i] for i in range(40)})
+        scenario = make_scenario(prompts_per_step=8)
+
+        def warnings(seeds: int) -> list[str]:
+            runs = replay(trace, [make_policy("one")], scenario, seeds=seeds)
+            report = reports.document(trace, scenario, runs, steps=0, seeds=seeds)
+            return [warning for warning in report["warnings"] if "random order" in warning]
+
+        [warning] = warnings(1)
+        assert "Take --seeds 3" in warning
+        assert warnings(2) == []
+
     def test_that_there_are_too_few_for_anybody(self) -> None:
         [warning] = self.short(3, 0)
         assert "(one 4, late 4)" in warning

@@ -35,6 +35,12 @@ class TestAnyStaleness:
         samples = list(make_trace({"a": [9]}).samples())
         assert run_bound(Demand.of_samples(samples), 5, scenario) == pytest.approx(59.0)
 
+    def test_colocated_training_in_parts_leaves_gpus_to_the_tail(self) -> None:
+        scenario = make_scenario(train_s=10.0, colocated=True, instances=2)
+        demand = Demand.of_samples(make_trace({"a": [9]}).samples())
+        assert run_bound(demand, 5, scenario) == pytest.approx(59.0)
+        assert run_bound(demand, 5, scenario, in_parts=True) == pytest.approx(54.5)
+
     def test_tools_go_on_while_colocated_trainers_train(self) -> None:
         scenario = make_scenario(train_s=10.0, colocated=True)
         sample = Sample("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
@@ -90,6 +96,10 @@ class TestOnPolicy:
 
     def test_a_policy_that_allows_older_samples_is_not_bound_by_it(self) -> None:
         policy = make_policy(batching="fully_async", freshness={"max_staleness": 1})
+        assert run_policy(policy, self.trace, self.scenario()).on_policy_bound_s is None
+
+    def test_nor_is_one_that_has_new_weights_approve_of_old_tokens(self) -> None:
+        policy = make_policy(interruption={"use": "partial", "kv": "verify"})
         assert run_policy(policy, self.trace, self.scenario()).on_policy_bound_s is None
 
     def test_nothing_to_train_takes_no_time(self) -> None:
