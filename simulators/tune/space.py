@@ -160,13 +160,14 @@ class Option(msgspec.Struct, frozen=True):
 READS_LENGTHS = (
     ("ordering", "longest_first"),
     ("ordering", "shortest_first"),
+    ("routing", "length_split"),
     ("admission", "kv_tokens"),
     ("admission", "kv_growth"),
     ("routing", "least_tokens"),
     ("routing", "group_tokens"),
 )
 #: Those that are nothing without them.
-LIVES_BY_LENGTHS = READS_LENGTHS[:2]
+LIVES_BY_LENGTHS = READS_LENGTHS[:3]
 
 #: Those that leave something behind that grows stale; without them the bound has nothing to say.
 CARRIES_OVER = (
@@ -198,6 +199,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 **PARTS,
             },
         ),
+        Option("pooled", {"batches": Parameter((2, 3, 4, 8)), **PARTS}),
         Option("one_step_off", PARTS, STALENESS),
         Option(
             "fully_async",
@@ -249,12 +251,27 @@ SPACE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "weights": (
-        Option("all_at_once", {"when": Parameter(("now", "between_batches"))}),
+        Option(
+            "all_at_once",
+            {
+                "when": Parameter(("now", "between_batches")),
+                "every": Parameter((1, 2, 4), STALENESS),
+            },
+        ),
         Option("rolling", {"at_once": Parameter((1, 2, 4))}, STALE_AND_SEVERAL),
     ),
     "routing": (
         Option("least_requests"),
         Option("round_robin"),
+        Option(
+            "length_split",
+            {
+                "long": Parameter((0.2, 0.4, 0.6)),
+                "every": Parameter((2, 4, 8)),
+                "weight": Parameter((1.0, 2.0, 4.0)),
+            },
+            SEVERAL_INSTANCES,
+        ),
         Option("least_tokens"),
         Option(
             "group_tokens",
@@ -361,6 +378,7 @@ LEFT_OUT: dict[str, str] = {
     "routing.static_split": "what to be better than; it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
     "prediction.oracle": "only a replay knows true lengths",
+    "freshness.budget": "bounds the aggregate, so that a sample may exceed the user's bound",
     "freshness.unbounded": "nothing would keep the user's bound",
 }
 
