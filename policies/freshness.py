@@ -23,15 +23,15 @@ class Unbounded(msgspec.Struct, frozen=True):
         return False
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Paced(msgspec.Struct, frozen=True):
     """So many groups may start between two weight updates, those still under way included.
 
     verl's fully async mode: with B groups a batch (its require_batches * ppo_mini_batch_size), at
-    most (1 + staleness_threshold) * trigger_parameter_sync_step * B are under way or have come
-    since the fleet got its weights. With f the oldest version in the fleet, f * B had been
-    delivered then, which makes it AReaL's formula with (1 + threshold) * trigger - 1 for the bound
-    S, a fraction of a batch allowed. It bounds the aggregate, not each sample. The weights role has
-    to update as seldom: `every` = trigger_parameter_sync_step.
+    most (1 + staleness_threshold) * trigger_parameter_sync_step * B are under way or have gone to
+    the trainer since the fleet got its weights, version f: (i + 1 - f) * B less the p places that
+    are left in the batch of the trainer's version i. That is the pacing of `Bounded` with
+    (1 + threshold) * trigger - 1 for S, a fraction of a batch allowed. It bounds the aggregate, not
+    each sample. The weights role has to update as seldom: `every` = trigger_parameter_sync_step.
     """
 
     staleness_threshold: Annotated[float, msgspec.Meta(ge=0)] = 0.1
@@ -40,8 +40,8 @@ class Budget(msgspec.Struct, frozen=True):
     def room(self, progress: Progress) -> int:
         size = progress.prompts_per_step
         most = (1 + self.staleness_threshold) * self.trigger_parameter_sync_step * size
-        ever = progress.fleet_version * size + int(most + 1e-9)
-        return ever - progress.delivered - progress.started
+        gone = (progress.version + 1 - progress.fleet_version) * size - progress.places
+        return int(most + 1e-9) - gone - progress.started
 
     def oldest_allowed(self, version: int) -> int:
         return 0

@@ -89,7 +89,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     },
     "freshness": {
         "bounded": freshness.Bounded,
-        "budget": freshness.Budget,
+        "paced": freshness.Paced,
         "unbounded": freshness.Unbounded,
     },
     "interruption": {
@@ -102,7 +102,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "none": migration.Stay,
         "repack": migration.Repack,
     },
-    "lending": {"none": lending.Keep},
+    "lending": {"none": lending.Keep, "stage_fusion": lending.StageFusion},
 }
 
 DEFAULTS = {

@@ -212,7 +212,7 @@ class BatchRequested(_Event, frozen=True):
 
     With `parts` it takes groups of it as they become whole, where the policy hands them out so.
     Said again before the last part has come, it only changes that. With `shares_gpus` it trains on
-    the instances' GPUs, and begins on those that are lent to it.
+    the instances' GPUs, and begins on those that are lent to it (see Lend).
     """
 
     parts: bool = False

@@ -128,9 +128,10 @@ def tables(report: dict[str, Any], *, equal_bias: bool = False) -> list[Table]:
     """One line a policy. Four tables: speed, time against the bounds, where time and tokens went,
     what was trained; and what clients got, and what went wrong, where the scenario has such.
 
-    Means over the seeds; half the range between seeds follows where it is 0.5 % or more. Ratios are
-    to the first policy, with their intervals where prompts were resampled. With `equal_bias` none
-    are shown of a policy whose samples are not of the lengths that were asked for.
+    Means over the seeds; half the range between seeds follows times, rates and counts where it is
+    0.5 % or more. Ratios are to the first policy, with their intervals where prompts were
+    resampled. With `equal_bias` none are shown of a policy whose samples are not of the lengths
+    that were asked for.
     """
     policies = report["policies"]
     if equal_bias:
@@ -229,7 +230,8 @@ def _cell(figure: Any, form: Format) -> str:
         return form(figure)
     half = (figure["max"] - figure["min"]) / 2
     spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
-    return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if spread >= 0.005 else "")
+    shown = spread >= 0.005 and form not in (_percent, _number)
+    return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if shown else "")
 
 
 def _seconds(value: float) -> str:

@@ -1,13 +1,13 @@
 """The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights.
 
-On GPUs of its own it takes a batch in parts, where the policy hands them out, trains them one after
-the other as they come, and takes its step (`fixed_s`) when the last is trained. On the instances'
-GPUs it can only begin when they have made way, so it takes batches as a whole.
+It takes a batch in parts, where the policy hands them out. On GPUs of its own it trains them as
+they come, and takes its step (`fixed_s`) when the batch is whole and trained. On the instances'
+GPUs it begins when these have made way: all of them once the batch is whole, some sooner if they
+are lent.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from rollout_sched.core.actions import Deliver, Discard, Lend, Reclaim
@@ -19,6 +19,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
 )
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.part_training import PartTraining
 from rollout_sched.simulators.replay.shared_gpus import SharedGpus
 from rollout_sched.simulators.replay.trainer import TrainerModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -46,10 +47,10 @@ class SimTrainer:
         self._gpus = gpus
         self._queue = queue
         self._tell = tell
-        self._request = BatchRequested(parts=not model.colocated)
-        self._parts: deque[Deliver] = deque()  # of the present batch, not trained yet
-        self._training = False
-        self._in_step = 0  # prompts of the present batch that are trained
+        self._work = PartTraining(0.0 if model.colocated else 1.0)
+        self._last: Deliver | None = None  # of a batch that is whole, until all GPUs are there
+        self._request = BatchRequested(parts=True, shares_gpus=model.colocated)
+        self._in_step = 0  # groups of the present batch that have come
         self._failed: set[str] = set()
 
     @property
@@ -70,14 +71,20 @@ class SimTrainer:
                 self._submit(group)
         self._queue.at(last, self._tell, SubmissionsClosed())
         self._queue.at(0.0, self._tell, self._request)
-        self._gpus.on_stopped = self._train_next
+        self._gpus.on_stopped = self._complete
+        self._gpus.on_lent = self._lent_changed
 
     def deliver(self, action: Deliver) -> None:
-        self._parts.append(action)
+        tokens = sum(s.prompt_tokens + s.response_tokens for s in action.samples)
+        self._work.add(self._model.step_s(tokens, last=False), self._queue.now)
+        self._in_step += len({sample.group for sample in action.samples})
+        if not action.last:
+            return
+        self._last = action
         if self._model.colocated:
             self._gpus.stop_all(clear_cache=not self._model.keeps_kv)
         else:
-            self._train_next()
+            self._complete()
 
     def discard(self, action: Discard) -> None:
         """A group that has failed will never come."""
@@ -96,26 +103,24 @@ class SimTrainer:
     def _submit(self, group: str) -> None:
         self._tell(self._workload.submission(group))
 
-    def _train_next(self) -> None:
-        """The part that came first, unless another is being trained."""
-        if self._parts and not self._training:
-            self._training = True
-            part = self._parts.popleft()
-            tokens = sum(s.prompt_tokens + s.response_tokens for s in part.samples)
-            self._queue.after(self._model.step_s(tokens, last=part.last), self._trained, part)
+    def _lent_changed(self) -> None:
+        if self._last is None:
+            self._work.set_share(self._gpus.lent_share, self._queue.now)
 
-    def _trained(self, part: Deliver) -> None:
-        self._training = False
-        self._in_step += len({sample.group for sample in part.samples})
-        if part.last:
-            self._step(part.version)
-        else:
-            self._train_next()
+    def _complete(self) -> None:
+        """The batch is whole, and all GPUs are there: what is left of it."""
+        last, self._last = self._last, None
+        if last is not None:
+            now = self._queue.now
+            self._work.set_share(1.0, now)
+            seconds = self._model.fixed_s + self._work.left_s(now)
+            self._queue.after(seconds, self._step, last.version)
 
     def _step(self, version: int) -> None:
         """The training step is over."""
-        prompts, self._in_step = self._in_step, 0
-        self._finish(prompts)
+        groups, self._in_step = self._in_step, 0
+        self._work = PartTraining(0.0 if self._model.colocated else 1.0)
+        self._finish(groups)
         if self._model.colocated and (self.left or self._workload.traffic is not None):
             for instance in self._gpus.resume_all():
                 self._tell(InstanceReturned(instance))

@@ -122,6 +122,7 @@ POLICIES = st.fixed_dictionaries(
             [
                 {"use": "none"},
                 {"use": "tests.helpers:Generous"},
+                {"use": "stage_fusion", "whole": 0.3, "slowdown": 9.0},
             ]
         ),
     }

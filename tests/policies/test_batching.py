@@ -61,7 +61,7 @@ class TestParts:
         assert policy.batch(ProgressView(complete=1, in_batch=2, closed=True, active=1)) == 0
 
 
-@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), OneStepOff()])
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
 class TestWhatHasGone:
     """Groups of the batch that the trainer has are on the way no less than those that run."""
 

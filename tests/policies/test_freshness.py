@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.policies.freshness import Bounded, Budget, Unbounded
+from rollout_sched.policies.freshness import Bounded, Paced, Unbounded
 from tests.helpers import ProgressView
 
 
@@ -47,28 +47,30 @@ def test_room_is_the_same_for_a_trainer_that_resumes_at_a_later_version() -> Non
     batch=st.integers(1, 64),
     syncs=st.integers(0, 9),
     trained_since=st.integers(0, 7),
+    in_batch=st.integers(0, 63),
     under_way=st.integers(0, 500),
 )
-def test_budget_is_verl_s(
-    threshold: float, trigger: int, batch: int, syncs: int, trained_since: int, under_way: int
+def test_pacing_is_verl_s(
+    threshold: float,
+    trigger: int,
+    batch: int,
+    syncs: int,
+    trained_since: int,
+    in_batch: int,
+    under_way: int,
 ) -> None:
     """int(required * (1 + threshold) * trigger) - what came or is on its way since the sync."""
-    at_sync = syncs * trigger
-    progress = ProgressView(
-        batch,
-        version=at_sync + trained_since,
-        fleet_version=at_sync,
-        delivered=(at_sync + trained_since) * batch,
-        started=under_way,
-    )
+    at_sync, in_batch = syncs * trigger, min(in_batch, batch - 1)
+    version = at_sync + trained_since
+    progress = ProgressView(batch, version, at_sync, in_batch=in_batch, started=under_way)
     most = int(batch * (1 + threshold) * trigger + 1e-9)
-    policy = Budget(threshold, trigger)
-    assert policy.room(progress) == most - trained_since * batch - under_way
+    gone = trained_since * batch + in_batch
+    assert Paced(threshold, trigger).room(progress) == most - gone - under_way
 
 
-def test_budget_bounds_no_single_sample() -> None:
-    assert Budget().oldest_allowed(100) == 0
-    assert not Budget().must_wait(ProgressView(version=100), {0: 1000}, 0)
+def test_pacing_bounds_no_single_sample() -> None:
+    assert Paced().oldest_allowed(100) == 0
+    assert not Paced().must_wait(ProgressView(version=100), {0: 1000}, 0)
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, 5), (2, 3), (7, -2)])

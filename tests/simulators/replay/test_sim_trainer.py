@@ -128,7 +128,12 @@ def test_a_group_is_trained_when_its_step_is_taken() -> None:
     assert world.trainer.left == 2, "or the run would be over before its last step"
 
 
-def test_on_shared_gpus_it_takes_batches_as_a_whole() -> None:
+def test_on_shared_gpus_parts_wait_until_the_batch_is_whole() -> None:
     world = in_parts(colocated=True)
-    world.deliver("a")
-    assert world.told[1] == (16.0, ev.BatchRequested(parts=False))
+    world.at(1.0, part("a", last=False))
+    world.at(20.0, part("b", number=1))
+    world.run()
+    assert world.told == [
+        (20.0 + 12.0 + 10.0, ev.WeightsPublished(1)),
+        (20.0 + 12.0 + 10.0, ev.BatchRequested(parts=True, shares_gpus=True)),
+    ]
