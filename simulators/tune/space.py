@@ -30,6 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
     max_staleness   the user's bound, versions
     context_s       seconds that a token in the KV cache adds to a decode step
     prefill_tokens_per_s  of an instance
+    weights_tokens  of context that take as long to read as the weights
     remembers       prompts come again, so that their earlier lengths are known
     drifts          the scenario says what of its tokens older weights made newer ones reject
     """
@@ -44,6 +45,7 @@ class Setting(msgspec.Struct, frozen=True):
     max_staleness: int
     context_s: float
     prefill_tokens_per_s: float
+    weights_tokens: float
     remembers: bool
     drifts: bool
 
@@ -59,6 +61,10 @@ ALWAYS = Condition("", lambda setting: True)
 STALENESS = Condition("staleness is allowed", lambda s: s.max_staleness >= 1)
 DISAGGREGATED = Condition("the trainer has GPUs of its own", lambda s: s.disaggregated)
 SEVERAL_INSTANCES = Condition("there are several instances", lambda s: s.instances >= 2)
+SHARED_AND_SEVERAL = Condition(
+    "trainer and several instances share GPUs",
+    lambda s: s.instances >= 2 and not s.disaggregated,
+)
 SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
 MOVES = Condition(
     "requests come back to the scheduler: between turns, or interrupted",
@@ -362,7 +368,21 @@ SPACE: dict[str, tuple[Option, ...]] = {
             reads_polls=True,
         ),
     ),
-    "lending": (Option("none"),),
+    "lending": (
+        Option("none"),
+        Option(
+            "stage_fusion",
+            {
+                "whole": Parameter((0.6, 0.7, 0.8, 0.9)),
+                "lent": Parameter((0.25, 0.5, 0.75)),
+                "fill": Parameter((0.6, 0.8, 0.9)),
+                "slowdown": Parameter((1.02, 1.05, 1.1, 1.2)),
+                "weights_tokens": Parameter(Fact("weights_tokens")),
+            },
+            SHARED_AND_SEVERAL,
+            reads_polls=True,
+        ),
+    ),
 }
 
 #: How often a role is changed, others 1: what is launched, and what is kept, decides most.
@@ -378,7 +398,7 @@ LEFT_OUT: dict[str, str] = {
     "routing.static_split": "what to be better than; it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
     "prediction.oracle": "only a replay knows true lengths",
-    "freshness.budget": "bounds the aggregate, so that a sample may exceed the user's bound",
+    "freshness.paced": "bounds the aggregate, so that a sample may exceed the user's bound",
     "freshness.unbounded": "nothing would keep the user's bound",
 }
 

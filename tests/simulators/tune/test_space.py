@@ -92,7 +92,11 @@ def test_every_value_is_one_the_policy_takes(role: str, option: Option, most: in
 def test_without_staleness_nothing_that_makes_samples_stale_may_be_chosen() -> None:
     fresh = setting(max_staleness=0)
     assert [one.use for one in options("interruption", fresh, {})] == ["none"]
-    assert {one.use for one in options("batching", fresh, {})} == {"sync", "tail_batching"}
+    assert {one.use for one in options("batching", fresh, {})} == {
+        "sync",
+        "tail_batching",
+        "pooled",
+    }
     assert options("freshness", fresh, {})[0].keys(fresh) == {}
 
 
