@@ -76,14 +76,18 @@ class Search:
             self._bracket([*parents, *new])
             parents = self.best(_PARENTS)
 
-    def best(self, count: int) -> list[Candidate]:
-        """The fastest that keep the limits as far as was measured, those measured longest first."""
+    def best(self, count: int, limits: Limits | None = None) -> list[Candidate]:
+        """The fastest that keep the limits as far as was measured, those measured longest first.
+
+        `limits`: other than the search's.
+        """
         known = list(self._book.candidates.values())
         found: list[Candidate] = []
         for rung in reversed(self._rungs):
             here = [one for one in known if self._book.knows(one, rung)]
             known = [one for one in known if one not in here]
-            found += [one for one in self._rank(here, rung) if self._allowed(one, rung)]
+            ranked = self._rank(here, rung)
+            found += [one for one in ranked if self._allowed(one, rung, limits)]
         return found[:count]
 
     # -- a bracket -------------------------------------------------------------------------------
@@ -119,10 +123,9 @@ class Search:
         """A mean of logarithms, so that every case counts alike."""
         return sum(math.log(one.tokens_per_s) for one in self._book.of(candidate, rung))
 
-    def _allowed(self, candidate: Candidate, rung: Rung) -> bool:
-        return self._book.knows(candidate, rung) and not self._limits.exceeded(
-            self._figures(candidate, rung)
-        )
+    def _allowed(self, candidate: Candidate, rung: Rung, limits: Limits | None = None) -> bool:
+        figures = self._figures(candidate, rung)
+        return not (limits or self._limits).exceeded(figures)
 
     def _figures(self, candidate: Candidate, rung: Rung) -> Figures:
         return together(self._book.of(candidate, rung))

@@ -24,6 +24,8 @@ from rollout_sched.simulators.tune.workers import WorkerDied
 
 #: Of the search's best, how many are validated.
 FINALISTS = 4
+#: One of them keeps the limits with so much to spare, for prompts differ in what they show.
+_SPARE = 0.15
 
 #: The first seed of the validation; those of the search are small.
 _HELD_OUT_SEED = 1001
@@ -117,7 +119,7 @@ def tune(
     book = Book(asking, reference, plan.evaluations)
     search = Search(setting, limits, book, plan.rungs, seed=plan.seed)
     ended = _ended(search.run)
-    finalists = _finalists(search, book)
+    finalists = _finalists(search, book, limits)
     validation = Book(_asking(workers, keeper, 0, told), reference)
     if ended != INTERRUPTED:
         _ended(lambda: validation.measure(finalists, plan.held_out))
@@ -180,13 +182,15 @@ def _ended(measuring: Callable[[], None]) -> str:
     return EXHAUSTED
 
 
-def _finalists(search: Search, book: Book) -> list[Candidate]:
+def _finalists(search: Search, book: Book, limits: Limits) -> list[Candidate]:
     """The best of the search, the best preset, and the baselines."""
     known = book.candidates.values()
     allowed = search.best(len(known))
+    sure = search.best(1, limits.tightened(_SPARE))
     best_preset = [one for one in allowed if one.preset][:1]
     baselines = [one for one in known if one.preset in BASELINES]
-    return list({one.key: one for one in [*allowed[:FINALISTS], *best_preset, *baselines]}.values())
+    chosen = [*allowed[: FINALISTS - len(sure)], *sure, *best_preset, *baselines]
+    return list({one.key: one for one in chosen}.values())
 
 
 def _longest(book: Book, rungs: Sequence[Rung]) -> Standing:

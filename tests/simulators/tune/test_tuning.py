@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -82,6 +83,18 @@ def test_what_breaks_a_limit_only_on_what_was_held_out_does_not_win() -> None:
     result = tuned(Oracle(sly))
     assert LIMITS.exceeded(result.finalists.figures(result.winner)) == []
     assert result.winner.table.get("batching", {}).get("over_prompts", 1.0) == 1.0
+
+
+def test_a_finalist_keeps_the_limits_with_something_to_spare() -> None:
+    def more_biased_when_held_out(task: Task) -> Figures:
+        figures = faster_with_more_prompts(task)
+        bias = figures.step_bias * (1.05 if task.case.held_out else 1.0)
+        return msgspec.structs.replace(figures, step_bias=bias)
+
+    limits = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.05)
+    result = tuned(Oracle(more_biased_when_held_out), limits)
+    batching = result.winner.table["batching"]
+    assert (batching["use"], batching["over_prompts"]) == ("sync", 1.375)
 
 
 class TestBudget:
