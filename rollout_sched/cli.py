@@ -113,6 +113,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="N",
         help="of each prompt; they are not trained, but their lengths known from before the run",
     )
+    add("--redraws", action="store_true", help="what starts over is drawn anew from its prompt's")
     add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
@@ -313,6 +314,7 @@ def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
             "max_tokens",
             "epochs",
             "known_samples",
+            "redraws",
         )
         if getattr(options, key)
     }

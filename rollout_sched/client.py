@@ -40,11 +40,13 @@ from rollout_sched.live.ports import InstanceClient, WeightLoader
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer_session import Borrower
 from rollout_sched.live.trajectory import Tool, Trajectory
 
 __all__ = [
     "Applied",
     "Batch",
+    "Borrower",
     "FailedGroup",
     "GatewayError",
     "Prompt",
@@ -97,6 +99,7 @@ class RolloutScheduler(ABC):
         length_history: Path | None = _DEFAULTS.length_history,
         instance_api_key: str | None = None,
         settings: Settings | None = None,
+        borrower: Borrower | None = None,
     ) -> RolloutScheduler:
         """Schedule in this process.
 
@@ -110,6 +113,8 @@ class RolloutScheduler(ABC):
         journal           a new file to record every event in
         length_history    a file for the response lengths of prompts, kept from one run to the next
         settings          of the driver; None for the policy's [live] table
+        borrower          the trainer, if it shares the instances' GPUs and begins on those that are
+                          lent to it ([lending]) with the parts that it has
 
         Raises ConfigError.
         """
@@ -124,7 +129,7 @@ class RolloutScheduler(ABC):
         )
 
         def start() -> LiveScheduler:
-            return LiveScheduler(loaded, options, settings=settings)
+            return LiveScheduler(loaded, options, settings=settings, borrower=borrower)
 
         return _InProcess(start, instances, instance_api_key)
 
@@ -165,6 +170,12 @@ class RolloutScheduler(ABC):
 
         Raises CallerError if versions do not grow, or a checkpoint is not there.
         """
+
+    @abstractmethod
+    async def give_back(self, url: str) -> None:
+        """The trainer uses an instance no longer that was lent to it (see `borrower`); to be said
+        before the weights are published, so that all get them together. Raises CallerError if it
+        is not lent, or was lost since. Only `from_toml` offers it."""
 
     @abstractmethod
     async def add_instance(self, instance: str | InstanceClient) -> None:
@@ -254,6 +265,9 @@ class _InProcess(RolloutScheduler):
         )
         await self._live.trainer.publish_weights(version, loader, wait=wait)
 
+    async def give_back(self, url: str) -> None:
+        self._live.trainer.give_back(url.rstrip("/"))
+
     async def add_instance(self, instance: str | InstanceClient) -> None:
         await self._take_in(instance, patient=False)
 
@@ -321,6 +335,11 @@ class _Remote(RolloutScheduler):
         await self._gateway.post("/rollout/v1/weights", _update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(LOOK_S)
+
+    async def give_back(self, url: str) -> None:
+        raise CallerError(
+            "a gateway lends no instances; use from_toml, which schedules in the trainer's process"
+        )
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         if not isinstance(instance, str):

@@ -197,6 +197,18 @@ def test_a_coroutine_loads_weights_in_process() -> None:
     run(scene())
 
 
+@pytest.mark.parametrize(
+    ("way", "why"), [("in process", "is not lent"), ("over HTTP", "from_toml")]
+)
+def test_what_was_not_lent_is_not_given_back(way: str, why: str) -> None:
+    async def scene() -> None:
+        async with rollouts_by(way, Upstream(NAME)) as rollouts:
+            with pytest.raises(CallerError, match=why):
+                await rollouts.give_back(NAME)
+
+    run(scene())
+
+
 def test_a_coroutine_cannot_travel() -> None:
     async def scene() -> None:
         async def apply(client: Any, version: int) -> None: ...

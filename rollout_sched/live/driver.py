@@ -35,6 +35,7 @@ from rollout_sched.core.events import (
     RequestWithdrawn,
     WeightsPublished,
 )
+from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attempt_table import AttemptTable
 from rollout_sched.live.event_pump import EventPump, Observer
@@ -184,15 +185,23 @@ class Driver:
     # -- lending ---------------------------------------------------------------------------
 
     def give_back(self, instance: str) -> None:
-        """The trainer uses an instance no longer that was lent to it."""
+        """The trainer uses an instance no longer that was lent to it. Raises CallerError if it is
+        not lent."""
+        found = self.view.instance(instance)
+        if found is None or found.status is not InstanceStatus.LENT:
+            raise CallerError(f"instance {instance!r} is not lent, or has been lost since")
         self._supervisor(instance).orders.take_back()
 
     def _lend(self, action: Lend) -> None:
         self._supervisor(action.instance).orders.lend(self._lent)
 
     def _lent(self, instance: str) -> None:
-        if self.on_lent is not None:
+        if self.on_lent is None:
+            return
+        try:
             self.on_lent(instance)
+        except Exception:  # it is the trainer's: the instance has done what it was to do
+            log.exception("instance %s was lent to the trainer, which failed", instance)
 
     def _reclaim(self, action: Reclaim) -> None:
         if self.on_reclaimed is not None:

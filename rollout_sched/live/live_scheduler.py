@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.live.trainer_session import Borrower, TrainerSession
+
+log = logging.getLogger(__name__)
 
 
 def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> Settings:
@@ -30,7 +33,8 @@ def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> S
 class LiveScheduler:
     """What stands between a trainer and its fleet. Make it inside a running event loop.
 
-    `settings`: of the driver; None for those of the policy.
+    `settings`: of the driver; None for those of the policy. `borrower`: the trainer, if it takes
+    instances that are lent to it.
     """
 
     def __init__(
@@ -39,12 +43,19 @@ class LiveScheduler:
         options: RunOptions | None = None,
         *,
         settings: Settings | None = None,
+        borrower: Borrower | None = None,
     ) -> None:
         if settings is None:
             settings = settings_of(policy)
         run = options or RunOptions()
         groups, version = run.prompts_per_step, run.start_version
         scheduler = policy.scheduler(groups, version=version, seed=run.seed)
+        if scheduler.roles.lending.lends and borrower is None:
+            log.warning(
+                "policy %s lends instances to a trainer on their GPUs, and there is none: nothing "
+                "will be lent; a trainer that takes them is given as `borrower` of from_toml",
+                policy.name,
+            )
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
             self.lengths = LengthStore(run.length_history)
@@ -56,7 +67,11 @@ class LiveScheduler:
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
         self.trainer = TrainerSession(
-            self.driver, stream_every=run.stream_every, seed=run.seed, lengths=self.lengths
+            self.driver,
+            stream_every=run.stream_every,
+            seed=run.seed,
+            lengths=self.lengths,
+            borrower=borrower,
         )
 
     def state(self) -> dict[str, Any]:

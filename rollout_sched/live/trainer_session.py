@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.errors import CallerError
@@ -37,13 +37,25 @@ _LOOK_S = 1.0
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
 
+class Borrower(Protocol):
+    """A trainer on the instances' GPUs, which begins before its batch is whole on those that are
+    lent to it (`[lending]`). What it raises is logged."""
+
+    def lent(self, instance: str) -> None:
+        """The instance holds no work and stands still: its GPUs are the trainer's, until it says
+        `give_back`."""
+
+    def reclaimed(self, instance: str) -> None:
+        """Nothing goes on without it: it is to be given back as soon as can be."""
+
+
 class TrainerSession:
     """What a trainer may do, on top of a driver.
 
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
     the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
-    from this one.
+    from this one. `borrower`: the trainer, if it shares the instances' GPUs.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """
@@ -55,8 +67,12 @@ class TrainerSession:
         stream_every: int = 0,
         seed: int = 0,
         lengths: LengthStore | None = None,
+        borrower: Borrower | None = None,
     ) -> None:
         self.driver = driver
+        self._shares_gpus = borrower is not None
+        if borrower is not None:
+            driver.on_lent, driver.on_reclaimed = borrower.lent, borrower.reclaimed
         self.stream_every = stream_every
         leniency = driver.view.leniency
         self._test = None if leniency is None else DraftTest(leniency, seed)
@@ -163,6 +179,11 @@ class TrainerSession:
         """Nobody waits for a batch any more: whoever does, or asks for one, is told NotYet."""
         self._batches.close()
 
+    def give_back(self, instance: str) -> None:
+        """The trainer uses an instance no longer that was lent to it: before it publishes weights,
+        so that all get them together. Raises CallerError if it is not lent, or was lost since."""
+        self.driver.give_back(instance)
+
     async def publish_weights(
         self, version: int, apply: WeightLoader, *, wait: bool = False
     ) -> None:
@@ -198,7 +219,7 @@ class TrainerSession:
     def _request(self, parts: bool) -> None:
         self._check_end()
         if self._batches.awaited:
-            self.driver.tell(BatchRequested(parts))
+            self.driver.tell(BatchRequested(parts, shares_gpus=parts and self._shares_gpus))
 
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = [

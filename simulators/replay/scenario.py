@@ -65,7 +65,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: nobody
     trains, and [traffic] is all there is. `epochs`: how often every prompt is trained, each time
     with other samples. `known_samples` of each prompt are not trained: their lengths are what the
-    trainer knows of the prompt before the run.
+    trainer knows of the prompt before the run. `redraws`: a sample that starts over is drawn anew
+    from those recorded of its prompt, as in earnest; else it comes to what it would have before.
     """
 
     prompts_per_step: Count = 0
@@ -74,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: bool = True
     epochs: AtLeastOne = 1
     known_samples: Count = 0
+    redraws: bool = False
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

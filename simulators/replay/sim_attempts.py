@@ -66,9 +66,11 @@ class SimAttempts:
     def begin(self, action: Dispatch) -> SimRequest:
         if not action.group:
             return self._begin_direct(action, self.asking[action.request])
-        sample = self._workload.sample(action.group, action.index)
-        stream = self._streams.pop(action.request, action.attempt)
-        if not action.computed_tokens:
+        load, stream = self._workload, self._streams.pop(action.request, action.attempt)
+        if action.computed_tokens:
+            sample = load.sample(action.group, action.index)
+        else:
+            sample = load.begin(action.group, action.index)
             stream = action.attempt  # a new text from here on
         return self._request(action, sample, stream)
 
@@ -120,6 +122,7 @@ class SimAttempts:
         context, response, turn = dispatch.context_tokens, dispatch.response_tokens, dispatch.turn
         if kept < draft:
             context, response = context - response + kept, kept
+            sample = self._workload.go_on(dispatch.group, dispatch.index, kept)
             if not kept:
                 stream = dispatch.attempt  # a new text from here on
                 if settled:

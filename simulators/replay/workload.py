@@ -5,6 +5,7 @@ policy, and the same clients.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -27,7 +28,8 @@ class Workload:
     Samples the trace does not hold are drawn from those of the same epoch and prompt; `drawn`
     counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
     `overlapping` counts the groups. The last `job.known_samples` recorded of a prompt are trained
-    in no epoch; the trainer tells their lengths with each of its groups.
+    in no epoch; the trainer tells their lengths with each of its groups. With `job.redraws` a
+    sample that starts over does what any that is recorded of its prompt has done.
     `traffic`: the clients' conversations.
     """
 
@@ -40,6 +42,7 @@ class Workload:
         seed: int = 0,
         traffic: TrafficModel | None = None,
     ) -> None:
+        self._ever_recorded = trace.groups
         trace, self._known = _told_before(trace, job.known_samples)
         self.trace = trace
         self.seed = seed
@@ -53,6 +56,9 @@ class Workload:
         self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
         self._uncut = self.max_tokens >= trace.cap
         self._extra: dict[tuple[str, int], Sample] = {}
+        self._redraws = job.redraws
+        self._begun: Counter[tuple[str, int]] = Counter()
+        self._redrawn: dict[tuple[str, int], Sample] = {}
         self._prompts = {group: prompt for group, prompt, epoch in groups if epoch}
         self._recorded = trace.groups
         if job.epochs > 1:
@@ -107,8 +113,48 @@ class Workload:
             self._known.get(self.prompt(group), ()),
         )
 
+    def begin(self, group: str, index: int) -> Sample:
+        """What the sample will do that begins without any tokens, for the first time or again."""
+        if self._redraws:
+            times = self._begun[group, index]
+            self._begun[group, index] += 1
+            if times:
+                self._redraw(group, index, f"{group}#{times}", 0)
+        return self.sample(group, index)
+
+    def go_on(self, group: str, index: int, kept: int) -> Sample:
+        """What the sample will do that was cut and goes on from its first `kept` tokens.
+
+        With `redraws`, what one does that is longer than that; a trajectory with tools, and one
+        than which none is longer, does what it would have.
+        """
+        if not kept:
+            return self.begin(group, index)
+        if self._redraws and len(self.sample(group, index).turns) == 1:
+            self._redraw(group, index, f"{group}#{kept}+", kept)
+        return self.sample(group, index)
+
+    def _redraw(self, group: str, index: int, name: str, beyond: int) -> None:
+        recorded = self._ever_recorded[self.prompt(group)]
+        members = [
+            sample
+            for sample in recorded
+            if not beyond or (len(sample.turns) == 1 and sample.response_tokens > beyond)
+        ]
+        if members:
+            drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
+            self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
+
     def sample(self, group: str, index: int) -> Sample:
-        """What the sample will do, cut at `max_tokens`."""
+        """What the sample will do, or has done, cut at `max_tokens`."""
+        if self._redrawn:
+            redrawn = self._redrawn.get((group, index))
+            if redrawn is not None:
+                return redrawn
+        return self._first(group, index)
+
+    def _first(self, group: str, index: int) -> Sample:
+        """What it would do if it began but once."""
         recorded = self._recorded[group]
         if index < len(recorded):
             sample = recorded[index]
@@ -145,7 +191,7 @@ class Workload:
         recorded, count = self._recorded[group], self.samples_per_prompt
         if self._uncut and count <= len(recorded):
             return recorded[:count]
-        return [self.sample(group, index) for index in range(count)]
+        return [self._first(group, index) for index in range(count)]
 
     def check_fits(self, scenario: Scenario) -> None:
         """Raise CallerError, before any work, if something can never run on this fleet."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import InstancePaused, WeightsUpdated
+from rollout_sched.core.events import InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders
 from rollout_sched.live.pause import HOLD, Pause, PausedBy
 from rollout_sched.live.ports import InstanceError
@@ -116,6 +116,48 @@ def test_an_update_from_pause_to_resume() -> None:
             assert stage.told == [(2.0, InstancePaused("i0")), (4.0, WeightsUpdated("i0", 7))]
             assert (stage.resumed, stage.failed) == (1, [])
             assert stage.pause.by is PausedBy.NOBODY
+
+    virtual_loop.run(scene())
+
+
+def test_one_is_lent_and_taken_back() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            lent: list[str] = []
+            stage.orders.lend(lent.append)
+            await asyncio.sleep(1.5)
+            assert (lent, stage.told) == (["i0"], [])
+            assert stage.pause.by is PausedBy.US
+            stage.orders.take_back()
+            await asyncio.sleep(10.0)
+            assert stage.client.calls == [("pause", "keep", True), "resume"]
+            assert stage.told == [(2.5, InstanceReturned("i0"))]
+            assert (stage.resumed, stage.pause.by) == (1, PausedBy.NOBODY)
+
+    virtual_loop.run(scene())
+
+
+def test_one_that_is_taken_back_while_it_is_held_stands_still() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.orders.lend(lambda name: None)
+            stage.pause.move(HOLD)
+            stage.orders.take_back()
+            await asyncio.sleep(10.0)
+            assert stage.client.calls == [("pause", "keep", True)]
+            assert [event for _, event in stage.told] == [InstanceReturned("i0")]
+
+    virtual_loop.run(scene())
+
+
+def test_one_that_cannot_be_paused_is_not_lent() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            lent: list[str] = []
+            stage.client.error = InstanceError("no")
+            stage.orders.lend(lent.append)
+            await asyncio.sleep(10.0)
+            assert (lent, stage.failed) == ([], [(None, "pause for the trainer: no")])
 
     virtual_loop.run(scene())
 

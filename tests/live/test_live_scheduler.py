@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched import journal, load_policy
+from rollout_sched import journal, load_policy, parse_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -16,6 +16,23 @@ from rollout_sched.live.samples import Prompt
 from tests.live.scripted import Scripted, until
 
 POLICY = load_policy("round_robin_sync")
+
+
+def test_a_policy_that_lends_to_nobody_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    class Borrower:
+        def lent(self, instance: str) -> None: ...
+
+        def reclaimed(self, instance: str) -> None: ...
+
+    policy = parse_policy("mine", {"lending": {"use": "stage_fusion"}})
+
+    async def scene() -> None:
+        await LiveScheduler(policy, borrower=Borrower()).close()
+        assert not caplog.records
+        await LiveScheduler(policy).close()
+
+    asyncio.run(scene())
+    assert "policy mine lends instances" in caplog.text
 
 
 def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:

@@ -260,6 +260,67 @@ class TestPlacement:
         assert reprefilled(False) > 0
 
 
+class TestFusion:
+    """Training takes a second a token on all GPUs, and ten a step; a group has 4 prompt tokens."""
+
+    policy = make_policy(
+        "fusion",
+        batching={"use": "sync", "part_prompts": 1},
+        lending={"use": "stage_fusion", "whole": 0.3, "slowdown": 9.0},
+        weights={"when": "between_batches"},
+    )
+
+    def run(self, trace: Trace, *faults: Any, prompts: int = 2, policy: Any = None) -> Watched:
+        scenario = make_scenario(
+            instances=2, colocated=True, prompts_per_step=prompts, faults=faults
+        )
+        trainer = msgspec.structs.replace(scenario.trainer, seconds_per_token=1.0)
+        scenario = msgspec.structs.replace(scenario, trainer=trainer)
+        return watch(policy or self.policy, trace, scenario)
+
+    def test_half_of_the_gpus_train_at_half_the_speed(self) -> None:
+        """a's 6 s take 12 s on one instance while b is made on the other; then 24 s are left."""
+        ran = self.run(make_trace({"a": [2], "b": [20], "c": [1]}))
+        assert ran.said(act.Lend) == [(2.0, act.Lend("instance-0"))]
+        assert ran.said(ev.InstanceReturned)[0][0] == pytest.approx(20.0 + 24.0 + 10.0)
+        assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(54.0)
+
+    def test_what_is_not_trained_by_then_is_trained_on_all(self) -> None:
+        """4 of a's 6 s are done when b is."""
+        ran = self.run(make_trace({"a": [2], "b": [10], "c": [1]}))
+        assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(10.0 + 2.0 + 14.0 + 10.0)
+
+    def test_what_makes_way_goes_on_elsewhere_and_stays_on_policy(self) -> None:
+        ran = self.run(make_trace({"a": [2], "b": [20], "c": [30]}), prompts=3)
+        (interrupted,) = ran.said(act.Interrupt)
+        assert interrupted[1].request == "c/0"
+        sample = next(sample for sample in ran.samples if sample.group == "c")
+        assert [segment.instance for segment in sample.segments] == ["instance-0", "instance-1"]
+        assert sum(segment.tokens for segment in sample.segments) == 30
+        assert all(sample.staleness == 0 for sample in ran.samples)
+
+    def test_all_serve_again_in_the_next_step(self) -> None:
+        ran = self.run(make_trace({"a": [2], "b": [20], "c": [5], "d": [5]}))
+        second = [action.instance for now, action in ran.said(act.Dispatch) if now > 50.0]
+        assert sorted(second) == ["instance-0", "instance-1"]
+
+    def test_what_is_lent_is_given_back_where_nothing_else_is_left(self) -> None:
+        """The trainer keeps what it has trained by then."""
+        lost = Lost(at_s=7.5, instance=1)
+        ran = self.run(make_trace({"a": [2], "b": [20], "c": [1]}), lost)
+        assert ran.said(act.Reclaim) == [(7.5, act.Reclaim("instance-0"))]
+        assert ran.said(ev.InstanceReturned)[0][0] == 7.5
+        # b begins anew; 5.5 s on half of the GPUs, which were all that was left, trained a while.
+        assert ran.deliveries[-2][0] == pytest.approx(27.5)
+
+    def test_one_that_is_lost_while_it_is_lent_is_not_given_back(self) -> None:
+        lost = Lost(at_s=7.5, instance=0, returns_after_s=1.0)
+        ran = self.run(make_trace({"a": [2], "b": [20], "c": [1]}), lost)
+        assert not ran.said(ev.InstanceReturned)
+        # a was trained for 5.5 s at half the speed.
+        assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(20.0 + 3.25 + 24.0 + 10.0)
+
+
 class Nowhere(msgspec.Struct, frozen=True):
     """A routing that never decides."""
 

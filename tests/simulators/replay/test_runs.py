@@ -139,6 +139,18 @@ EXTRA = [
         freshness={"max_staleness": 1},
     ),
     make_policy("random", routing="random", prediction="oracle", ordering="longest_first"),
+    make_policy("migration", migration={"use": "tests.helpers:Restless", "interval_s": 3.0}),
+    make_policy(
+        "lending",
+        batching={"use": "sync", "part_prompts": 1},
+        lending="tests.helpers:Generous",
+    ),
+    make_policy(
+        "fusion",
+        batching={"use": "sync", "over_prompts": 1.5, "part_prompts": 1},
+        migration={"use": "by_cost", "context_s": 1.0},
+        lending={"use": "stage_fusion", "whole": 0.3, "slowdown": 9.0},
+    ),
     make_policy("tail in parts", batching={"use": "tail_batching", "part_prompts": 1}),
     make_policy(
         "partial in parts",

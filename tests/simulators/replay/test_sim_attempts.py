@@ -29,3 +29,18 @@ def test_a_text_is_named_by_the_attempt_that_began_it() -> None:
     assert (anew.stream, anew.new_tokens) == (3, 9)
     event, _ = attempts.end(Ended(3, 9, ((0, 9),), "stop", 3.0))
     assert event == RequestFinished("g/0", 3, 9, ((0, 9),), "stop")
+
+
+def test_what_goes_on_does_what_it_would_have_and_what_starts_over_something_else() -> None:
+    load = Workload(make_trace({"g": list(range(10, 60))}), Job(redraws=True))
+    attempts = SimAttempts(load)
+    assert attempts.begin(dispatch(1)).new_tokens == 10
+    attempts.end(Ended(1, 4, ((0, 4),), "abort", 1.0))
+    assert attempts.begin(dispatch(2, made=4, computed=14)).new_tokens == 6
+    attempts.end(Ended(2, 0, (), "abort", 2.0))
+    lengths = []
+    for attempt in range(3, 9):
+        lengths.append(attempts.begin(dispatch(attempt)).new_tokens)
+        attempts.end(Ended(attempt, 0, (), "abort", 3.0))
+    assert len(set(lengths)) > 3
+    assert load.length("g", 0) == lengths[-1]

@@ -173,6 +173,55 @@ class TestEpochs:
             Workload(Trace("t", gather(samples)), Job(epochs=2, samples_per_prompt=2))
 
 
+class TestRedraws:
+    """What starts over may do something else."""
+
+    RECORDED = tuple(range(1, 101))
+
+    def load(self, **job: int) -> Workload:
+        return Workload(make_trace({"g": list(self.RECORDED)}), Job(redraws=True, **job))
+
+    def test_only_what_begins_again_is_drawn_anew(self) -> None:
+        load = self.load()
+        assert load.begin("g", 7) == load.sample("g", 7) == load.trace.groups["g"][7]
+        lengths = [load.begin("g", 7).response_tokens for _ in range(20)]
+        assert len(set(lengths)) > 10
+        assert set(lengths) <= set(self.RECORDED)
+        assert load.length("g", 7) == load.sample("g", 7).response_tokens == lengths[-1]
+        assert load.length("g", 8) == 9
+
+    def test_the_trainer_s_offer_is_what_it_was(self) -> None:
+        load = self.load()
+        for _ in range(3):
+            load.begin("g", 7)
+        assert load.offered("g") == list(self.RECORDED)
+
+    def test_every_run_draws_the_same(self) -> None:
+        runs = [self.load(), self.load()]
+        for load in runs:
+            load.begin("g", 7)
+        first, again = (load.begin("g", 7) for load in runs)
+        assert first == again
+        assert (first.group, first.sample) == ("g", 7)
+
+    def test_what_is_drawn_is_cut_too(self) -> None:
+        load = self.load(max_tokens=5)
+        assert max(load.begin("g", 50).response_tokens for _ in range(20)) == 5
+
+    def test_what_was_cut_comes_to_a_length_beyond_the_cut(self) -> None:
+        load = self.load()
+        lengths = [load.go_on("g", 7, kept).response_tokens for kept in range(1, 100)]
+        assert all(length > kept for kept, length in enumerate(lengths, start=1))
+        assert len(set(lengths)) > 20
+        assert load.length("g", 7) == lengths[-1] == 100
+        assert load.go_on("g", 7, 100).response_tokens == 100, "none is longer"
+
+    def test_without_it_nothing_changes(self) -> None:
+        load = Workload(TRACE, Job())
+        assert {load.begin("g1", 0).response_tokens for _ in range(9)} == {11}
+        assert {load.go_on("g1", 0, kept).response_tokens for kept in range(9)} == {11}
+
+
 class TestKnownSamples:
     """What a trainer knows that has met the prompts before."""
 
