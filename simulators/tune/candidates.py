@@ -66,6 +66,13 @@ def presets(setting: Setting) -> list[Candidate]:
     return found
 
 
+def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
+    """Where the search starts beside the presets: what the space knows to be good, completed."""
+    fitting = [table for table in space.STARTS if _inside(table, setting)]
+    completed = [Candidate(_mended(table, setting, dice)) for table in fitting]
+    return [one for one in completed if _buildable(one)]
+
+
 def draw(setting: Setting, dice: random.Random) -> Candidate:
     """Any policy of the space; in half of the roles the plainest."""
 

@@ -360,7 +360,8 @@ SPACE: dict[str, tuple[Option, ...]] = {
             "repack",
             {
                 "fill": Parameter((0.6, 0.8, 0.9)),
-                "max_requests": Parameter((0, 32, 64, 128)),
+                "slowdown": Parameter((1.0, 1.1, 1.25, 1.5)),
+                "weights_tokens": Parameter(Fact("weights_tokens")),
                 "most": Parameter((1, 2, 4)),
                 "interval_s": Parameter((2.0, 5.0, 10.0)),
             },
@@ -376,7 +377,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "whole": Parameter((0.6, 0.7, 0.8, 0.9)),
                 "lent": Parameter((0.25, 0.5, 0.75)),
                 "fill": Parameter((0.6, 0.8, 0.9)),
-                "slowdown": Parameter((1.02, 1.05, 1.1, 1.2)),
+                "slowdown": Parameter((1.02, 1.05, 1.1, 1.2, 1.4)),
                 "weights_tokens": Parameter(Fact("weights_tokens")),
             },
             SHARED_AND_SEVERAL,
@@ -384,6 +385,38 @@ SPACE: dict[str, tuple[Option, ...]] = {
         ),
     ),
 }
+
+#: Where a search starts beside the presets: what trials of single mechanisms found good. Those that
+#: the setting has no use for are passed over.
+STARTS: tuple[Table, ...] = (
+    {"batching": {"use": "tail_batching", "over_prompts": 1.25, "over_samples": 1.0}},
+    {
+        "batching": {
+            "use": "tail_batching",
+            "over_prompts": 1.5,
+            "over_samples": 1.0,
+            "long_round_share": 0.5,
+        }
+    },
+    {
+        "batching": {"use": "tail_batching", "over_prompts": 1.125, "over_samples": 1.0},
+        "selection": {"use": "like_lengths"},
+    },
+    {"lending": {"use": "stage_fusion"}},
+    {"migration": {"use": "by_cost"}},
+    {"routing": {"use": "session_affinity"}},
+    {"routing": {"use": "session_affinity"}, "admission": {"use": "session_cap"}},
+    {
+        "batching": {"use": "sync", "over_prompts": 1.25},
+        "interruption": {"use": "partial"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    {
+        "batching": {"use": "fully_async", "max_ahead": 1.5},
+        "interruption": {"use": "partial", "kv": "retain"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+)
 
 #: How often a role is changed, others 1: what is launched, and what is kept, decides most.
 WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}

@@ -120,3 +120,16 @@ def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
     speeds = [faster_with_more_prompts(Task(one.table, Case(24, 1))) for one in parents]
     assert len(set(speeds)) >= 3
     assert parents[0].departures <= 2
+
+
+def test_what_is_near_a_fast_one_that_exceeds_a_limit_is_tried() -> None:
+    """Here the only way to be fast and allowed lies beside what is fast and not allowed."""
+
+    def narrow(task: Task) -> Figures:
+        row = task.table.get("batching", {})
+        fast = row.get("use") == "pooled"
+        biased = fast and row.get("batches", 4) != 3
+        return Figures(tokens_per_s=2.0 if fast else 1.0, step_bias=float(biased))
+
+    search, _, _ = searched(150, narrow)
+    assert search.best(1)[0].table["batching"]["batches"] == 3

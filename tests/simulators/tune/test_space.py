@@ -11,9 +11,11 @@ from rollout_sched.simulators.tune.space import (
     LEFT_OUT,
     SPACE,
     STALENESS,
+    STARTS,
     WEIGHTS,
     Option,
     Parameter,
+    Table,
     Times,
     UpTo,
     options,
@@ -59,6 +61,11 @@ def test_everything_a_policy_file_can_say_is_searched_or_left_out_for_a_reason()
 def test_weights_name_roles() -> None:
     assert set(WEIGHTS) <= set(SPACE)
     assert min(WEIGHTS.values()) > 0
+
+
+@pytest.mark.parametrize("table", STARTS)
+def test_starts_are_policies(table: Table) -> None:
+    config.parse_policy("start", table).build()
 
 
 def test_the_first_option_of_a_role_is_the_default_or_the_only_one() -> None:
