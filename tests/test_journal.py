@@ -24,6 +24,7 @@ EVENTS: list[ev.Event] = [
     ev.RequestWithdrawn("d1"),
     ev.SessionEnded("s"),
     ev.SubmissionsClosed(),
+    ev.InstanceReturned("i0"),
     ev.BatchRequested(),
     ev.TokensArrived("a/0", 1, 3),
     ev.InstanceReported("i0", 1, 0, 0.25, preemptions=1, generated_tokens=9),
@@ -163,7 +164,8 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
         "groups": {
             group.id: {
                 **fields(group, "siblings", "finished"),
-                "siblings": fields(group.siblings, "requests"),
+                "siblings": fields(group.siblings, "requests", "history"),
+                "history": fields(group.siblings.history) if group.siblings.history else None,
                 "requests": [request.id for request in group.requests],
                 "finished": [request.id for request in group.finished],
             }
