@@ -160,6 +160,8 @@ class Outcomes:
                 self.finish(request, "stop")  # there are no newer weights to pass it
             else:
                 self._requests.wait(request)
+        if self._verification.on:
+            self._verification.renew(group)  # a tool may still be at work on old tokens
 
     def set_back(self, group: Group) -> None:
         """The round is over without this group: keep its partial requests, or start it over."""

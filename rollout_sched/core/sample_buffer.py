@@ -94,8 +94,10 @@ class SampleBuffer:
         left = {version: len(groups) for version, groups in self._by_version.items()}
         waiting = len(self._started) - sum(left.values())
         for group in taken:
-            assert group.oldest_version is not None
-            left[group.oldest_version] -= 1
+            if group.oldest_version is None:
+                waiting -= 1  # answers without a token have no age
+            else:
+                left[group.oldest_version] -= 1
         if waiting:
             left[undated] = left.get(undated, 0) + waiting
         return {version: count for version, count in left.items() if count}

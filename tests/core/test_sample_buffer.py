@@ -178,3 +178,14 @@ class BruteForce(RuleBasedStateMachine):
 
 
 TestBruteForce = BruteForce.TestCase
+
+
+def test_answers_without_a_token_have_no_age() -> None:
+    """Such a group may go, and what stays behind without an age counts as undated."""
+    buffer, empty, other = SampleBuffer(), make_group("a"), make_group("b")
+    for group in (empty, other):
+        buffer.add(group)
+    buffer.completed(empty)
+    assert buffer.remaining([empty], 5) == {5: 1}
+    buffer.remove(empty)
+    assert buffer.remaining([], 5) == {5: 1}
