@@ -37,6 +37,7 @@ EVENTS: list[ev.Event] = [
     ev.WeightsPublished(3),
     ev.InstancePaused("i0"),
     ev.WeightsUpdated("i0", 3),
+    ev.InstanceReturned("i0"),
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
     ev.InstanceLeaving("i0"),
