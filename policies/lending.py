@@ -10,7 +10,7 @@ import msgspec
 
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.roles import FleetView, Instance, Progress
-from rollout_sched.policies.load_estimate import LoadEstimate
+from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -36,19 +36,18 @@ class StageFusion(msgspec.Struct, frozen=True):
     the end, so that all stays on-policy. Those with the least to move make way: `lent` of
     the instances, once `whole` of the groups are.
 
-    Too early it loses (0.86x on a loaded 32B). So not before what is left, grown as long as it is
-    expected to become, fits `fill` of the KV cache that stays, and its slots; and not before
-    the slowest instance decodes at most `slowdown` times slower for it. A decode step reads the
-    weights and all contexts: reading `weights_tokens` tokens of context takes as long as the
-    weights (a 7B on one H100 and a 32B on two: both about 250,000). Instances that serve clients
-    stay.
+    Too early it loses. So not before what is left, grown as long as it is expected to become, fits
+    `fill` of the KV cache that stays, and its slots; and not before a decode step takes at most
+    `slowdown` times as long on those that stay as it would on all. It reads the weights and
+    all contexts: `weights_tokens` tokens of context take as long as the weights. Instances that
+    serve clients stay.
     """
 
     whole: Share = 0.8
     lent: Part = 0.5
     fill: Share = 0.8
-    slowdown: AtLeastOne = 1.05
-    weights_tokens: Positive = 250_000.0
+    slowdown: AtLeastOne = 1.2
+    weights_tokens: Positive = WEIGHTS_TOKENS
     lends = True
 
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
@@ -76,13 +75,10 @@ class StageFusion(msgspec.Struct, frozen=True):
         )
         if peak > room or sum(load.requests for load in loads) > slots:
             return False
-        before = max(load.tokens for load in loads)
-        after = sum(load.tokens for load in loads) / len(staying)
-        return self._step(after) <= self.slowdown * self._step(before)
-
-    def _step(self, context: float) -> float:
-        """How long a decode step takes, in readings of the weights."""
-        return 1 + context / self.weights_tokens
+        tokens = sum(load.tokens for load in loads)
+        before = decode_step(tokens / len(loads), self.weights_tokens)
+        after = decode_step(tokens / len(staying), self.weights_tokens)
+        return after <= self.slowdown * before
 
 
 def _may_go(instance: Instance) -> bool:

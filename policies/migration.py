@@ -9,7 +9,7 @@ import msgspec
 
 from rollout_sched.core.model import InstanceStatus, RequestState
 from rollout_sched.core.roles import Attempt, FleetView, Instance, Migrant
-from rollout_sched.policies.load_estimate import LoadEstimate
+from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -87,14 +87,15 @@ class Repack(msgspec.Struct, frozen=True):
 
     Laminar (arXiv 2510.12633). An instance is past its plateau when nothing waits for it and its KV
     use has fallen between its last two polls. The emptiest of those go first; each of its requests
-    goes to the fullest instance of its version that has room, which is at most `fill` of the KV
-    cache and `max_requests` requests (0: as many as it has slots). Unless all find room,
-    none goes. It costs the packed ones speed, for a fuller batch decodes slower (DESIGN.md), so
-    it pays only where what was emptied gets something to do.
+    goes to the fullest instance of its version that has room: at most `fill` of the KV cache, and a
+    decode step that takes at most `slowdown` times as long as now, for which Laminar bounds the
+    batch (`weights_tokens` tokens of context take as long to read as the weights). Unless all
+    find room, none goes. It pays only where what was emptied gets something to do.
     """
 
     fill: Share = 0.8
-    max_requests: Annotated[int, msgspec.Meta(ge=0)] = 0
+    slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.1
+    weights_tokens: Positive = WEIGHTS_TOKENS
     most: AtLeastOne = 2
     interval_s: Positive = 5.0
 
@@ -139,8 +140,9 @@ class Repack(msgspec.Struct, frozen=True):
         return [Migrant(attempt, receiver.instance) for attempt, receiver, _ in moved]
 
     def _has_room(self, receiver: LoadEstimate, context: float) -> bool:
-        in_bounds = not self.max_requests or receiver.requests < self.max_requests
-        return in_bounds and receiver.has_room(context, self.fill)
+        before = decode_step(receiver.found, self.weights_tokens)
+        after = decode_step(receiver.tokens + context, self.weights_tokens)
+        return after <= self.slowdown * before and receiver.has_room(context, self.fill)
 
 
 def _by_version(fleet: FleetView) -> list[list[LoadEstimate]]:

@@ -15,6 +15,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -315,6 +316,7 @@ def _find_class(name: str, role: str, use: Any) -> Any:
     return found
 
 
+@cache  # of a class; to read its annotations takes a millisecond
 def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     hints = _hints(cls)
     if not isinstance(cls, type) or not issubclass(cls, msgspec.Struct):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.actions import Action, Deliver, Lend
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.events import Event
 from rollout_sched.core.roles import Freshness
 from rollout_sched.metrics import Metrics, Step, Summary
@@ -106,11 +108,13 @@ def run_policy(
     seed: int = 0,
     progress: Progress | None = None,
     journal_path: Path | None = None,
+    give_up_s: float = math.inf,
 ) -> Run:
     """Replay `trace` under `policy` until every group has been trained and every client has its
     answer, or has gone.
 
-    `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit.
+    `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit,
+    PolicyError if the run is not over after `give_up_s`.
     """
     workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
     scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
@@ -127,6 +131,8 @@ def run_policy(
     def note(now: float, event: Event, actions: list[Action]) -> None:
         nonlocal events, in_parts
         events += 1
+        if now > give_up_s:
+            raise PolicyError(f"{policy.name}: not over after {give_up_s:.0f} s")
         for action in actions:
             if isinstance(action, Lend):
                 in_parts = True

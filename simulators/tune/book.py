@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Case, Task
 from rollout_sched.simulators.tune.limits import Figures
 from rollout_sched.simulators.tune.pairs import SpeedUp, speed_up
+
+#: What takes so many times as long as the reference is given up.
+_TIMES = 2.0
 
 #: Has tasks evaluated, in their order; ends early when the time is over.
 Ask = Callable[[Sequence[Task]], Iterator[Figures]]
@@ -21,11 +25,15 @@ class Book:
     """Figures by candidate and case. `evaluations`: how many may be measured, None for any number.
 
     What it holds does not depend on how evaluations are spread over processes: answers come in the
-    order of the tasks, and those after the first that is missing are not taken.
+    order of the tasks, and those after the first that is missing are not taken. The reference is
+    measured first: what takes so many times as long can never win, and may never end.
     """
 
-    def __init__(self, ask: Ask, evaluations: int | None = None) -> None:
+    def __init__(
+        self, ask: Ask, reference: Candidate | None = None, evaluations: int | None = None
+    ) -> None:
         self._ask = ask
+        self._reference = reference
         self._left = evaluations
         self._figures: dict[tuple[str, Case], Figures] = {}
         self.candidates: dict[str, Candidate] = {}
@@ -38,23 +46,34 @@ class Book:
 
     def measure(self, candidates: Sequence[Candidate], cases: Sequence[Case]) -> None:
         """Measure what is not known yet, case by case. Raises Spent if that was too much."""
-        wanted = [
-            (candidate, case)
-            for case in cases
-            for candidate in {c.key: c for c in candidates}.values()
+        if self._reference is not None:
+            self._measure([(self._reference, case) for case in cases])
+        self._measure([(candidate, case) for case in cases for candidate in candidates])
+
+    def _measure(self, pairs: Sequence[tuple[Candidate, Case]]) -> None:
+        wanted = {
+            (candidate.key, case): candidate
+            for candidate, case in pairs
             if (candidate.key, case) not in self._figures
-        ]
-        granted = wanted if self._left is None else wanted[: self._left]
+        }
+        granted = list(wanted.items())[: self._left]
+        tasks = [Task(one.table, case, self._give_up_s(case)) for (_, case), one in granted]
         done = 0
-        for figures in self._ask([Task(c.table, case) for c, case in granted]):
-            candidate, case = granted[done]
-            self._figures[candidate.key, case] = figures
-            self.candidates.setdefault(candidate.key, candidate)
+        for figures in self._ask(tasks) if tasks else ():
+            (key, case), candidate = granted[done]
+            self._figures[key, case] = figures
+            self.candidates.setdefault(key, candidate)
             done += 1
             if self._left is not None:
                 self._left -= 1
         if done < len(wanted):
             raise Spent
+
+    def _give_up_s(self, case: Case) -> float:
+        if self._reference is None:
+            return math.inf
+        known = self._figures.get((self._reference.key, case))
+        return math.inf if known is None or known.failed else _TIMES * known.total_s
 
     def knows(self, candidate: Candidate, cases: Sequence[Case]) -> bool:
         return all((candidate.key, case) in self._figures for case in cases)

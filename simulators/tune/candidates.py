@@ -66,6 +66,13 @@ def presets(setting: Setting) -> list[Candidate]:
     return found
 
 
+def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
+    """Where the search starts beside the presets: what the space knows to be good, completed."""
+    fitting = [table for table in space.STARTS if _inside(table, setting)]
+    completed = [Candidate(_mended(table, setting, dice)) for table in fitting]
+    return [one for one in completed if _buildable(one)]
+
+
 def draw(setting: Setting, dice: random.Random) -> Candidate:
     """Any policy of the space; in half of the roles the plainest."""
 
@@ -76,7 +83,7 @@ def draw(setting: Setting, dice: random.Random) -> Candidate:
             table[role] = _draw_role(role, setting, table, dice, plain=plain)
         return Candidate(table)
 
-    return _first_sound(make)
+    return _first_buildable(make)
 
 
 def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate:
@@ -93,7 +100,7 @@ def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate
             if dice.random() >= _AND_ANOTHER:
                 return Candidate(table)
 
-    return _first_sound(make)
+    return _first_buildable(make)
 
 
 def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Random) -> Candidate:
@@ -104,25 +111,15 @@ def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Rando
         mixed = {role: dice.choice(tables)[role] for role in space.SPACE}
         return Candidate(_mended(mixed, setting, dice))
 
-    return _first_sound(make)
+    return _first_buildable(make)
 
 
-def _first_sound(make: Callable[[], Candidate]) -> Candidate:
+def _first_buildable(make: Callable[[], Candidate]) -> Candidate:
+    """Some parameters do not go with each other; whether they do, the policies say best."""
     while True:
         candidate = make()
-        if _sound(candidate.table):
+        if _buildable(candidate):
             return candidate
-
-
-def _sound(table: Table) -> bool:
-    """Some parameters do not go with each other; whether they do, the policies say best."""
-    try:
-        for role, row in table.items():
-            parameters = {key: value for key, value in row.items() if key != "use"}
-            config.REGISTRY[role][row["use"]](**parameters)
-    except ValueError:
-        return False
-    return True
 
 
 def _preset(name: str, setting: Setting) -> Candidate:

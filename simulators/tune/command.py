@@ -76,10 +76,9 @@ def add(commands: Any) -> None:
         metavar="N",
         help="seeds to validate on, 0 for no validation; default: %(default)s",
     )
-    option("--prompts-per-step", type=_positive, default=0, metavar="N", help="of the job")
-    option(
-        "--epochs", type=_positive, default=0, metavar="N", help="of the job, with other samples"
-    )
+    for key in _JOB:
+        flag = f"--{key.replace('_', '-')}"
+        option(flag, type=_positive, default=0, metavar="N", help="other than the scenario's job")
     parser.set_defaults(run=run)
 
 

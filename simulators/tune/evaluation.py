@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import msgspec
@@ -33,10 +33,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One question to a worker process."""
+    """One question to a worker process; a run of more than `give_up_s` is a failure."""
 
     table: Mapping[str, Mapping[str, Any]]
     case: Case
+    give_up_s: float = inf
 
 
 class Bench(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class Bench(msgspec.Struct, frozen=True):
         scenario = self.scenario if space.reads_polls(task.table) else _without_polls(self.scenario)
         try:
             policy = parse_policy("candidate", task.table)
-            return _measure(policy, part, scenario, task.case)
+            return _measure(policy, part, scenario, task)
         except RolloutError as error:
             return Figures(failed=str(error))
 
@@ -65,7 +66,7 @@ class Bench(msgspec.Struct, frozen=True):
         return self.scenario.job.prompts_per_step
 
     def setting(self, max_staleness: int) -> Setting:
-        job, fleet = self.scenario.job, self.scenario.fleet
+        job, fleet, cost = self.scenario.job, self.scenario.fleet, self.scenario.cost
         return Setting(
             prompts_per_step=job.prompts_per_step,
             samples_per_prompt=job.samples_per_prompt,
@@ -75,6 +76,9 @@ class Bench(msgspec.Struct, frozen=True):
             disaggregated=not self.scenario.trainer.colocated,
             multi_turn=any(len(sample.turns) > 1 for sample in self.search.samples()),
             max_staleness=max_staleness,
+            context_s=max(cost.context_s, 1e-12),
+            weights_tokens=max(1, round(cost.weights_s / max(cost.context_s, 1e-12))),
+            prefill_tokens_per_s=round(1 / max(cost.token_s, 1e-9)),
             remembers=job.epochs > 1 or job.known_samples > 0,
             drifts=self.scenario.policy_drift.rejection_per_token > 0,
         )
@@ -141,12 +145,14 @@ def _without_polls(scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, visibility=visibility)
 
 
-def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, case: Case) -> Figures:
-    job = scenario.job
+def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) -> Figures:
+    job, case = scenario.job, task.case
     trace = part
     if not any(sample.arrival_s for sample in part.samples()):
         trace = lasting(part, ceil(case.steps * job.prompts_per_step / job.epochs), case.seed)
-    run = run_policy(policy, trace, scenario, steps=case.steps, seed=case.seed)
+    run = run_policy(
+        policy, trace, scenario, steps=case.steps, seed=case.seed, give_up_s=task.give_up_s
+    )
     return _figures(run)
 
 

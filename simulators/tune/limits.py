@@ -55,6 +55,14 @@ class Limits(msgspec.Struct, frozen=True):
     max_length_bias: float
     max_step_bias: float
 
+    def tightened(self, share: float) -> Limits:
+        """The same with so much less bias; staleness is no matter of chance."""
+        return Limits(
+            self.max_staleness,
+            (1 - share) * self.max_length_bias,
+            (1 - share) * self.max_step_bias,
+        )
+
     def exceeded(self, figures: Figures) -> list[str]:
         """Which limits the figures exceed, in words; empty if none."""
         if figures.failed:

@@ -20,6 +20,7 @@ from rollout_sched.simulators.tune.candidates import (
     draw,
     neighbour,
     presets,
+    starts,
 )
 from rollout_sched.simulators.tune.evaluation import Case
 from rollout_sched.simulators.tune.frontier import frontier
@@ -36,6 +37,8 @@ _GOES_ON = 4
 _FOR_THE_FRONTIER = 1
 #: How many of the best have children.
 _PARENTS = 5
+#: And how many of those that would be best but for a limit.
+_BEYOND = 2
 #: Draws that bring nothing new before the space counts as exhausted.
 _TRIES = 300
 
@@ -71,20 +74,30 @@ class Search:
 
     def run(self) -> None:
         """Until the space is exhausted. Raises Spent, or whatever interrupts a measurement."""
-        parents = self._presets
+        parents = [*self._presets, *starts(self._setting, self._dice)]
         while new := self._generation(parents):
             self._bracket([*parents, *new])
-            parents = self.best(_PARENTS)
+            parents = [*self.best(_PARENTS), *self._beyond(_BEYOND)]
 
-    def best(self, count: int) -> list[Candidate]:
-        """The fastest that keep the limits as far as was measured, those measured longest first."""
+    def best(self, count: int, limits: Limits | None = None) -> list[Candidate]:
+        """The fastest that keep the limits as far as was measured, those measured longest first.
+
+        `limits`: other than the search's.
+        """
         known = list(self._book.candidates.values())
         found: list[Candidate] = []
         for rung in reversed(self._rungs):
             here = [one for one in known if self._book.knows(one, rung)]
             known = [one for one in known if one not in here]
-            found += [one for one in self._rank(here, rung) if self._allowed(one, rung)]
+            ranked = self._rank(here, rung)
+            found += [one for one in ranked if self._allowed(one, rung, limits)]
         return found[:count]
+
+    def _beyond(self, count: int) -> list[Candidate]:
+        """The fastest that exceed a limit: what is near them may not."""
+        known = list(self._book.candidates.values())
+        ranked = self._rank(known, self._rungs[0])
+        return [one for one in ranked if not self._allowed(one, self._rungs[0])][:count]
 
     # -- a bracket -------------------------------------------------------------------------------
 
@@ -119,10 +132,9 @@ class Search:
         """A mean of logarithms, so that every case counts alike."""
         return sum(math.log(one.tokens_per_s) for one in self._book.of(candidate, rung))
 
-    def _allowed(self, candidate: Candidate, rung: Rung) -> bool:
-        return self._book.knows(candidate, rung) and not self._limits.exceeded(
-            self._figures(candidate, rung)
-        )
+    def _allowed(self, candidate: Candidate, rung: Rung, limits: Limits | None = None) -> bool:
+        figures = self._figures(candidate, rung)
+        return not (limits or self._limits).exceeded(figures)
 
     def _figures(self, candidate: Candidate, rung: Rung) -> Figures:
         return together(self._book.of(candidate, rung))

@@ -28,6 +28,9 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated   the trainer has GPUs of its own
     multi_turn      some samples are trajectories
     max_staleness   the user's bound, versions
+    context_s       seconds that a token in the KV cache adds to a decode step
+    prefill_tokens_per_s  of an instance
+    weights_tokens  of context that take as long to read as the weights
     remembers       prompts come again, so that their earlier lengths are known
     drifts          the scenario says what of its tokens older weights made newer ones reject
     """
@@ -40,6 +43,9 @@ class Setting(msgspec.Struct, frozen=True):
     disaggregated: bool
     multi_turn: bool
     max_staleness: int
+    context_s: float
+    prefill_tokens_per_s: float
+    weights_tokens: float
     remembers: bool
     drifts: bool
 
@@ -53,7 +59,12 @@ class Condition(msgspec.Struct, frozen=True):
 
 ALWAYS = Condition("", lambda setting: True)
 STALENESS = Condition("staleness is allowed", lambda s: s.max_staleness >= 1)
+DISAGGREGATED = Condition("the trainer has GPUs of its own", lambda s: s.disaggregated)
 SEVERAL_INSTANCES = Condition("there are several instances", lambda s: s.instances >= 2)
+SHARED_AND_SEVERAL = Condition(
+    "trainer and several instances share GPUs",
+    lambda s: s.instances >= 2 and not s.disaggregated,
+)
 SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
 MOVES = Condition(
     "requests come back to the scheduler: between turns, or interrupted",
@@ -93,6 +104,15 @@ class UpTo(msgspec.Struct, frozen=True):
         return [*(step for step in steps if step < most), most]
 
 
+class Fact(msgspec.Struct, frozen=True):
+    """Not to be chosen: what the setting says."""
+
+    of: str
+
+    def values(self, setting: Setting) -> list[Any]:
+        return [getattr(setting, self.of)]
+
+
 class Each(msgspec.Struct, frozen=True):
     """Values that have a condition of their own."""
 
@@ -105,7 +125,7 @@ class Each(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo | Each
+    of: tuple[Any, ...] | Times | UpTo | Each | Fact
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
@@ -146,13 +166,14 @@ class Option(msgspec.Struct, frozen=True):
 READS_LENGTHS = (
     ("ordering", "longest_first"),
     ("ordering", "shortest_first"),
+    ("routing", "length_split"),
     ("admission", "kv_tokens"),
     ("admission", "kv_growth"),
     ("routing", "least_tokens"),
     ("routing", "group_tokens"),
 )
 #: Those that are nothing without them.
-LIVES_BY_LENGTHS = READS_LENGTHS[:2]
+LIVES_BY_LENGTHS = READS_LENGTHS[:3]
 
 #: Those that leave something behind that grows stale; without them the bound has nothing to say.
 CARRIES_OVER = (
@@ -161,24 +182,37 @@ CARRIES_OVER = (
     ("interruption", "partial"),
 )
 
+#: Groups of a part of a batch, 0 for whole batches; only a trainer that shares no GPUs takes parts.
+PARTS = {
+    "part_prompts": Parameter(
+        Times("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
+    )
+}
+
 #: By role, in the order in which they are chosen; the first of a role is the plainest.
 SPACE: dict[str, tuple[Option, ...]] = {
     "batching": (
-        Option("sync", {"over_prompts": Parameter((1.0, 1.0625, 1.125, 1.25, 1.375, 1.5, 2.0))}),
+        Option(
+            "sync",
+            {"over_prompts": Parameter((1.0, 1.0625, 1.125, 1.25, 1.375, 1.5, 2.0)), **PARTS},
+        ),
         Option(
             "tail_batching",
             {
                 "over_prompts": Parameter((1.0, 1.125, 1.25, 1.5)),
                 "over_samples": Parameter((1.0, 1.125, 1.25, 1.5), SEVERAL_SAMPLES),
                 "long_round_share": Parameter((0.25, 0.5, 0.75, 1.0)),
+                **PARTS,
             },
         ),
-        Option("one_step_off", when=STALENESS),
+        Option("pooled", {"batches": Parameter((2, 3, 4, 8)), **PARTS}),
+        Option("one_step_off", PARTS, STALENESS),
         Option(
             "fully_async",
             {
                 "max_ahead": Parameter((0.0, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)),
                 "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
+                **PARTS,
             },
             STALENESS,
         ),
@@ -223,12 +257,27 @@ SPACE: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "weights": (
-        Option("all_at_once", {"when": Parameter(("now", "between_batches"))}),
+        Option(
+            "all_at_once",
+            {
+                "when": Parameter(("now", "between_batches")),
+                "every": Parameter((1, 2, 4), STALENESS),
+            },
+        ),
         Option("rolling", {"at_once": Parameter((1, 2, 4))}, STALE_AND_SEVERAL),
     ),
     "routing": (
         Option("least_requests"),
         Option("round_robin"),
+        Option(
+            "length_split",
+            {
+                "long": Parameter((0.2, 0.4, 0.6)),
+                "every": Parameter((2, 4, 8)),
+                "weight": Parameter((1.0, 2.0, 4.0)),
+            },
+            SEVERAL_INSTANCES,
+        ),
         Option("least_tokens"),
         Option(
             "group_tokens",
@@ -243,6 +292,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
                 "wait_s": Parameter((0.01, 0.05, 0.2)),
+                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
             },
             MOVES,
         ),
@@ -259,7 +309,10 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option("kv_growth", {"fill": Parameter((0.6, 0.8, 0.9, 1.0, 1.2, 1.5))}),
         Option(
             "session_cap",
-            {"fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2))},
+            {
+                "fill": Parameter((0.5, 0.7, 0.8, 0.9, 1.0, 1.2)),
+                "overfill": Parameter((1.0, 1.2, 1.5, 2.0)),
+            },
             SEVERAL_TURNS,
             reads_polls=True,
         ),
@@ -288,7 +341,82 @@ SPACE: dict[str, tuple[Option, ...]] = {
             needs=READS_LENGTHS,
         ),
     ),
+    "migration": (
+        Option("none"),
+        Option(
+            "by_cost",
+            {
+                "context_s": Parameter(Fact("context_s")),
+                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
+                "margin": Parameter((1.0, 2.0, 4.0)),
+                "fill": Parameter((0.8, 0.9, 1.0)),
+                "most": Parameter((1, 2, 4)),
+                "interval_s": Parameter((1.0, 2.0, 5.0, 10.0)),
+            },
+            SEVERAL_INSTANCES,
+            reads_polls=True,
+        ),
+        Option(
+            "repack",
+            {
+                "fill": Parameter((0.6, 0.8, 0.9)),
+                "slowdown": Parameter((1.0, 1.1, 1.25, 1.5)),
+                "weights_tokens": Parameter(Fact("weights_tokens")),
+                "most": Parameter((1, 2, 4)),
+                "interval_s": Parameter((2.0, 5.0, 10.0)),
+            },
+            SEVERAL_INSTANCES,
+            reads_polls=True,
+        ),
+    ),
+    "lending": (
+        Option("none"),
+        Option(
+            "stage_fusion",
+            {
+                "whole": Parameter((0.6, 0.7, 0.8, 0.9)),
+                "lent": Parameter((0.25, 0.5, 0.75)),
+                "fill": Parameter((0.6, 0.8, 0.9)),
+                "slowdown": Parameter((1.02, 1.05, 1.1, 1.2, 1.4)),
+                "weights_tokens": Parameter(Fact("weights_tokens")),
+            },
+            SHARED_AND_SEVERAL,
+            reads_polls=True,
+        ),
+    ),
 }
+
+#: Where a search starts beside the presets: what trials of single mechanisms found good. Those that
+#: the setting has no use for are passed over.
+STARTS: tuple[Table, ...] = (
+    {"batching": {"use": "tail_batching", "over_prompts": 1.25, "over_samples": 1.0}},
+    {
+        "batching": {
+            "use": "tail_batching",
+            "over_prompts": 1.5,
+            "over_samples": 1.0,
+            "long_round_share": 0.5,
+        }
+    },
+    {
+        "batching": {"use": "tail_batching", "over_prompts": 1.125, "over_samples": 1.0},
+        "selection": {"use": "like_lengths"},
+    },
+    {"lending": {"use": "stage_fusion"}},
+    {"migration": {"use": "by_cost"}},
+    {"routing": {"use": "session_affinity"}},
+    {"routing": {"use": "session_affinity"}, "admission": {"use": "session_cap"}},
+    {
+        "batching": {"use": "sync", "over_prompts": 1.25},
+        "interruption": {"use": "partial"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+    {
+        "batching": {"use": "fully_async", "max_ahead": 1.5},
+        "interruption": {"use": "partial", "kv": "retain"},
+        "freshness": {"use": "bounded", "max_staleness": 1},
+    },
+)
 
 #: How often a role is changed, others 1: what is launched, and what is kept, decides most.
 WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
@@ -302,8 +430,8 @@ LEFT_OUT: dict[str, str] = {
     "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
     "routing.static_split": "what to be better than; it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
-    "routing.session_affinity.prefill_tokens_per_s": "a fact about the fleet; wait_s scales it",
     "prediction.oracle": "only a replay knows true lengths",
+    "freshness.paced": "bounds the aggregate, so that a sample may exceed the user's bound",
     "freshness.unbounded": "nothing would keep the user's bound",
 }
 

@@ -15,7 +15,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.tune.book import Ask, Book, Spent
-from rollout_sched.simulators.tune.candidates import BASELINES, Candidate
+from rollout_sched.simulators.tune.candidates import BASELINES, REFERENCE, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import Bench, Case, Task
 from rollout_sched.simulators.tune.limits import Figures, Limits
 from rollout_sched.simulators.tune.search import Rung, Search, rungs
@@ -24,6 +24,8 @@ from rollout_sched.simulators.tune.workers import WorkerDied
 
 #: Of the search's best, how many are validated.
 FINALISTS = 4
+#: One of them keeps the limits with so much to spare, for prompts differ in what they show.
+_SPARE = 0.15
 
 #: The first seed of the validation; those of the search are small.
 _HELD_OUT_SEED = 1001
@@ -111,12 +113,14 @@ def tune(
     keyboard, nothing more is validated. Raises CallerError if nothing measured keeps the limits.
     """
     keeper = Timekeeper(plan.seconds, clock)
-    book = Book(_asking(workers, keeper, plan.validation_steps, told), plan.evaluations)
     setting = bench.setting(limits.max_staleness)
+    reference = next(one for one in presets(setting) if one.preset == REFERENCE)
+    asking = _asking(workers, keeper, plan.validation_steps, told)
+    book = Book(asking, reference, plan.evaluations)
     search = Search(setting, limits, book, plan.rungs, seed=plan.seed)
     ended = _ended(search.run)
-    finalists = _finalists(search, book)
-    validation = Book(_asking(workers, keeper, 0, told))
+    finalists = _finalists(search, book, limits)
+    validation = Book(_asking(workers, keeper, 0, told), reference)
     if ended != INTERRUPTED:
         _ended(lambda: validation.measure(finalists, plan.held_out))
     cases = tuple(c for c in plan.held_out if all(validation.knows(one, [c]) for one in finalists))
@@ -178,13 +182,15 @@ def _ended(measuring: Callable[[], None]) -> str:
     return EXHAUSTED
 
 
-def _finalists(search: Search, book: Book) -> list[Candidate]:
+def _finalists(search: Search, book: Book, limits: Limits) -> list[Candidate]:
     """The best of the search, the best preset, and the baselines."""
     known = book.candidates.values()
     allowed = search.best(len(known))
-    presets = [one for one in allowed if one.preset]
+    sure = search.best(1, limits.tightened(_SPARE))
+    best_preset = [one for one in allowed if one.preset][:1]
     baselines = [one for one in known if one.preset in BASELINES]
-    return list({one.key: one for one in [*allowed[:FINALISTS], *presets[:1], *baselines]}.values())
+    chosen = [*allowed[: FINALISTS - len(sure)], *sure, *best_preset, *baselines]
+    return list({one.key: one for one in chosen}.values())
 
 
 def _longest(book: Book, rungs: Sequence[Rung]) -> Standing:

@@ -175,8 +175,9 @@ class TestRepack:
         fleet.run(0, 8000, 8000)
         fleet.run(1, *[8000] * 3)
         fleet.poll(0, 0.5, 0.1)
-        assert not Repack(max_requests=4).choose(fleet.fleet)
-        assert len(Repack(max_requests=5).choose(fleet.fleet)) == 2
+        # From 24,300 tokens to 40,500: 1.405 / 1.243 = 1.1303.
+        assert not Repack(slowdown=1.13, weights_tokens=100_000).choose(fleet.fleet)
+        assert len(Repack(slowdown=1.131, weights_tokens=100_000).choose(fleet.fleet)) == 2
         fleet[1].kv_tokens = 45_000
         assert not Repack(fill=0.8).choose(fleet.fleet)
         assert len(Repack(fill=1.0).choose(fleet.fleet)) == 2

@@ -23,6 +23,9 @@ def setting(**changes: Any) -> Setting:
         "disaggregated": True,
         "multi_turn": False,
         "max_staleness": 1,
+        "context_s": 3e-8,
+        "prefill_tokens_per_s": 40_000.0,
+        "weights_tokens": 250_000.0,
         "remembers": False,
         "drifts": False,
     }

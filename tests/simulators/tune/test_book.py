@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rollout_sched.simulators.tune.book import Book, Spent
@@ -20,7 +22,7 @@ def forever() -> float:
 
 
 def open_book(oracle: Oracle, evaluations: int | None = None) -> Book:
-    return Book(lambda tasks: oracle.answers(tasks, forever), evaluations)
+    return Book(lambda tasks: oracle.answers(tasks, forever), evaluations=evaluations)
 
 
 def test_case_by_case_and_nothing_twice() -> None:
@@ -70,3 +72,16 @@ def test_answers_that_end_early_are_the_end() -> None:
     with pytest.raises(Spent):
         book.measure([ONE, TWO], CASES)
     assert len(book) == 2
+
+
+def test_the_reference_comes_first_and_says_when_to_give_up() -> None:
+    oracle = Oracle(faster_with_more_prompts)
+    book = Book(lambda tasks: oracle.answers(tasks, forever), ONE)
+    book.measure([TWO, ONE], CASES)
+    assert [(task.table, task.case.seed) for task in oracle.tasks] == [
+        (ONE.table, 1),
+        (ONE.table, 2),
+        (TWO.table, 1),
+        (TWO.table, 2),
+    ]
+    assert [task.give_up_s for task in oracle.tasks] == [math.inf, math.inf, 20.0, 20.0]

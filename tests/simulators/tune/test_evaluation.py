@@ -125,6 +125,10 @@ class TestFigures:
         assert "max_staleness" in figures.failed
 
 
+def test_what_takes_too_long_is_a_failure() -> None:
+    assert "not over after 5 s" in small_bench()(Task({}, Case(3, 1), give_up_s=5.0)).failed
+
+
 @pytest.mark.parametrize(("role", "use"), BLIND)
 def test_without_polls_who_does_not_read_them_does_the_same(
     role: str, use: str, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +140,7 @@ def test_without_polls_who_does_not_read_them_does_the_same(
     found = next((one for one in drawn if one.table[role]["use"] == use), None)
     if found is None:
         pytest.skip("not for this setting")
-    task = Task(found.table, Case(3, 1))
+    task = Task(found.table, Case(3, 1), give_up_s=5_000.0)
     blind = not space.reads_polls(found.table)
     fast = bench(task)
     monkeypatch.setattr(space, "reads_polls", lambda table: True)

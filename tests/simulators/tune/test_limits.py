@@ -49,3 +49,9 @@ def test_together_takes_means_and_the_stalest() -> None:
 
 def test_one_failure_is_a_failure() -> None:
     assert together([SOUND, Figures(failed="no")]).failed == "no"
+
+
+def test_tightened_limits_allow_less_bias_and_the_same_staleness() -> None:
+    assert Limits(2, 0.1, 0.4).tightened(0.25) == Limits(
+        2, pytest.approx(0.075), pytest.approx(0.3)
+    )

@@ -22,7 +22,7 @@ def searched(
     **changes: int,
 ) -> tuple[Search, Book, Oracle]:
     oracle = Oracle(formula)
-    book = Book(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations)
+    book = Book(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations=evaluations)
     here = setting(max_staleness=limits.max_staleness, **changes)
     search = Search(here, limits, book, rungs(24), seed=seed)
     with pytest.raises(Spent):
@@ -47,7 +47,8 @@ def test_async_runs_are_long_enough_to_be_steady() -> None:
 def test_it_finds_the_fastest_that_keeps_the_limits() -> None:
     search, _, _ = searched(300)
     batching = search.best(1)[0].table["batching"]
-    assert batching == {"use": "sync", "over_prompts": 1.5}  # 2.0 is faster but too biased
+    # 2.0 is faster but too biased
+    assert (batching["use"], batching["over_prompts"]) == ("sync", 1.5)
 
 
 def test_the_first_bracket_holds_the_baselines_and_a_quarter_goes_on() -> None:
@@ -119,3 +120,16 @@ def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
     speeds = [faster_with_more_prompts(Task(one.table, Case(24, 1))) for one in parents]
     assert len(set(speeds)) >= 3
     assert parents[0].departures <= 2
+
+
+def test_what_is_near_a_fast_one_that_exceeds_a_limit_is_tried() -> None:
+    """Here the only way to be fast and allowed lies beside what is fast and not allowed."""
+
+    def narrow(task: Task) -> Figures:
+        row = task.table.get("batching", {})
+        fast = row.get("use") == "pooled"
+        biased = fast and row.get("batches", 4) != 3
+        return Figures(tokens_per_s=2.0 if fast else 1.0, step_bias=float(biased))
+
+    search, _, _ = searched(150, narrow)
+    assert search.best(1)[0].table["batching"]["batches"] == 3

@@ -11,9 +11,11 @@ from rollout_sched.simulators.tune.space import (
     LEFT_OUT,
     SPACE,
     STALENESS,
+    STARTS,
     WEIGHTS,
     Option,
     Parameter,
+    Table,
     Times,
     UpTo,
     options,
@@ -61,6 +63,11 @@ def test_weights_name_roles() -> None:
     assert min(WEIGHTS.values()) > 0
 
 
+@pytest.mark.parametrize("table", STARTS)
+def test_starts_are_policies(table: Table) -> None:
+    config.parse_policy("start", table).build()
+
+
 def test_the_first_option_of_a_role_is_the_default_or_the_only_one() -> None:
     for role, of_role in SPACE.items():
         assert of_role[0].use == config.DEFAULTS[role]
@@ -92,7 +99,11 @@ def test_every_value_is_one_the_policy_takes(role: str, option: Option, most: in
 def test_without_staleness_nothing_that_makes_samples_stale_may_be_chosen() -> None:
     fresh = setting(max_staleness=0)
     assert [one.use for one in options("interruption", fresh, {})] == ["none"]
-    assert {one.use for one in options("batching", fresh, {})} == {"sync", "tail_batching"}
+    assert {one.use for one in options("batching", fresh, {})} == {
+        "sync",
+        "tail_batching",
+        "pooled",
+    }
     assert options("freshness", fresh, {})[0].keys(fresh) == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -31,7 +32,8 @@ def tuned(oracle: Oracle, limits: Limits = LIMITS, **plan: float) -> Result:
 def test_the_winner_is_the_fastest_allowed_on_what_was_held_out() -> None:
     oracle = Oracle(faster_with_more_prompts)
     result = tuned(oracle)
-    assert result.winner.table["batching"] == {"use": "sync", "over_prompts": 1.5}
+    batching = result.winner.table["batching"]
+    assert (batching["use"], batching["over_prompts"]) == ("sync", 1.5)
     assert result.ended == SPENT
     assert result.evaluations == 300
     validation = oracle.tasks[300:]
@@ -81,6 +83,18 @@ def test_what_breaks_a_limit_only_on_what_was_held_out_does_not_win() -> None:
     result = tuned(Oracle(sly))
     assert LIMITS.exceeded(result.finalists.figures(result.winner)) == []
     assert result.winner.table.get("batching", {}).get("over_prompts", 1.0) == 1.0
+
+
+def test_a_finalist_keeps_the_limits_with_something_to_spare() -> None:
+    def more_biased_when_held_out(task: Task) -> Figures:
+        figures = faster_with_more_prompts(task)
+        bias = figures.step_bias * (1.05 if task.case.held_out else 1.0)
+        return msgspec.structs.replace(figures, step_bias=bias)
+
+    limits = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.05)
+    result = tuned(Oracle(more_biased_when_held_out), limits)
+    batching = result.winner.table["batching"]
+    assert (batching["use"], batching["over_prompts"]) == ("sync", 1.375)
 
 
 class TestBudget:
@@ -135,7 +149,7 @@ class TestInterruption:
     def test_in_the_validation_whole_seeds_are_kept(self) -> None:
         whole = tuned(Oracle(faster_with_more_prompts))
         finalists = len(whole.finalists.candidates)
-        result = tuned(Oracle(faster_with_more_prompts, stop_after=300 + finalists + 1))
+        result = tuned(Oracle(faster_with_more_prompts, stop_after=300 + finalists + 3))
         assert [case.seed for case in result.finalists.cases] == [1001]
 
     def test_a_worker_that_died_ends_the_search_but_not_the_validation(self) -> None:
