@@ -97,8 +97,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batching": {"use": "fully_async", "max_ahead": 1.5},
         "interruption": {"use": "partial", "at_update": "in_place"},
         "freshness": {"use": "bounded", "max_staleness": 2},
-        "routing": {"use": "session_affinity"},
-        "admission": {"use": "aimd_concurrency", "longest": 200_000},
     },
     "async_in_place": {
         "batching": {"use": "fully_async"},
