@@ -6,6 +6,7 @@ interrupted goes on where it stopped, for every run is a file of its own.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import sys
@@ -154,6 +155,17 @@ def _sources() -> bytes:
             if file.suffix in (".py", ".toml", ".gz"):
                 digest.update(file.read_bytes())
     return digest.digest()
+
+
+def command(module: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """How a page is made: by make, or by the call that chose something else than it does."""
+    chosen = [
+        f"--{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in vars(options).items()
+        if name not in ("jobs", "kept", "out") and value != parser.get_default(name)
+    ]
+    target = "reproduction" if module == "reproduce" else module
+    return f"python -m benchmarks.{module} {' '.join(chosen)}" if chosen else f"make {target}"
 
 
 def default_jobs() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.cells import Cell, default_jobs, run_all
+from benchmarks.cells import Cell, command, default_jobs, run_all
 from benchmarks.claims import CLAIMS, NOT_EXPRESSED, Claim
 from benchmarks.ratios import ratio, shown
 from rollout_sched.simulators.replay.runs import Run
@@ -22,13 +22,12 @@ KEPT = Path("build/runs")
 
 HEAD = """# The literature's headlines, replayed
 
-    make reproduction
+    {command}
 
 writes this page. Each line is a headline of a paper or project and what our closed loop says of the
 same mechanism in the nearest world we have: both arms replay the same prompts to the end, every one
-of them trained. The ratio is above 1 where the system is better than its baseline; in brackets the
-95 % interval from {draws} further draws of the workload (of a shipped trace its prompts are
-resampled, made-up lengths are made anew; both arms run on each). Nothing was tuned to meet a
+of them trained. The ratio is above 1 where the system is better than its baseline; {interval}.
+Nothing was tuned to meet a
 headline: what is published of lengths, fleets, batches and seconds of training was taken over, the
 rest is as in the shipped scenarios, and the paper's machines, engines and models are not ours. So a
 ratio that agrees says that the mechanism explains the headline; one that does not, that something
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = [cell for both in arms.values() for arm in both for cell in arm]
     runs = run_all(list(dict.fromkeys(cells)), options.kept, options.jobs)
     lines = [_line(claim, *([runs[c] for c in arm] for arm in arms[claim])) for claim in claims]
-    text = _document(claims, lines, options.draws)
+    text = _document(claims, lines, options)
     if options.out:
         options.out.write_text(text)
     else:
@@ -62,7 +61,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help="systems with this in the name")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=None, help="the page; else it is printed")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.command = command("reproduce", options, parser)
+    return options
 
 
 def _draws(cell: Cell, draws: int) -> list[Cell]:
@@ -76,7 +77,9 @@ def _line(claim: Claim, baseline: Sequence[Run], arm: Sequence[Run]) -> list[str
     return [claim.system, claim.headline, shown(got), f"{stale:.2f}", f"{bias.mean_ratio:.3f}"]
 
 
-def _document(claims: Sequence[Claim], lines: Sequence[Sequence[str]], draws: int) -> str:
+def _document(
+    claims: Sequence[Claim], lines: Sequence[Sequence[str]], options: argparse.Namespace
+) -> str:
     table = [
         "| system | headline | here | mean staleness | trained / offered length |",
         "|---|---|---|---|---|",
@@ -89,7 +92,7 @@ def _document(claims: Sequence[Claim], lines: Sequence[Sequence[str]], draws: in
     not_expressed = [f"* **{headline}**: {why}" for headline, why in NOT_EXPRESSED.items()]
     return "\n".join(
         [
-            HEAD.format(draws=draws),
+            HEAD.format(interval=_interval(options.draws), command=options.command),
             *table,
             "",
             "## Each in a word",
@@ -101,6 +104,15 @@ def _document(claims: Sequence[Claim], lines: Sequence[Sequence[str]], draws: in
             *not_expressed,
             "",
         ]
+    )
+
+
+def _interval(draws: int) -> str:
+    if not draws:
+        return "this time without intervals, which `make reproduction` has"
+    return (
+        f"in brackets the 95 % interval from {draws} further draws of the workload (of a shipped\n"
+        "trace its prompts are resampled, made-up lengths are made anew; both arms run on each)"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, mean
 
-from benchmarks.cells import Cell, default_jobs, run_all
+from benchmarks.cells import Cell, command, default_jobs, run_all
 from benchmarks.ratios import shown
 from rollout_sched.config import load_policy, shipped
 from rollout_sched.simulators.replay.comparison import Bias, Compared, compared
@@ -42,14 +42,14 @@ PROMPTS_PER_STEP = {"composite_tau_256x8": 32}
 
 HEAD = """# The zoo
 
-    make zoo
+    {command}
 
-writes this page: every shipped policy on every shipped grouped trace in the plain scenarios.
+writes this page, `make zoo` the whole of it: every shipped policy on every shipped grouped trace in
+the plain scenarios.
 
 **Protocol.** All policies train the same prompts to the end of the run, deferred ones included:
 {epochs}. Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same
-order, and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from {draws}
-resamples of the trace's prompts on each of which both are replayed anew. Later epochs train samples
+order, {interval}. Later epochs train samples
 drawn from those that the first has trained, so who remembers prompts (`*`) has seen the like of
 them and is flattered here; for honest halves use `rollout-sched replay TRACE --epochs 2`.
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for (scenario, trace, _), drawn in cells.items():
         by_place.setdefault((scenario, trace), []).append([runs[cell] for cell in drawn])
     tables = {place: _table_of(drawn) for place, drawn in by_place.items()}
-    text = "\n".join(_document(tables, policies, options.draws))
+    text = "\n".join(_document(tables, policies, options))
     if options.out:
         options.out.write_text(text)
     else:
@@ -126,8 +126,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, default=KEPT, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=None, help="the page; else it is printed")
     options = parser.parse_args(arguments)
+    options.command = command("zoo", options, parser)
     if BASELINE not in options.policies:
-        options.policies.append(BASELINE)
+        options.policies = [*options.policies, BASELINE]
     return options
 
 
@@ -167,10 +168,14 @@ GROUP_SIZES = {
 
 
 def _document(
-    tables: Mapping[tuple[str, str], Table], policies: Sequence[str], draws: int
+    tables: Mapping[tuple[str, str], Table], policies: Sequence[str], options: argparse.Namespace
 ) -> Iterator[str]:
-    epochs = ", ".join(f"{trace} {times} times" for trace, times in TRACES.items())
-    yield HEAD.format(draws=draws, epochs=epochs, baseline=BASELINE)
+    yield HEAD.format(
+        command=options.command,
+        interval=_interval(options.draws),
+        epochs=", ".join(f"{trace} {TRACES[trace]} times" for trace in options.traces),
+        baseline=BASELINE,
+    )
     yield "## In short\n"
     yield "Speed-up: the geometric mean over a scenario's traces, with the marks of any of them.\n"
     yield from _summary(tables, policies)
@@ -183,6 +188,15 @@ def _document(
         if policy.differs:
             yield f"* **{name}** ({policy.source}). {policy.differs}"
     yield ""
+
+
+def _interval(draws: int) -> str:
+    if not draws:
+        return "this time without intervals, which `make zoo` has"
+    return (
+        "and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from\n"
+        f"{draws} resamples of the trace's prompts on each of which both are replayed anew"
+    )
 
 
 def _summary(tables: Mapping[tuple[str, str], Table], policies: Sequence[str]) -> Iterator[str]:

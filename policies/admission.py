@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.roles import Instance
+from rollout_sched.core.roles import Instance, Siblings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -163,9 +164,9 @@ class SessionCap(msgspec.Struct, frozen=True):
     of the cache. Where they have outgrown `overfill` of it, the next that return give their KV up
     and wait until there is room (ThunderAgent's pause and resume under KV pressure, arXiv
     2602.13692; its cost of a trajectory is prime-rl's, the mean final context). What they hold is
-    what the instance reports for those that run, and our own count for those that do not; a
-    preemption says that it was too much, and takes a fifth of both bounds until they have grown
-    back by 2 % a report.
+    what the instance reports for those that run, and our own count for those that do not, a prompt
+    that samples share counted once; a preemption says that it was too much, and takes a fifth of
+    both bounds until they have grown back by 2 % a report.
     """
 
     fill: Positive = 1.0
@@ -197,7 +198,19 @@ class SessionCap(msgspec.Struct, frozen=True):
         before = 0 if instance.report is None else instance.report.preemptions
         share = 1.0 if last is None else last.share
         share = 0.8 * share if report.preemptions > before else min(1.0, 1.02 * share)
-        running = sum(attempt.context_tokens for attempt in instance.attempts.values())
-        kept = sum(request.context_tokens for request in instance.kept.values())
+        prompts: set[str] = set()
+        in_flight = instance.attempts.values()
+        running = _tokens(((a.request.siblings, a.context_tokens) for a in in_flight), prompts)
+        kept = _tokens(((r.siblings, r.context_tokens) for r in instance.kept.values()), prompts)
         held = max(running, report.kv_usage * instance.kv_tokens) + kept
         return SessionLoad(share, held / max(1, instance.sessions))
+
+
+def _tokens(contexts: Iterable[tuple[Siblings, int]], prompts: set[str]) -> int:
+    """Of the KV of these contexts, without the `prompts` that are there already."""
+    tokens = 0
+    for siblings, context_tokens in contexts:
+        shared = siblings.id in prompts
+        tokens += context_tokens - siblings.prompt_tokens if shared else context_tokens
+        prompts.add(siblings.id)
+    return tokens

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.roles import Launch, Progress
+from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
@@ -83,13 +84,22 @@ class TailBatching(msgspec.Struct, frozen=True):
     Nobody is set back from a long round, and so no prompt twice. `long_round_share` of a batch
     starts one (ours): fresh prompts fill it up, so that its lengths differ less from the others';
     together with rounds of like lengths fewer tokens are thrown away.
+
+    With `least_gain` (ours) `over_prompts` is the most. Once a cycle of rounds has told how long
+    responses are, as many prompts start as save most steps by `round_cost.py`; and no more than a
+    batch where that is not such a share of them, as on a fleet that is full, or without a tail.
     """
 
     over_prompts: AtLeastOne = 1.25
     over_samples: AtLeastOne = 1.25
     long_round_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    least_gain: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = True
+
+    @property
+    def uses_recent(self) -> bool:
+        return self.least_gain > 0
 
     def launch(self, progress: Progress) -> Launch | None:
         size = progress.prompts_per_step
@@ -100,9 +110,17 @@ class TailBatching(msgspec.Struct, frozen=True):
         long = progress.deferred >= self.long_round_share * size
         if long or progress.fresh < size:
             return _fill(progress, size)
-        wanted = ceil(size * self.over_prompts - 1e-9) - progress.complete - progress.in_batch
+        wanted = ceil(size * self._over(progress) - 1e-9) - progress.complete - progress.in_batch
         fresh = max(0, min(wanted, progress.fresh))
         return Launch(fresh=fresh, oversample=self.over_samples)
+
+    def _over(self, progress: Progress) -> float:
+        over, size, recent = self.over_prompts, progress.prompts_per_step, progress.recent
+        if not self.least_gain or over <= 1 or not progress.capacity.instances:
+            return over
+        if len(recent) < size * (1 + 1 / (over - 1)):
+            return over
+        return best_over_prompts(RoundCost(recent, size, progress.capacity), over, self.least_gain)
 
     def batch(self, progress: Progress) -> int:
         return _batch(progress, self.part_prompts)

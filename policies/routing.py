@@ -181,32 +181,33 @@ class GroupTokens(msgspec.Struct, frozen=True):
         prompt_tokens = request.siblings.prompt_tokens
         if least is None or prompt_tokens < self.shared_tokens:
             return least
-        for sibling in request.siblings.requests:
-            if sibling.attempt is not None:
-                instance = fleet.open_instance(sibling.attempt.instance.id)
-                if instance is not None:
-                    ahead = instance.tokens - least.tokens
-                    return instance if ahead <= self.margin * prompt_tokens else least
-        return least
+        there = _where_siblings_are(request, fleet)
+        if there is None or there.tokens - least.tokens > self.margin * prompt_tokens:
+            return least
+        return there
 
 
 class SessionAffinity(msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 
-    A request leaves home only if home has more than `margin` requests more than the emptiest open
-    instance *and* the wait saved, `wait_s` seconds per request of that difference, exceeds
-    what computing the context again costs at `prefill_tokens_per_s`. A blind threshold loses
-    18-20 % to re-prefills (verl PR 6533); a margin of 2 per session won (verl PR 7435).
-    A home that is full or not serving is left at once.
+    Who has none goes where the fewest sessions are (prime-rl's sticky routing, PR 3563), for those
+    between two turns will be back; the samples of a prompt of `shared_tokens` or more go where the
+    first of them is, for it is prefilled and kept once there, until that instance is ahead by a
+    whole group. A request leaves home only if home has more than `margin` requests more than that
+    one *and* the wait saved, `wait_s` seconds per request of that difference, exceeds what
+    computing the context again costs at `prefill_tokens_per_s`. A blind threshold loses 18-20 % to
+    re-prefills (verl PR 6533); a margin of 2 per session won (verl PR 7435). A home that is full or
+    not serving is left at once.
     """
 
     margin: Annotated[int, msgspec.Meta(ge=0)] = 2
     prefill_tokens_per_s: Positive = 25_000.0
     wait_s: Positive = 0.05
+    shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
     weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
-        return instance.in_flight
+        return instance.sessions
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         least = fleet.least()
@@ -216,9 +217,30 @@ class SessionAffinity(msgspec.Struct, frozen=True):
             else None
         )
         if home is None or least is None:
-            return least
+            return self._with_siblings(request, fleet, least)
         ahead = home.in_flight - least.in_flight
         if ahead <= self.margin:
             return home
         reprefill_s = request.context_tokens / self.prefill_tokens_per_s
         return least if ahead * self.wait_s > reprefill_s else home
+
+    def _with_siblings(
+        self, request: Request, fleet: FleetView, least: Instance | None
+    ) -> Instance | None:
+        siblings = request.siblings
+        if least is None or siblings.prompt_tokens < self.shared_tokens:
+            return least
+        there = _where_siblings_are(request, fleet)
+        if there is None or there.sessions - least.sessions >= len(siblings.requests):
+            return least
+        return there
+
+
+def _where_siblings_are(request: Request, fleet: FleetView) -> Instance | None:
+    """An open instance that has seen their prompt."""
+    for sibling in request.siblings.requests:
+        if sibling.last_instance is not None:
+            instance = fleet.open_instance(sibling.last_instance)
+            if instance is not None:
+                return instance
+    return None

@@ -36,11 +36,12 @@ class LikeLengths(msgspec.Struct, frozen=True):
 
     But who trains by length teaches by length. `max_step_bias` bounds that: the Kolmogorov-Smirnov
     distance between the expected lengths of a round and those of its window is at most that, and
-    one group's share more. Of a round of n groups that share is of like length; the others are
-    dealt from the window evenly. The dealt are the shortest of the window, which never decide a
-    round's time, and the longest are cut into runs, one for each round. What is expected to be
-    longer need only be longer by chance for the bound to hold, in expectation, for the lengths
-    themselves. 1 is no bound; 0 makes all rounds alike.
+    one group's share more, where rounds are of one size. That share of a round is of like length;
+    the others are dealt from the window evenly. The dealt are the shortest of the window, the last
+    to decide a round's time, and the longest are cut into runs, one for each round. If what is
+    expected to be longer is longer by chance, the bound holds in expectation for the lengths
+    themselves. 1 is no bound, 0 makes all rounds alike. It is about what starts: what is set back
+    for another round moves both rounds by its share.
 
     `window`: among the prompts of so many rounds, all of which start before the next ones. `order`:
     the rounds within a window. What was set back starts over beside the longest ones.

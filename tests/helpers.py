@@ -22,7 +22,14 @@ from rollout_sched.core.model import (
     Sample,
     Siblings,
 )
-from rollout_sched.core.roles import FleetView, Launch, Migrant, Progress
+from rollout_sched.core.roles import (
+    Capacity,
+    DeliveredGroup,
+    FleetView,
+    Launch,
+    Migrant,
+    Progress,
+)
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.cost_model import CostModel
@@ -47,6 +54,9 @@ def fields_of(noun: object) -> dict[str, Any]:
 # -- views for policies ------------------------------------------------------------------------
 
 
+CAPACITY = Capacity(instances=4, slots=1024, kv_tokens=2_000_000)
+
+
 @dataclass
 class ProgressView:
     """The attributes of the Progress protocol, to be set at will."""
@@ -67,6 +77,8 @@ class ProgressView:
     round: Launch | None = None
     update_pending: bool = False
     updating: int = 0
+    recent: Sequence[DeliveredGroup] = ()
+    capacity: Capacity = CAPACITY
 
     @property
     def missing(self) -> int:

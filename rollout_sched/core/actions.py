@@ -25,7 +25,8 @@ class Dispatch(_Action, frozen=True):
 
     `draft` are the leading response tokens, as (version, tokens) pairs in order, that are to be
     verified first: a PrefixVerified comes before anything else of the attempt. What is rejected may
-    be made anew beyond `max_new_tokens`.
+    be made anew beyond `max_new_tokens`. `ends`: the draft is a whole response; if all of it has
+    passed, a RequestFinished follows at once.
     """
 
     request: str
@@ -40,6 +41,7 @@ class Dispatch(_Action, frozen=True):
     group: str = ""
     index: int = 0
     draft: Spans = ()
+    ends: bool = False
 
 
 class Interrupt(_Action, frozen=True):

@@ -186,12 +186,13 @@ class Fleet:
         instance.unreported = 0
         self.touch(instance)
 
-    def shrink(self, attempt: Attempt, tokens: int) -> None:
-        """So much of its context was rejected; it may make as much more, and is expected to."""
-        attempt.context_tokens -= tokens
-        attempt.max_new_tokens += tokens
-        attempt.instance.tokens -= tokens
-        self.expect(attempt, attempt.expected_tokens + tokens)
+    def shrink(self, attempt: Attempt, context_tokens: int, rejected: int) -> None:
+        """So much of its context is gone, with what tools had returned. It may make as many tokens
+        more as were rejected of its response, and is expected to."""
+        attempt.context_tokens -= context_tokens
+        attempt.max_new_tokens += rejected
+        attempt.instance.tokens -= context_tokens
+        self.expect(attempt, attempt.expected_tokens + rejected)
 
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""

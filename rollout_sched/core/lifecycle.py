@@ -45,7 +45,8 @@ FINISH: Final = Move.FINISH
 END: Final = Move.END
 
 MOVES: Final[dict[RequestState, dict[Move, RequestState]]] = {
-    PARKED: {RETURN: WAITING, END: ENDED},
+    # A whole response waits to be verified, and may turn out to need it no longer.
+    PARKED: {RETURN: WAITING, FINISH: FINISHED, END: ENDED},
     WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
     RUNNING: {
         INTERRUPT: INTERRUPTING,

@@ -251,9 +251,10 @@ class Request:
     generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
     is the predicted total response. `computed_tokens` leading tokens of the context went through an
     instance before. `home` is the instance that keeps its KV between two turns, None at any other
-    time. `settled_tokens` of the response were made before a tool last returned. `rank` is its
-    entry in the waiting queue, None outside of it. `failures` counts
-    the attempts that failed in a row, on the instances `failed_on`; after one it may rest.
+    time. `settled_tokens` of the response were made before a tool last returned. `ends`: what it
+    has made is a whole response, if newer weights pass it. `rank` is its entry in the waiting
+    queue, None outside of it. `failures` counts the attempts that failed in a row, on the instances
+    `failed_on`; after one it may rest.
     `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
@@ -261,6 +262,7 @@ class Request:
         "attempt",
         "computed_tokens",
         "context_tokens",
+        "ends",
         "expected_tokens",
         "failed_on",
         "failures",
@@ -308,6 +310,7 @@ class Request:
         self.expected_tokens = 0
         self.computed_tokens = 0
         self.settled_tokens = 0
+        self.ends = False
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None

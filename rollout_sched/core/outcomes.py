@@ -78,12 +78,13 @@ class Outcomes:
     def finish(self, request: Request, reason: str) -> None:
         group = request.group
         if self._verification.on and group is not None and self._too_early(request, group):
-            self._hold(request)
+            self._hold(request, reason)
             if group.state is not DEFERRED:
                 self._requests.wait(request)
             return
         move(request, FINISH)
         request.finish = reason
+        request.ends = False
         self._fleet.finished(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
@@ -154,7 +155,11 @@ class Outcomes:
                 self._requests.create(group.siblings, group, index, f"{group.id}/{index}")
             index += 1
         for request in self._requests.replay_buffer.of(group):
-            self._requests.wait(request)
+            if request.ends and _oldest(request) >= self._progress.fleet_version:
+                self._requests.replay_buffer.remove(request)
+                self.finish(request, "stop")  # there are no newer weights to pass it
+            else:
+                self._requests.wait(request)
 
     def set_back(self, group: Group) -> None:
         """The round is over without this group: keep its partial requests, or start it over."""
@@ -188,7 +193,7 @@ class Outcomes:
     def _set_aside(self, request: Request) -> None:
         """What it has made is a draft from now on."""
         if request.state is FINISHED:
-            self._hold(request)
+            self._hold(request, request.finish)
         else:
             self._stop(request)
 
@@ -200,13 +205,12 @@ class Outcomes:
         oldest = self._roles.freshness.oldest_allowed(self._progress.version)
         return any(segment.version < oldest for segment in request.segments)
 
-    def _hold(self, request: Request) -> None:
-        """It has finished, but too early: it ends anew under the weights that verify it."""
-        if request.response_tokens > request.settled_tokens:
-            self._verification.shorten(request)
+    def _hold(self, request: Request, reason: str) -> None:
+        """It has finished, but too early: what it has made waits to be verified."""
+        if self._verification.hold(request, reason, self._requests.room_for(request)):
             request.finish = ""
             self._requests.park(request)
-        else:  # there is no end to make anew without what a tool has answered
+        else:
             self._requests.start_over(request, "rejected")
 
     def _stop(self, request: Request) -> None:
@@ -219,6 +223,7 @@ class Outcomes:
     def deliver(self, group: Group) -> None:
         """Its samples are on their way to the trainer."""
         self._groups.move(group, DELIVER)
+        self._progress.group_delivered(group)
         history = group.siblings.history
         if history is not None:
             history.note([request.response_tokens for request in group.finished])
@@ -258,3 +263,7 @@ class Outcomes:
         self._samples.remove(group)
         group.siblings.requests.clear()
         group.finished.clear()
+
+
+def _oldest(request: Request) -> int:
+    return min([segment.version for segment in request.segments])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
-from rollout_sched.core.model import InstanceStatus
-from rollout_sched.core.roles import Launch
+from rollout_sched.core.model import Group, InstanceStatus
+from rollout_sched.core.roles import Capacity, DeliveredGroup, Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
 
 DRAINING, PAUSING, UPDATING = (
@@ -13,6 +15,9 @@ DRAINING, PAUSING, UPDATING = (
     InstanceStatus.PAUSING,
     InstanceStatus.UPDATING,
 )
+
+#: Batches whose groups are remembered: a cycle of rounds with an eighth more prompts has nine.
+RECENT_BATCHES = 12
 
 
 class RunProgress:
@@ -31,6 +36,8 @@ class RunProgress:
         fleet: Fleet,
         groups: Groups,
         samples: SampleBuffer,
+        *,
+        keeps_recent: bool = False,
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.version = version
@@ -45,9 +52,16 @@ class RunProgress:
         self.in_batch = 0
         self._whole_at: int | None = None  # the version that took the last whole batch
         self.round: Launch | None = None
+        self.recent: deque[DeliveredGroup] = deque(maxlen=RECENT_BATCHES * prompts_per_step)
+        self._keeps_recent = keeps_recent
         self._fleet = fleet
         self._groups = groups
         self._samples = samples
+
+    def group_delivered(self, group: Group) -> None:
+        if self._keeps_recent:
+            lengths = tuple([request.response_tokens for request in group.finished])
+            self.recent.append(DeliveredGroup(group.siblings.prompt_tokens, lengths))
 
     def part_delivered(self, groups: int) -> None:
         self.delivered += groups
@@ -66,7 +80,8 @@ class RunProgress:
     def missing(self) -> int:
         missing = self.prompts_per_step - self.in_batch
         if self.closed:
-            missing = min(missing, self.complete + self.active + self.deferred + self.fresh)
+            set_back = self.spent + self.deferred
+            missing = min(missing, self.complete + self.active + set_back + self.fresh)
         return missing
 
     @property
@@ -105,6 +120,15 @@ class RunProgress:
     def fleet_version(self) -> int:
         version = self._fleet.version
         return self.version if version is None else version
+
+    @property
+    def capacity(self) -> Capacity:
+        instances = self._fleet.instances.values()
+        return Capacity(
+            len(instances),
+            sum([instance.slots for instance in instances]),
+            sum([instance.kv_tokens for instance in instances]),
+        )
 
     @property
     def updating(self) -> int:

@@ -106,6 +106,7 @@ class Requests:
         request.settled_tokens = request.turn = request.migrations = 0
         request.salt = request.last_instance = None
         request.finish = ""
+        request.ends = False
         request.segments = ()
         if request.state is not PARKED:
             self.park(request)

@@ -39,6 +39,21 @@ class FleetView(Protocol):
         """That instance if it is open."""
 
 
+class DeliveredGroup(msgspec.Struct, frozen=True):
+    """What a group came to: the response tokens of its samples, in any order."""
+
+    prompt_tokens: int
+    lengths: tuple[int, ...]
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """What the instances that are here hold together; `kv_tokens` in tokens of KV cache."""
+
+    instances: int
+    slots: int
+    kv_tokens: int
+
+
 class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
@@ -49,7 +64,9 @@ class Progress(Protocol):
     not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, the
     complete, and those of the present batch that have gone. `places` is how many groups the trainer
     still takes at its version, if it takes one batch at it. `round` is the launch in effect since
-    the last batch was whole. `updating` counts the instances that are getting weights.
+    the last batch was whole. `updating` counts the instances that are getting weights. `recent` are
+    the groups of the last 12 batches, kept only for a batching with an attribute `uses_recent` that
+    is true.
     """
 
     @property
@@ -90,6 +107,10 @@ class Progress(Protocol):
     def update_pending(self) -> bool: ...
     @property
     def updating(self) -> int: ...
+    @property
+    def recent(self) -> Sequence[DeliveredGroup]: ...
+    @property
+    def capacity(self) -> Capacity: ...
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -348,6 +369,8 @@ __all__ = [
     "Admission",
     "Attempt",
     "Batching",
+    "Capacity",
+    "DeliveredGroup",
     "Dice",
     "FleetView",
     "Freshness",

@@ -81,7 +81,14 @@ class Scheduler:
         )
         self.groups = groups = Groups()
         self.sample_buffer = samples = SampleBuffer()
-        self.progress = progress = RunProgress(prompts_per_step, version, fleet, groups, samples)
+        self.progress = progress = RunProgress(
+            prompts_per_step,
+            version,
+            fleet,
+            groups,
+            samples,
+            keeps_recent=getattr(roles.batching, "uses_recent", False),
+        )
         self.updater = updater = WeightUpdater(fleet, roles.weights, roles.interruption, version)
         self.sessions = Sessions()
         self.siblings = DirectSiblings()
@@ -185,8 +192,8 @@ class Scheduler:
     def _decide(self) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
-        changed = progress.dirty
-        if changed:
+        changed = again = progress.dirty
+        while again:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliver()
@@ -195,6 +202,8 @@ class Scheduler:
             self._launch()
             if progress.spent:
                 self._renew_budgets()
+            # A group that is launched may be whole: nothing of it has to be verified any more.
+            again = progress.dirty and self.verification.on
         if fleet.open and waiting.size:
             self._dispatch()
         if self.lender.lends:
@@ -444,6 +453,7 @@ class Scheduler:
                 "" if group is None else group.id,
                 0 if group is None else request.index,
                 draft,
+                request.ends,
             )
         )
 

@@ -76,11 +76,11 @@ class Verification:
 
     def draft(self, request: Request, version: int) -> Spans:
         """The leading response tokens, by the versions they count as, up to the last that is older
-        than `version`."""
+        than `version`; all of a whole response."""
         if request.group is None or not request.segments:
             return ()
         spans = [(segment.version, segment.tokens) for segment in request.segments]
-        while spans and spans[-1][0] >= version:
+        while spans and spans[-1][0] >= version and not request.ends:
             spans.pop()
         return tuple(spans)
 
@@ -94,19 +94,32 @@ class Verification:
         attempt.draft_tokens = 0
         if not request.settled_tokens:
             self._note(request, kept, attempt.version, rejected=kept < draft)
-        before = request.context_tokens
+        context, response = request.context_tokens, request.response_tokens
         if kept < draft:
             self._cut(request, kept)
         self._relabel(request, draft, attempt)
-        self._fleet.shrink(attempt, before - request.context_tokens)
+        self._fleet.shrink(
+            attempt, context - request.context_tokens, response - request.response_tokens
+        )
         request.computed_tokens = request.context_tokens
         if request.group is not None:
             self.renew(request.group)
 
-    def shorten(self, request: Request) -> None:
-        """Give up the last token of one that has finished, which then goes on as any other: the new
-        weights draw that token again, and with it whether they end there."""
-        self._cut(request, request.response_tokens - 1)
+    def hold(self, request: Request, reason: str, room: int) -> bool:
+        """It has finished and is to be verified as a whole. One that ended at a limit, or has no
+        `room` for another token, gives up its last one, whatever that is, and goes on as any other.
+        False if there is nothing to verify, or no end to come to again.
+
+        Where the model ended by itself, its last token must be tested like the others: were it
+        always drawn anew, the end of a response would have to be drawn twice.
+        """
+        if reason == "stop" and room and request.response_tokens:
+            request.ends = True
+        elif request.response_tokens > request.settled_tokens:
+            self._cut(request, request.response_tokens - 1)
+        else:
+            return False
+        return True
 
     def renew(self, group: Group) -> None:
         """Less of it is old than was."""
@@ -134,6 +147,7 @@ class Verification:
             request.context_tokens = request.siblings.prompt_tokens
             request.turn = request.settled_tokens = 0
         request.response_tokens = kept
+        request.ends = False
         request.computed_tokens = min(request.computed_tokens, request.context_tokens)
         request.segments = _leading(request.segments, kept)
 

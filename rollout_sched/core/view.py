@@ -106,6 +106,7 @@ class SchedulerView:
             computed_tokens=attempt.request.computed_tokens,
             turn=attempt.request.turn,
             draft=(),
+            ends=attempt.request.ends,
         )
 
     def is_acting(self, request: str, attempt: int) -> bool:

@@ -6,6 +6,7 @@ transcript.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,6 +114,9 @@ class TokenPayload:
         if rest is None:
             return _nothing()
         self.transcript.verified([token.logprob for token in thought[:kept]])
+        if rest.ends:
+            return Outcome(0, "stop", (), Piece([], []))
+        await asyncio.sleep(0)  # behind what was dispatched before, which has yet to begin
         return await self.attempt(client, rest, order_id)
 
     def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:

@@ -297,6 +297,7 @@ TABLES: dict[str, Columns] = {
         ("stale mean", "staleness.mean", _number),
         ("max", "staleness.max", _count),
         ("newest tokens/s", "fresh_tokens_per_s", _count),
+        ("verified", "verified_tokens", _count),
         ("length ratio", "length_bias.mean_ratio", _number),
         ("steady", "length_bias.steady_mean_ratio", _number),
         ("longest tenth", "length_bias.longest_tenth_kept", _percent),

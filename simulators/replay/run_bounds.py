@@ -97,10 +97,11 @@ def on_policy_bound(
     trained_s = rounds(
         samples, groups_per_batch, scenario.cost, restarts, trainer.seconds_per_token
     )
-    busy_s = training_s + work_s if trainer.colocated else max(training_s, work_s)
+    ends_s = batches * trainer.fixed_s
+    busy_s = training_s + work_s if trainer.colocated else max(training_s, ends_s + work_s)
     return OnPolicyBound(
         whole_batches_s=updates_s + training_s + max(alone_s, work_s),
-        parts_s=updates_s + max(trained_s + batches * trainer.fixed_s, busy_s),
+        parts_s=updates_s + max(ends_s + trained_s, busy_s),
     )
 
 

@@ -106,8 +106,8 @@ class SimAttempts:
             salt=action.salt,
         )
 
-    def verified(self, ended: Ended) -> tuple[PrefixVerified, SimRequest] | None:
-        """What its draft came to, and how it goes on; None if it does not, or has none."""
+    def verified(self, ended: Ended) -> tuple[PrefixVerified, SimRequest | RequestFinished] | None:
+        """What its draft came to, and how it goes on or ends; None if it has none or is to stop."""
         found = self._in_flight.get(ended.attempt)
         if found is None or not found[0].draft or ended.reason == "abort":
             return None
@@ -119,6 +119,10 @@ class SimAttempts:
         settled = _settled(dispatch, sample)
         kept = self._drift.kept(dispatch, settled, self._workload.seed)
         event = PrefixVerified(dispatch.request, dispatch.attempt, kept)
+        if dispatch.ends and kept == draft:
+            del self._in_flight[ended.attempt]
+            self._streams[dispatch.request] = stream
+            return event, RequestFinished(dispatch.request, dispatch.attempt, 0)
         context, response, turn = dispatch.context_tokens, dispatch.response_tokens, dispatch.turn
         if kept < draft:
             context, response = context - response + kept, kept
@@ -132,9 +136,10 @@ class SimAttempts:
             context_tokens=context,
             response_tokens=response,
             computed_tokens=context,
-            max_new_tokens=dispatch.max_new_tokens + dispatch.context_tokens - context,
+            max_new_tokens=dispatch.max_new_tokens + dispatch.response_tokens - response,
             turn=turn,
             draft=(),
+            ends=False,
         )
         return event, self._request(dispatch, sample, stream)
 
@@ -159,7 +164,10 @@ class SimAttempts:
             turn = sample.turns[dispatch.turn]
             returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
             return TurnFinished(request, ended.attempt, tokens, spans), (turn.tool_s, returned)
-        cut = ended.reason == "length" or sample.finish == "length"
+        # A sample that was recorded under a lower cap is over there; told of a "length" at the end
+        # of a segment, the scheduler would have it go on.
+        over = made < self._workload.max_tokens and tokens == dispatch.max_new_tokens
+        cut = ended.reason == "length" or (sample.finish == "length" and not over)
         reason: Literal["stop", "length"] = "length" if cut else "stop"
         return RequestFinished(request, ended.attempt, tokens, spans, reason), None
 

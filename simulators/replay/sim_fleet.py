@@ -9,12 +9,13 @@ from rollout_sched.core.events import (
     Event,
     InstancePaused,
     RequestFailed,
+    RequestFinished,
     TokensArrived,
     ToolReturned,
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance.sim_request import Ended
+from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures
 from rollout_sched.simulators.replay.scenario import Scenario
@@ -97,8 +98,11 @@ class SimFleet:
             verified = self._attempts.verified(ended)
             if verified is not None:
                 passed, rest = verified
-                node.instance.submit(rest, self._queue.now)  # first, so that it can be stopped
+                if isinstance(rest, SimRequest):
+                    node.instance.submit(rest, self._queue.now)  # first, so that it can be stopped
                 self._tell(passed)
+                if isinstance(rest, RequestFinished):
+                    self._tell(rest)
                 return
         answer = self._attempts.end(ended)
         if answer is None:

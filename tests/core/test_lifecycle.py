@@ -15,6 +15,7 @@ from tests.helpers import fields_of
 #: The table as prose, written a second time: from, verb, to.
 LEGAL = """
 parked        return     waiting
+parked        finish     finished
 parked        end        ended
 waiting       dispatch   running
 waiting       park       parked

@@ -6,8 +6,9 @@ import pytest
 
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import LAUNCH, SET_BACK, SPEND, Groups
-from rollout_sched.core.model import InstanceStatus
-from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.model import InstanceStatus, Request
+from rollout_sched.core.progress import RECENT_BATCHES, RunProgress
+from rollout_sched.core.roles import Capacity, DeliveredGroup
 from rollout_sched.core.sample_buffer import SampleBuffer
 from tests.core.told import make_group
 
@@ -87,3 +88,30 @@ def test_instances_that_are_getting_weights_are_counted(
     for number, status in enumerate(InstanceStatus):
         fleet.join(f"i{number}", 1, 10, 2).status = status
     assert progress.updating == 3
+
+
+def test_recent_groups_are_kept_for_who_wants_them(
+    fleet: Fleet, groups: Groups, samples: SampleBuffer
+) -> None:
+    keeping = RunProgress(1, 0, fleet, groups, samples, keeps_recent=True)
+    for number in range(RECENT_BATCHES + 1):
+        group = make_group(f"g{number}")
+        group.finished.append(request := Request("r", group.siblings, group, 0, 0, 9))
+        request.response_tokens = number
+        keeping.group_delivered(group)
+    assert len(keeping.recent) == RECENT_BATCHES
+    assert keeping.recent[0] == DeliveredGroup(group.siblings.prompt_tokens, (1,))
+
+
+def test_recent_groups_are_not_kept_for_nobody(progress: RunProgress) -> None:
+    progress.group_delivered(make_group("g"))
+    assert not progress.recent
+
+
+def test_capacity_is_that_of_the_instances_that_are_here(
+    progress: RunProgress, fleet: Fleet
+) -> None:
+    assert progress.capacity == Capacity(0, 0, 0)
+    fleet.join("a", 4, 100, 0)
+    fleet.join("b", 2, 50, 0)
+    assert progress.capacity == Capacity(2, 6, 150)

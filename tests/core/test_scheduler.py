@@ -587,6 +587,14 @@ class TestSegmentBudget:
         assert dispatched(told(RequestFinished("c/0", 4, 5))) == ["a/0"], "at version 1 a is due"
         assert delivered(told(RequestFinished("a/0", 5, 5))) == ["a/0"]
 
+    def test_the_last_batch_waits_for_what_has_spent_it(self) -> None:
+        told = Told(2, freshness="unbounded", interruption=BUDGET)
+        told.submit("a", "b")
+        told(SubmissionsClosed(), BatchRequested(), RequestFinished("b/0", 2, 5))
+        actions = told(RequestFinished("a/0", 1, 30, reason="length"))
+        assert (delivered(actions), dispatched(actions)) == ([], ["a/0"])
+        assert delivered(told(RequestFinished("a/0", 3, 5))) == ["a/0", "b/0"]
+
     def test_a_resting_request_keeps_its_group_in_the_round(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
         told.submit("a", samples=2)

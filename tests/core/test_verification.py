@@ -60,11 +60,7 @@ def test_a_set_back_group_goes_on_as_a_draft() -> None:
     told.submit("b", samples=2)
     told(BatchRequested())
     told(RequestFinished("b/0", 2, 7))
-    assert told(RequestFinished("a/0", 1, 9))[1:] == [
-        # A sample that has finished ends anew: its last token is drawn again.
-        thrown("b/0", 1, "rejected"),
-        Interrupt("b/1", 3, "i0"),
-    ]
+    assert told(RequestFinished("a/0", 1, 9))[1:] == [Interrupt("b/1", 3, "i0")]
     assert told.scheduler.groups["b"].state is GroupState.DEFERRED
     assert told.scheduler.groups["b"] not in told.scheduler.sample_buffer
     assert told(RequestInterrupted("b/1", 3, 4)) == []
@@ -72,9 +68,9 @@ def test_a_set_back_group_goes_on_as_a_draft() -> None:
     told(WeightsPublished(1))
     told(WeightsUpdated("i0", 1))
     actions = told(BatchRequested())
-    resumed = {"salt": 1, "draft": ((0, 6),), "response_tokens": 6}
+    whole = {"salt": 1, "draft": ((0, 7),), "response_tokens": 7, "ends": True}
     assert actions[:2] == [
-        sent("b/0", 4, context_tokens=16, max_new_tokens=94, computed_tokens=16, **resumed),
+        sent("b/0", 4, context_tokens=17, max_new_tokens=93, computed_tokens=17, **whole),
         sent(
             "b/1",
             5,
@@ -91,18 +87,18 @@ def test_a_set_back_group_goes_on_as_a_draft() -> None:
 def test_what_passes_counts_as_made_by_who_verified_it() -> None:
     told = second_round()
     told(BatchRequested())
-    assert told(PrefixVerified("b/0", 4, 6)) == []
-    assert told.request("b/0").segments == (Segment(1, 6, "i0", verified=True),)
+    assert told(PrefixVerified("b/0", 4, 7)) == []
+    assert told.request("b/0").segments == (Segment(1, 7, "i0", verified=True),)
     assert told(PrefixVerified("b/1", 5, 3)) == [thrown("b/1", 1, "rejected")]
     request = told.request("b/1")
     assert request.segments == (Segment(1, 3, "i0", verified=True),)
     assert (request.context_tokens, request.response_tokens) == (PROMPT + 3, 3)
-    told(RequestFinished("b/0", 4, 1))
+    told(RequestFinished("b/0", 4, 0))
     deliver, *_ = told(RequestFinished("b/1", 5, 2))
     assert isinstance(deliver, Deliver)
     first, second = deliver.samples
-    assert (first.response_tokens, first.verified_tokens, first.staleness) == (7, 6, 0)
-    assert first.segments == (Segment(1, 6, "i0", verified=True), Segment(1, 1, "i0"))
+    assert (first.response_tokens, first.verified_tokens, first.staleness) == (7, 7, 0)
+    assert first.finish == "stop"
     assert (second.response_tokens, second.verified_tokens, second.staleness) == (5, 3, 0)
 
 
@@ -176,11 +172,10 @@ def test_a_complete_group_that_has_grown_too_old_is_verified_not_thrown_away() -
     told = Told(**{**ASYNC, "freshness": {"use": "bounded", "on_excess": "drop"}})
     told.submit("a")
     told(RequestFinished("a/0", 1, 5))
-    actions = told(WeightsPublished(1))
-    assert thrown("a/0", 1, "rejected") in actions
+    told(WeightsPublished(1))
     (draft,) = told(WeightsUpdated("i0", 1))
     assert isinstance(draft, Dispatch)
-    assert (draft.request, draft.draft) == ("a/0", ((0, 4),))
+    assert (draft.request, draft.draft, draft.ends) == ("a/0", ((0, 5),), True)
 
 
 def test_one_that_finishes_after_its_round_waits_to_be_verified() -> None:
@@ -188,8 +183,44 @@ def test_one_that_finishes_after_its_round_waits_to_be_verified() -> None:
     told.submit("a", "b")
     told(BatchRequested())
     told(RequestFinished("a/0", 1, 9))
-    assert told(RequestFinished("b/0", 2, 5)) == [thrown("b/0", 1, "rejected")]
-    assert told.request("b/0").state is RequestState.PARKED
+    assert told(RequestFinished("b/0", 2, 5)) == []
+    request = told.request("b/0")
+    assert request.state is RequestState.PARKED
+    assert request.ends
+
+
+def test_one_that_ended_at_its_limit_gives_up_its_last_token() -> None:
+    told = Told(**ROUNDS)
+    told.submit("a", "b")
+    told(BatchRequested())
+    told(RequestFinished("a/0", 1, 9))
+    last = thrown("b/0", 1, "rejected")
+    assert told(RequestFinished("b/0", 2, LIMIT, reason="length")) == [last]
+    assert not told.request("b/0").ends
+
+
+def test_a_whole_response_that_is_cut_goes_on() -> None:
+    told = second_round()
+    told(BatchRequested())
+    told(PrefixVerified("b/0", 4, 5))
+    assert not told.request("b/0").ends
+    told(RequestFinished("b/0", 4, 3))
+    assert told.request("b/0").response_tokens == 8
+
+
+def test_a_whole_response_under_the_same_weights_is_delivered_as_it_is() -> None:
+    """Weights that nobody has published again have nothing to verify; and the last group that is
+    launched may so complete a batch."""
+    told = Told(**ROUNDS)
+    told.submit("a", "b")
+    told(BatchRequested())
+    told(RequestFinished("a/0", 1, 9))
+    told(RequestFinished("b/0", 2, 5))
+    told.submit("c")
+    (deliver, *_) = told(BatchRequested())
+    assert isinstance(deliver, Deliver)
+    (sample,) = deliver.samples
+    assert (sample.request, sample.response_tokens, sample.verified_tokens) == ("b/0", 5, 0)
 
 
 class TestAges:
@@ -268,12 +299,12 @@ class TestTurns:
         assert request.context_tokens == PROMPT
         attempt = request.attempt
         assert attempt is not None
-        assert attempt.max_new_tokens == LIMIT - 8 + 10
+        assert attempt.max_new_tokens == LIMIT  # what was observed made no room for more
 
     def test_the_last_turn_of_one_that_has_ended_is_ended_anew(self) -> None:
         told = self.drafted(ends=True)
         request = told.request("b/0")
-        assert (request.turn, request.response_tokens) == (1, 7)
+        assert (request.turn, request.response_tokens, request.ends) == (1, 8, True)
         told(PrefixVerified("b/0", 5, 7))
         told(TurnFinished("b/0", 5, 1))
         told(TrajectoryEnded("b/0", 5))
@@ -309,7 +340,7 @@ def test_an_instance_that_joins_late_verifies_like_any_other() -> None:
     told(InstanceJoined("i1", 8, BIG, 1))
     told(BatchRequested())
     drafts = [a for a in told.scheduler.fleet.attempts.values() if a.draft_tokens]
-    assert sorted(attempt.draft_tokens for attempt in drafts) == [4, 6]
+    assert sorted(attempt.draft_tokens for attempt in drafts) == [4, 7]
 
 
 class TestTrimming:

@@ -19,10 +19,17 @@ from tests.helpers import make_policy
 from tests.simulators.replay.test_runs import scenarios, small_traces
 
 OVER_SAMPLES = load_policy("tail_batching")
-IN_PARTS = load_policy("streamed_sync")
+IN_PARTS = [
+    load_policy("streamed_sync"),
+    make_policy(
+        "fused",
+        batching={"use": "sync", "part_prompts": 1},
+        lending={"use": "stage_fusion", "whole": 0.3, "fill": 1.0, "slowdown": 9.0},
+    ),
+]
 POLICIES = [
     OVER_SAMPLES,
-    IN_PARTS,
+    *IN_PARTS,
     *map(load_policy, ("static_split", "round_robin_sync", "dplb")),
     make_policy("over", batching={"use": "sync", "over_prompts": 2.0}),
     make_policy("kept", batching={"use": "sync", "over_prompts": 1.5}, interruption="partial"),
@@ -63,5 +70,5 @@ def test_no_run_at_staleness_0_beats_it(
     assert offered.parts_s <= offered.whole_batches_s * (1 + 1e-9)
     assert run.bound_s <= (run.on_policy_bound_s or 0.0) * (1 + 1e-9)
     if policy is not OVER_SAMPLES and not run.summary.resumed_attempts + run.summary.preemptions:
-        bounds = [offered.whole_batches_s, *([offered.parts_s] if policy is IN_PARTS else [])]
+        bounds = [offered.whole_batches_s, *([offered.parts_s] if policy in IN_PARTS else [])]
         assert run.on_policy_bound_s in [pytest.approx(bound) for bound in bounds]

@@ -6,7 +6,8 @@ and the machine keeps books of its own, from the actions alone:
 
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
 * a client's own request is answered without waiting for a batch, unless it hung up;
-* groups are delivered whole, and no sample is staler than the policy allows;
+* groups are delivered whole, and no sample is staler than the policy allows; where every version
+  takes a batch and the policy waits, that costs no token;
 * whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
 * a batch goes in parts only to a trainer that takes them, all under one version, and the last one
   makes it whole;
@@ -38,6 +39,7 @@ POLICIES = st.fixed_dictionaries(
         "routing": st.sampled_from(
             [{"use": name} for name in ("round_robin", "random", "power_of_two", "least_requests")]
             + [{"use": "least_tokens"}, {"use": "session_affinity", "margin": 0}]
+            + [{"use": "session_affinity", "shared_tokens": 20}]
             + [{"use": "vllm_internal_lb"}, {"use": "group_tokens", "shared_tokens": 20}]
         ),
         "ordering": st.sampled_from(
@@ -170,6 +172,11 @@ class World(RuleBasedStateMachine):
         self.shares_gpus = shares_gpus
         self.training = False
         self.version = self.first_version = version
+        # Rounds that keep nothing may have more whole groups than go with their batch.
+        keeps = policy["interruption"].get("kv", "verify") != "verify"
+        self.waits = policy["freshness"].get("on_excess") != "drop" and (
+            policy["batching"]["use"] == "fully_async" or keeps
+        )
         self.takes_parts = False
         self.batches = self.parts = self.in_batch = 0
         self.names = 0
@@ -271,6 +278,7 @@ class World(RuleBasedStateMachine):
 
     def on_discard(self, action):
         assert action.tokens >= 0
+        assert action.reason != "stale" or not self.waits, "it could have gone in time"
         self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
@@ -347,6 +355,7 @@ class World(RuleBasedStateMachine):
     def publish_without_training(self, by):
         """As one does who loads a checkpoint."""
         self.version += by
+        self.waits = False
         self.tell(ev.WeightsPublished(self.version))
 
     @precondition(lambda self: not self.training)
@@ -374,6 +383,14 @@ class World(RuleBasedStateMachine):
             self.tell(ev.PrefixVerified(dispatch.request, attempt, round(share * draft)))
             self.running[attempt] = self.scheduler.view.going_on(dispatch)
         return self.running[attempt]
+
+    @precondition(lambda self: any(dispatch.ends for dispatch in self.running.values()))
+    @rule(data=st.data())
+    def passes_whole(self, data):
+        ending = sorted(attempt for attempt, sent in self.running.items() if sent.ends)
+        attempt = data.draw(st.sampled_from(ending))
+        self.verify(attempt)
+        self.finish(attempt, 0, "stop")
 
     @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
     @rule(data=st.data(), share=st.floats(0, 1))
@@ -433,7 +450,8 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        wanted = not self.scheduler.fleet.attempts[attempt].abandoned
+        # Nobody believes what is made on top of a draft that was not verified.
+        wanted = not (self.scheduler.fleet.attempts[attempt].abandoned or dispatch.draft)
         if wanted and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))

@@ -25,6 +25,7 @@ from rollout_sched.core.events import (
     BatchRequested,
     InstanceLost,
     InstanceReported,
+    RequestFailed,
     RequestFinished,
     RequestInterrupted,
     RequestSubmitted,
@@ -447,10 +448,14 @@ class Live:
 
 
 def ambiguous(journal: list[Any]) -> bool:
-    """Two instances answered at the same time: either may be heard first."""
+    """Two instances answered at the same time, or a tool returned as an attempt failed: either may
+    be heard first."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
+    failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
     for at, said, actions in journal:
+        if isinstance(said, ToolReturned | TrajectoryEnded) and at in failed:
+            return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
         answer = isinstance(said, RequestFinished | RequestInterrupted | TurnFinished)
         instance = where.get(said.attempt, "") if answer else ""

@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollout_sched.live.batch_delivery import BatchDelivery, NotYet
 from rollout_sched.live.samples import Batch, FailedGroup
@@ -312,3 +314,66 @@ class TestParts:
                 await names(delivery, parts=False)
 
         run(scene())
+
+
+class Trainer:
+    """Trains what arrives; a step is what it has trained of a batch when the last part was."""
+
+    def __init__(self, delivery: BatchDelivery) -> None:
+        self.delivery = delivery
+        self.received: tuple[int | None, int | None] = (None, None)
+        self.step: list[str] = []
+        self.steps: list[list[str]] = []
+
+    async def ask(self, *, parts: bool, lost: bool) -> None:
+        """`lost`: the answer, on its way."""
+        number, part = self.received
+        try:
+            batch = await self.delivery.next(number, 0, part=part, parts=parts)
+        except NotYet:
+            return
+        assert batch is not None
+        if lost:
+            return
+        self.received = (batch.number, batch.part)
+        self.step += [failed.uid for failed in batch.failed]
+        if batch.last:
+            self.steps.append(self.step)
+            self.step = []
+
+    def start_anew(self) -> None:
+        """From the last step that it took: the gradients of what it has of the next are lost."""
+        if self.step:
+            self.received = (None, None)
+            self.step = []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batches=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    doings=st.lists(st.sampled_from(["make", "ask", "whole", "lost", "anew"]), max_size=40),
+)
+def test_each_step_is_of_one_whole_batch_whatever_breaks(
+    batches: list[int], doings: list[str]
+) -> None:
+    async def scene() -> None:
+        maker, delivery = made()
+        trainer = Trainer(delivery)
+        coming = [
+            (n, part, part == size - 1) for n, size in enumerate(batches) for part in range(size)
+        ]
+        await trainer.ask(parts=True, lost=False)
+        for doing in [*doings, *["make", "ask", "ask"] * (len(coming) + 1)]:
+            if doing == "make":
+                if coming and delivery.awaited:
+                    number, part, last = coming.pop(0)
+                    maker.put_part(number, part, last=last)
+            elif doing == "anew":
+                trainer.start_anew()
+            else:
+                await trainer.ask(parts=doing != "whole", lost=doing == "lost")
+        assert trainer.steps == [
+            [f"{number}.{part}" for part in range(size)] for number, size in enumerate(batches)
+        ]
+
+    run(scene())

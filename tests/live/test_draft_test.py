@@ -16,9 +16,22 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.live.draft_test import DraftTest, acceptance, untestable
 from rollout_sched.live.ports import PromptToken
 
-WORDS, LENGTH = 3, 4
+#: A text is over with the word END, or when it is as long as it may be.
+WORDS, LENGTH, END = 3, 4, 0
 Probabilities = NDArray[np.float64]
 Text = tuple[int, ...]
+
+
+def is_over(text: Text) -> bool:
+    return len(text) == LENGTH or END in text
+
+
+BEGUN = [
+    text
+    for length in range(LENGTH)
+    for text in itertools.product(range(WORDS), repeat=length)
+    if not is_over(text)
+]
 
 
 class Model:
@@ -27,11 +40,10 @@ class Model:
     def __init__(self, seed: int, towards: Model | None = None) -> None:
         dice = np.random.default_rng(seed)
         self.after: dict[Text, Probabilities] = {}
-        for length in range(LENGTH):
-            for text in itertools.product(range(WORDS), repeat=length):
-                drawn = dice.dirichlet([0.7] * WORDS)
-                other = drawn if towards is None else towards.after[text]
-                self.after[text] = 0.4 * drawn + 0.6 * other
+        for text in BEGUN:
+            drawn = dice.dirichlet([0.7] * WORDS)
+            other = drawn if towards is None else towards.after[text]
+            self.after[text] = 0.4 * drawn + 0.6 * other
 
     def of(self, text: Text) -> float:
         """The probability of a text."""
@@ -39,7 +51,9 @@ class Model:
 
     @property
     def texts(self) -> dict[Text, float]:
-        return {t: self.of(t) for t in itertools.product(range(WORDS), repeat=LENGTH)}
+        words = range(WORDS)
+        texts = [(*text, word) for text in BEGUN for word in words]
+        return {text: self.of(text) for text in texts if is_over(text)}
 
 
 def residual(old: Probabilities, new: Probabilities) -> Probabilities:
@@ -54,21 +68,24 @@ def distance(p: Probabilities, q: Probabilities) -> float:
 
 
 def verified(
-    old: Model, new: Model, at_cut: Callable[[Probabilities, Probabilities], Probabilities]
+    old: Model,
+    new: Model,
+    at_cut: Callable[[Probabilities, Probabilities], Probabilities],
+    drafted: Callable[[Text], Text] = lambda text: text,
 ) -> dict[Text, float]:
-    """The probability of every text that comes of a draft by `old`, verified by `new`: what is kept
-    of it, a word by `at_cut`, and the rest by `new`."""
+    """The probability of every text that comes of what is `drafted` of the texts of `old`, verified
+    by `new`: what is kept of it, a word by `at_cut`, and the rest by `new`."""
     found: dict[Text, float] = defaultdict(float)
 
     def go_on(text: Text, probability: float) -> None:
-        if len(text) == LENGTH:
+        if is_over(text):
             found[text] += probability
             return
         for word in range(WORDS):
             go_on((*text, word), probability * new.after[text][word])
 
-    for draft, drawn in old.texts.items():
-        reached = drawn
+    for whole, drawn in old.texts.items():
+        draft, reached = drafted(whole), drawn
         for place, word in enumerate(draft):
             text = draft[:place]
             before, now = old.after[text], new.after[text]
@@ -76,7 +93,7 @@ def verified(
             for other, probability in enumerate(at_cut(before, now)):
                 go_on((*text, other), reached * (1 - kept) * probability)
             reached *= kept
-        found[draft] += reached
+        go_on(draft, reached)
     return found
 
 
@@ -101,18 +118,38 @@ def test_without_it_one_place_is_off_by_what_is_said(old: Model, new: Model) -> 
     found = verified(old, new, lambda before, now: now)
     assert sum(found.values()) == pytest.approx(1)
     bound = cut = 0.0
-    for length in range(LENGTH):
-        for text in itertools.product(range(WORDS), repeat=length):
-            reached = math.prod(
-                min(old.after[text[:i]][word], new.after[text[:i]][word])
-                for i, word in enumerate(text)
-            )
-            before, now = old.after[text], new.after[text]
-            cut += reached * distance(before, now)
-            bound += reached * distance(before, now) * distance(now, residual(before, now))
+    for text in BEGUN:
+        reached = math.prod(
+            min(old.after[text[:i]][word], new.after[text[:i]][word]) for i, word in enumerate(text)
+        )
+        before, now = old.after[text], new.after[text]
+        cut += reached * distance(before, now)
+        bound += reached * distance(before, now) * distance(now, residual(before, now))
     assert 0 < deviation(found, new) <= bound + 1e-12
     assert bound < cut < 1
     assert bound < deviation(old.texts, new)  # better than to keep all of it
+
+
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_a_draft_that_was_cut_at_some_length_changes_nothing(old: Model, new: Model) -> None:
+    """Interrupted after two words, whatever they are: tested as far as it goes."""
+    found = verified(old, new, residual, drafted=lambda text: text[:2])
+    assert found == pytest.approx(new.texts, abs=1e-12)
+
+
+def test_an_end_that_is_always_drawn_anew_makes_longer_texts() -> None:
+    """So the last token of a response that ended by itself is tested like the others."""
+    (model, _), *_ = PAIRS
+    same = verified(model, model, residual)
+    assert same == pytest.approx(model.texts, abs=1e-12)
+    longer = verified(model, model, residual, drafted=lambda text: text[:-1])
+    assert mean_length(longer) > mean_length(same) + 0.1
+    cut_at_the_limit = verified(model, model, residual, drafted=lambda text: text[: LENGTH - 1])
+    assert cut_at_the_limit == pytest.approx(model.texts, abs=1e-12)
+
+
+def mean_length(texts: dict[Text, float]) -> float:
+    return sum(len(text) * probability for text, probability in texts.items())
 
 
 def test_one_place_is_off_by_exactly_that() -> None:

@@ -178,6 +178,23 @@ class TestDrafts:
         assert store.response_ids == [5, 6, 7]
         assert store.logprobs == [-1.0] * 3
 
+    def test_a_whole_response_of_which_all_has_passed_needs_no_second_order(self) -> None:
+        store = self.payload()
+        orders: list[Order] = []
+
+        class Instance(Scripted):
+            async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+                orders.append(order)
+                return Output([99], [-1.0], "length", (), [PromptToken(-0.5, 1)] * 4)
+
+        def passed(tokens: int) -> Dispatch:
+            assert tokens == 3
+            return msgspec.structs.replace(self.DISPATCH, draft=(), ends=True)
+
+        outcome = asyncio.run(store.attempt_verified(Instance(), self.DISPATCH, "o", passed))
+        assert len(orders) == 1
+        assert (outcome.tokens, outcome.finish) == (0, "stop")
+
     def test_older_weights_verify_nothing(self) -> None:
         with pytest.raises(AnswerUntrue, match="used an older one"):
             self.run(self.payload(), [PromptToken(-0.5, 1)] * 4, spans=((3, 1),))

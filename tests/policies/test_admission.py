@@ -17,6 +17,8 @@ def instance(in_flight: int, *, slots: int = 4, context: int = 100, kv: int = 10
     loads = Loads(LeastRequests(), 1, slots=slots)
     loads.send(0, in_flight, context=context)
     loads[0].kv_tokens = kv
+    for attempt in loads[0].attempts.values():
+        attempt.request.siblings.id = f"in flight {attempt.id}"
     return loads[0]
 
 
@@ -96,7 +98,8 @@ def poll(usage: float = 0.7, *, preemptions: int = 0, waiting: int = 0) -> Insta
 def keep(on: Instance, contexts: list[int]) -> None:
     """Trajectories between two turns."""
     for number, context in enumerate(contexts):
-        on.kept[str(number)] = make_request(context=context)
+        on.kept[str(number)] = request = make_request(context=context)
+        request.siblings.id = f"kept {number}"
 
 
 class TestAimdConcurrency:
@@ -203,6 +206,14 @@ class TestSessionCap:
         assert self.policy.continues(there)
         observed(self.policy, there, poll(0.51))
         assert not self.policy.continues(there)
+
+    def test_a_prompt_that_samples_share_is_there_once(self) -> None:
+        there = instance(0)
+        keep(there, [350, 350, 350])
+        for request in there.kept.values():
+            request.siblings.prompt_tokens = 200
+            request.siblings.id = "g"
+        assert observed(self.policy, there, poll(0.0)).tokens == (350 + 150 + 150) / 3
 
     def test_a_preemption_takes_a_fifth_until_it_has_grown_back(self) -> None:
         there = instance(2, context=100)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from rollout_sched.core.roles import Launch
+from rollout_sched.core.roles import Capacity, DeliveredGroup, Launch
 from rollout_sched.policies.batching import FullyAsync, OneStepOff, Pooled, Sync, TailBatching
 from tests.helpers import ProgressView
 
@@ -277,3 +278,31 @@ class TestFullyAsync:
     def test_less_than_a_batch_would_stand_still(self) -> None:
         with pytest.raises(ValueError, match=r"max_ahead = 0\.9: fewer groups than a batch"):
             FullyAsync(max_ahead=0.9)
+
+
+class TestOverProvisioningByRecords:
+    """Groups of a batch of 4, of which a quarter has the tail, or none has."""
+
+    TAIL = tuple(DeliveredGroup(9, (length,)) for length in (100, 100, 100, 9000)) * 4
+    ALIKE = tuple(DeliveredGroup(9, (500,)) for _ in range(16))
+
+    def launch(self, recent: Sequence[DeliveredGroup], **view: Any) -> Launch | None:
+        policy = TailBatching(1.5, 1.0, least_gain=0.1)
+        return policy.launch(ProgressView(fresh=9, recent=recent, **view))
+
+    def test_follows_them(self) -> None:
+        assert self.launch(self.TAIL) == Launch(fresh=6)
+        assert self.launch(self.ALIKE) == Launch(fresh=4)
+
+    def test_is_the_most_until_a_cycle_of_rounds_is_over(self) -> None:
+        assert self.launch(self.ALIKE[:11]) == Launch(fresh=6)
+        assert self.launch(self.ALIKE[:12]) == Launch(fresh=4)
+
+    def test_is_the_most_while_no_instance_is_here(self) -> None:
+        assert self.launch(self.ALIKE, capacity=Capacity(0, 0, 0)) == Launch(fresh=6)
+
+    def test_needs_no_records_where_it_is_given(self) -> None:
+        assert TailBatching(least_gain=0.1).uses_recent
+        assert not TailBatching().uses_recent
+        policy = TailBatching(1.5, 1.0)
+        assert policy.launch(ProgressView(fresh=9, recent=self.ALIKE)) == Launch(fresh=6)

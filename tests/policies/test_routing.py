@@ -168,6 +168,16 @@ class TestVllmInternalLb:
         assert chosen(routing.VllmInternalLb(), loads) == "i0"
 
 
+def second_sample(loads: Loads, prompt: int) -> Request:
+    """Of a prompt of which the first runs on i0."""
+    first = make_request(context=prompt)
+    second = Request("g/1", first.siblings, first.group, 1, 1, prompt)
+    first.siblings.requests += [first, second]
+    first.attempt = loads.fleet.send(first, loads[0], 1000)
+    first.last_instance = "i0"
+    return second
+
+
 class TestGroupTokens:
     policy = routing.GroupTokens(shared_tokens=100, margin=2.0)
 
@@ -175,25 +185,17 @@ class TestGroupTokens:
         instance = self.policy.choose(request, loads.fleet)
         return None if instance is None else instance.id
 
-    def siblings(self, loads: Loads, prompt: int) -> Request:
-        """The second sample of a prompt of which the first runs on i0."""
-        first = make_request(context=prompt)
-        second = Request("g/1", first.siblings, first.group, 1, 1, prompt)
-        first.siblings.requests += [first, second]
-        first.attempt = loads.fleet.send(first, loads[0], 1000)
-        return second
-
     def test_samples_of_a_long_prompt_are_together(self) -> None:
         loads = Loads(self.policy, 2)
-        assert self.choose(loads, self.siblings(loads, 100)) == "i0"
+        assert self.choose(loads, second_sample(loads, 100)) == "i0"
 
     def test_those_of_a_short_one_go_where_tokens_are_few(self) -> None:
         loads = Loads(self.policy, 2)
-        assert self.choose(loads, self.siblings(loads, 99)) == "i1"
+        assert self.choose(loads, second_sample(loads, 99)) == "i1"
 
     def test_they_part_where_tokens_are_too_uneven(self) -> None:
         loads = Loads(self.policy, 2)
-        second = self.siblings(loads, 100)
+        second = second_sample(loads, 100)
         loads.send(0, context=100)
         assert self.choose(loads, second) == "i0"
         loads.send(0, context=1)
@@ -201,10 +203,38 @@ class TestGroupTokens:
 
     def test_they_part_where_that_instance_is_full(self) -> None:
         loads = Loads(self.policy, 2, slots=1)
-        assert self.choose(loads, self.siblings(loads, 100)) == "i1"
+        assert self.choose(loads, second_sample(loads, 100)) == "i1"
 
 
 class TestSessionAffinity:
+    def test_newcomers_go_where_the_fewest_sessions_are(self) -> None:
+        policy = routing.SessionAffinity()
+        loads = Loads(policy, 2)
+        siblings = make_request().siblings
+        for index in range(2):
+            loads.fleet.keep(Request(f"g/{index}", siblings, None, index, index, 1), loads[0])
+        loads.send(1)
+        assert chosen(policy, loads) == "i1", "one in flight, but two will be back to i0"
+
+    @pytest.mark.parametrize(
+        ("prompt", "others", "where"), [(100, 0, "i0"), (99, 0, "i1"), (100, 1, "i1")]
+    )
+    def test_samples_of_a_long_prompt_are_together_until_a_group_is_ahead(
+        self, prompt: int, others: int, where: str
+    ) -> None:
+        policy = routing.SessionAffinity(shared_tokens=100)
+        loads = Loads(policy, 2)
+        second = second_sample(loads, prompt)
+        loads.send(0, others)
+        instance = policy.choose(second, loads.fleet)
+        assert instance is not None
+        assert instance.id == where
+
+    def test_samples_part_where_that_instance_is_full(self) -> None:
+        policy = routing.SessionAffinity(shared_tokens=100)
+        loads = Loads(policy, 2, slots=1)
+        assert policy.choose(second_sample(loads, 100), loads.fleet) is loads[1]
+
     def test_without_a_home_the_emptiest(self) -> None:
         policy = routing.SessionAffinity()
         loads = Loads(policy, 2)

@@ -451,7 +451,9 @@ class TestVerifiedResume:
         (_, b) = ran.deliveries
         assert b == (21.0, ["b"])
         verified = {s.request: s.verified_tokens for s in ran.samples}
-        assert verified == {"a/0": 0, "a/1": 0, "b/0": 1, "b/1": 3}
+        assert verified == {"a/0": 0, "a/1": 0, "b/0": 2, "b/1": 3}
+        # It is whole, all of it passed: nothing was made again, and nothing thrown away.
+        assert ran.said(act.Discard) == []
 
     def test_a_trajectory_is_cut_in_its_last_turn_or_starts_over(self) -> None:
         trace = trajectories((Turn(3),), (Turn(1, 2, 0.5), Turn(8)))

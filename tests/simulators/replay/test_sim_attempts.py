@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import RequestFinished, RequestInterrupted
 from rollout_sched.simulators.instance.sim_request import Ended
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
 from tests.helpers import make_trace
 
 
@@ -44,3 +48,15 @@ def test_what_goes_on_does_what_it_would_have_and_what_starts_over_something_els
         attempts.end(Ended(attempt, 0, (), "abort", 3.0))
     assert len(set(lengths)) > 3
     assert load.length("g", 0) == lengths[-1]
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(9, "stop"), (50, "length")])
+def test_what_was_recorded_under_a_lower_cap_is_over_at_the_end_of_a_segment(
+    limit: int, reason: str
+) -> None:
+    """Else the scheduler, told that the segment is used up, would ask for what is not there."""
+    sample = Sample("g", 0, 4, (Turn(9),), finish="length")
+    attempts = SimAttempts(Workload(Trace("t", {"g": [sample]}), Job(max_tokens=100)))
+    attempts.begin(msgspec.structs.replace(dispatch(1), max_new_tokens=limit))
+    event, _ = attempts.end(Ended(1, 9, ((0, 9),), "stop", 1.0))
+    assert event == RequestFinished("g/0", 1, 9, ((0, 9),), reason)

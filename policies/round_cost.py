@@ -1,0 +1,79 @@
+"""How long rounds take, in decode steps, as far as lengths and the fleet's size tell.
+
+A round takes as many steps as its longest response has tokens, and those more that this has to wait
+for a place: with C places for N requests of T tokens a share 1 - C/N of them waits, and the places
+become free at the rate at which C of them make T. That is list scheduling with the longest job
+last (Graham, 1966). And steps grow longer: one reads the weights and all contexts, so that to read
+contexts of c tokens T times takes as long as T c / (n r) steps of n instances, if they read r
+tokens of context in the time of their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from rollout_sched.core.roles import Capacity, DeliveredGroup
+
+#: Tokens of context that are read in the time of the weights: a 7B on one H100, a 32B on two.
+WEIGHTS_TOKENS = 250_000.0
+
+
+class RoundCost:
+    """Of batches of `prompts` groups that are like `groups`."""
+
+    def __init__(self, groups: Sequence[DeliveredGroup], prompts: int, capacity: Capacity) -> None:
+        self._groups = sorted(groups, key=_longest)
+        self._prompts = prompts
+        self._capacity = capacity
+
+    def of(self, over_prompts: float) -> float:
+        """Steps a batch, in the mean, if rounds start so many times the prompts of a batch, and
+        what is too long for them has rounds of its own."""
+        if over_prompts <= 1:
+            return self._round(self._groups, self._prompts, None)
+        share = 1 / over_prompts
+        kept = max(1, round(share * len(self._groups)))
+        cut = _longest(self._groups[kept - 1])
+        late = self._groups[kept:] or self._groups[-1:]
+        short = self._round(self._groups, self._prompts * over_prompts, cut)
+        return share * short + (1 - share) * self._round(late, self._prompts, None)
+
+    def _round(self, groups: Sequence[DeliveredGroup], prompts: float, cut: int | None) -> float:
+        """Of so many prompts like these. It ends when all responses are made; with `cut` when
+        those are that have so many tokens."""
+        most = _longest(groups[-1]) if cut is None else cut
+        lengths = [min(length, most) for group in groups for length in group.lengths]
+        made = max(1, sum(lengths))
+        prompt = sum(group.prompt_tokens for group in groups) / len(groups)
+        context = prompt + sum(length * length for length in lengths) / (2 * made)
+        tokens = made * prompts / len(groups)
+        return (
+            (self._expected_longest(groups) if cut is None else cut)
+            + self._waiting(prompts * len(lengths) / len(groups), tokens, context)
+            + tokens * context / (self._capacity.instances * WEIGHTS_TOKENS)
+        )
+
+    def _waiting(self, requests: float, tokens: float, context: float) -> float:
+        places = max(1.0, min(self._capacity.slots, self._capacity.kv_tokens / max(1.0, context)))
+        return max(0.0, 1 - places / requests) * tokens / places
+
+    def _expected_longest(self, groups: Sequence[DeliveredGroup]) -> float:
+        """Of as many groups as a batch has, drawn from these, which ascend."""
+        number, drawn = len(groups), self._prompts
+        return sum(
+            _longest(group) * (((place + 1) / number) ** drawn - (place / number) ** drawn)
+            for place, group in enumerate(groups)
+        )
+
+
+def best_over_prompts(cost: RoundCost, most: float, least_gain: float) -> float:
+    """How many times the prompts of a batch to start: at most `most`, in eighths, and 1 if that
+    does not save the share `least_gain` of the steps."""
+    eighths = [1 + eighth / 8 for eighth in range(1, ceil((most - 1) * 8))]
+    best = min([*eighths, most], key=cost.of)
+    return best if cost.of(best) <= (1 - least_gain) * cost.of(1.0) else 1.0
+
+
+def _longest(group: DeliveredGroup) -> int:
+    return max(group.lengths)
