@@ -68,7 +68,8 @@ def presets(setting: Setting) -> list[Candidate]:
 
 def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
     """Where the search starts beside the presets: what the space knows to be good, completed."""
-    fitting = [table for table in space.STARTS if _inside(table, setting)]
+    narrowed = [_narrowed(table, setting) for table in space.STARTS]
+    fitting = [table for table in narrowed if _inside(table, setting)]
     completed = [Candidate(_mended(table, setting, dice)) for table in fitting]
     return [one for one in completed if _buildable(one)]
 
@@ -127,10 +128,16 @@ def _preset(name: str, setting: Setting) -> Candidate:
     roles = {role: dict(row) for role, row in table.items() if role in config.REGISTRY}
     for role, row in roles.items():
         row.setdefault("use", config.DEFAULTS[role])
-    freshness = roles.get("freshness", {})
+    return Candidate(_narrowed(roles, setting), name)
+
+
+def _narrowed(table: Table, setting: Setting) -> dict[str, dict[str, Any]]:
+    """A copy that is no staler than the user allows."""
+    copy = {role: dict(row) for role, row in table.items()}
+    freshness = copy.get("freshness", {})
     if freshness.get("max_staleness", 0) > setting.max_staleness:
         freshness["max_staleness"] = setting.max_staleness
-    return Candidate(roles, name)
+    return copy
 
 
 def _inside(table: Table, setting: Setting) -> bool:
@@ -178,11 +185,18 @@ def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, di
             continue
         defaults = _defaults(role, row["use"])
         said = {
-            key: row.get(key, defaults[key] if defaults.get(key) in values else values[0])
+            key: _stated(row.get(key), values, defaults.get(key))
             for key, values in fitting[row["use"]].keys(setting).items()
         }
         mended[role] = {"use": row["use"], **said}
     return mended
+
+
+def _stated(value: Any, values: list[Any], default: Any) -> Any:
+    """The value if it may be one: a number need not be in the table, a word must."""
+    if value is not None and (value in values or not isinstance(value, str)):
+        return value
+    return default if default in values else values[0]
 
 
 def _change(table: dict[str, dict[str, Any]], setting: Setting, dice: random.Random) -> None:

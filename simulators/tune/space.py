@@ -202,6 +202,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "over_prompts": Parameter((1.0, 1.125, 1.25, 1.5)),
                 "over_samples": Parameter((1.0, 1.125, 1.25, 1.5), SEVERAL_SAMPLES),
                 "long_round_share": Parameter((0.25, 0.5, 0.75, 1.0)),
+                "least_gain": Parameter((0.0, 0.02, 0.05, 0.1)),
                 **PARTS,
             },
         ),
@@ -292,6 +293,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
                 "wait_s": Parameter((0.01, 0.05, 0.2)),
+                "shared_tokens": Parameter((256, 1024, 4096)),
                 "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
             },
             MOVES,

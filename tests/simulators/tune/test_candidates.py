@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_sched import config
@@ -49,6 +49,7 @@ def assert_inside(one: Candidate, here: Setting) -> None:
     assert freshness.get("max_staleness", 0) <= here.max_staleness
 
 
+@settings(max_examples=50, deadline=None)
 @given(SETTINGS, DICE)
 def test_draws_are_inside_the_space_and_buildable(here: Setting, dice: random.Random) -> None:
     one = draw(here, dice)
@@ -60,9 +61,10 @@ def test_draws_are_inside_the_space_and_buildable(here: Setting, dice: random.Ra
         chosen[role] = {"use": row["use"]}
 
 
+@settings(max_examples=40, deadline=None)
 @given(SETTINGS, DICE)
 def test_neighbours_and_crossings_are_inside_too(here: Setting, dice: random.Random) -> None:
-    parents = [*presets(here), draw(here, dice)]
+    parents = [*dice.sample(presets(here), 3), draw(here, dice)]
     for parent in parents:
         assert_inside(neighbour(parent, here, dice), here)
     assert_inside(cross(parents[0], parents[-1], here, dice), here)
@@ -98,6 +100,7 @@ def test_the_same_dice_draw_the_same() -> None:
     assert one.key != draw(setting(), random.Random(6)).key
 
 
+@settings(max_examples=20, deadline=None)
 @given(SETTINGS)
 def test_starts_are_inside_the_space(here: Setting) -> None:
     for one in starts(here, random.Random(0)):
