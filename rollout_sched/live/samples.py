@@ -33,7 +33,7 @@ History = Annotated[
 OBSERVED = -1
 
 
-class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One group to generate: `samples` responses to one prompt, each of at most `max_tokens`.
 
     uid              the group's id, used once; at most 256 characters, without control characters
