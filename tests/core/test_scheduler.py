@@ -595,6 +595,33 @@ class TestSegmentBudget:
         assert (delivered(actions), dispatched(actions)) == ([], ["a/0"])
         assert delivered(told(RequestFinished("a/0", 3, 5))) == ["a/0", "b/0"]
 
+    def test_who_is_due_goes_on_and_nobody_starts_over_where_no_more_groups_come(self) -> None:
+        """The last groups all spent their budget, were too many for what the batch seemed to lack,
+        and started over from their first token, for ever."""
+        bound = {"use": "bounded", "max_staleness": 1}
+        told = Told(2, freshness=bound, interruption=BUDGET)
+        told.submit(*"abcdef")
+        told(SubmissionsClosed(), BatchRequested())
+        assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["c/0"]
+        told(RequestFinished("b/0", 2, 5))
+        assert delivered(told(RequestFinished("c/0", 3, 5))) == ["b/0", "c/0"]
+        told(WeightsPublished(1), WeightsUpdated("i0", 1))
+        assert dispatched(told(BatchRequested())) == ["a/0", "d/0"]
+        assert dispatched(told(RequestFinished("a/0", 4, 30, reason="length"))) == ["e/0"]
+        told(RequestFinished("d/0", 5, 5))
+        assert dispatched(told(RequestFinished("e/0", 6, 30, reason="length"))) == ["f/0"]
+        segments, batch = 0, []
+        while not batch:
+            segments += 1
+            assert segments <= 9, "a, e and f have four each, three of which are made"
+            attempt = next(iter(told.scheduler.fleet.attempts.values()))
+            made = attempt.max_new_tokens
+            name = attempt.request.id
+            actions = told(RequestFinished(name, attempt.id, made, reason="length"))
+            assert discarded(actions) == []
+            batch = delivered(actions)
+        assert batch == ["a/0", "d/0"]
+
     def test_a_resting_request_keeps_its_group_in_the_round(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
         told.submit("a", samples=2)
