@@ -31,6 +31,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -980,6 +981,39 @@ class TestStaleness:
             sent("a/0", 4, salt=1),
             sent("a/1", 5, salt=1),
         ]
+
+    @pytest.mark.parametrize("kv", ["recompute", "verify"])
+    def test_nothing_is_sent_where_it_would_be_too_old_at_once(self, kv: str) -> None:
+        """b had begun on an instance that was young enough, and went on where none of it could
+        count: it was delivered too old, or verified again and again by weights as old."""
+        told = Told(
+            2,
+            slots=1,
+            batching="fully_async",
+            freshness={"use": "bounded", "max_staleness": 1},
+            interruption={"use": "partial", "kv": kv, "at_update": "resubmit"},
+            weights={"use": "all_at_once", "when": "between_batches"},
+        )
+        told.submit("a")
+        told(WeightsPublished(1), InstanceJoined("i1", 1, BIG, 1))
+        told.submit("b", samples=2)
+        assert told.running == ["a/0", "b/0"]
+        told(WeightsPublished(2), BatchRequested())
+        assert dispatched(told(RequestInterrupted("a/0", 1, 5))) == [], "i0 is still at version 0"
+        told(RequestInterrupted("b/0", 2, 5))
+        told(InstancePaused("i0"), InstancePaused("i1"), WeightsUpdated("i0", 2))
+        assert dispatched(told(WeightsUpdated("i1", 2))) == ["a/0", "b/0"]
+        samples: list[Sample] = []
+        for _ in range(5):
+            attempt = next(iter(told.scheduler.fleet.attempts.values()), None)
+            if attempt is None:
+                break
+            name, draft = attempt.request.id, attempt.draft_tokens
+            if draft:
+                told(PrefixVerified(name, attempt.id, draft))
+            actions = told(RequestFinished(name, attempt.id, 7))
+            samples += [s for a in actions if isinstance(a, Deliver) for s in a.samples]
+        assert {(s.request, s.staleness) for s in samples} == {("a/0", 0), ("b/0", 0), ("b/1", 0)}
 
     def test_a_finished_group_grows_stale_too(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
