@@ -105,6 +105,10 @@ class TrainerEvents:
         self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
+        """What is too old starts over; and where an instance that has yet to be told is too old
+        itself, so does all that could still be sent there. Then nothing of a group is: nothing is
+        launched before the fleet is young enough, and it only grows younger. What is paced is never
+        found there if every version has taken a batch."""
         self._progress.version = event.version
         self._progress.dirty = True
         self._lender.published(event.version)
@@ -112,7 +116,7 @@ class TrainerEvents:
         oldest = self._freshness.oldest_allowed(event.version)
         late = self._samples.older_than(oldest)
         if self._progress.fleet_version < oldest:
-            late += self._samples.undated()  # else an instance that has yet to be told gets them
+            late += self._samples.unfinished(oldest)
         for group in late:
             self._outcomes.start_over(group)
 

@@ -69,6 +69,7 @@ class Outcomes:
 
     def end_segment(self, request: Request) -> None:
         """It used up the tokens of one attempt; a budget is renewed by the next round."""
+        request.ends = False  # it went on after its end
         if self._budgeted and request.group is not None:
             self._requests.park(request)
             self._spend(request.group)
@@ -154,12 +155,15 @@ class Outcomes:
             if index not in used:
                 self._requests.create(group.siblings, group, index, f"{group.id}/{index}")
             index += 1
+        whole: list[Request] = []
         for request in self._requests.replay_buffer.of(group):
             if request.ends and _oldest(request) >= self._progress.fleet_version:
-                self._requests.replay_buffer.remove(request)
-                self.finish(request, "stop")  # there are no newer weights to pass it
+                whole.append(request)
             else:
                 self._requests.wait(request)
+        for request in whole:  # there are no newer weights to pass it
+            self._requests.replay_buffer.remove(request)
+            self.finish(request, "stop")
         if self._verification.on:
             self._verification.renew(group)  # a tool may still be at work on old tokens
 
@@ -239,8 +243,8 @@ class Outcomes:
             return
         for request in group.requests:
             parked = request.state is PARKED and not request.rests_until
-            if not parked and request.state is not FINISHED:
-                return
+            if request.state is not FINISHED and (request.ends or not parked):
+                return  # it goes on, or is whole and about to finish
         self._progress.dirty = True
         self._groups.move(group, SPEND)
 

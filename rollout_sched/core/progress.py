@@ -78,11 +78,13 @@ class RunProgress:
 
     @property
     def missing(self) -> int:
-        missing = self.prompts_per_step - self.in_batch
-        if self.closed:
-            set_back = self.spent + self.deferred
-            missing = min(missing, self.complete + self.active + set_back + self.fresh)
-        return missing
+        """Groups that the batch lacks and will get: all that are left, where no more are coming."""
+        return min(self.lacking, len(self._groups)) if self.closed else self.lacking
+
+    @property
+    def lacking(self) -> int:
+        """Groups that the batch would take, whether or not there are any."""
+        return self.prompts_per_step - self.in_batch
 
     @property
     def on_the_way(self) -> int:
@@ -90,7 +92,7 @@ class RunProgress:
 
     @property
     def places(self) -> int:
-        return 0 if self._whole_at == self.version else self.prompts_per_step - self.in_batch
+        return 0 if self._whole_at == self.version else self.lacking
 
     @property
     def fresh(self) -> int:

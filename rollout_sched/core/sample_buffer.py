@@ -82,9 +82,14 @@ class SampleBuffer:
             for group in self._by_version[known].values()
         ]
 
-    def undated(self) -> list[Group]:
-        """Started groups of which nothing was dispatched yet."""
-        return [group for group in self._started.values() if group.oldest_version is None]
+    def unfinished(self, since: int) -> list[Group]:
+        """Started groups without tokens older than `since` that lack some."""
+        return [
+            group
+            for group in self._started.values()
+            if group not in self._complete
+            and (group.oldest_version is None or group.oldest_version >= since)
+        ]
 
     def remaining(self, taken: Iterable[Group], undated: int) -> dict[int, int]:
         """Groups left per oldest version once `taken` have gone.

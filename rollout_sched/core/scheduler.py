@@ -251,7 +251,22 @@ class Scheduler:
     def _start_late_over(self) -> bool:
         """Where a version took no batch, its places are lost, and more is open than can go in time,
         whatever waits: what is too much starts over, of the oldest the unfinished first, and of
-        those the last to be launched. Returns whether there was any."""
+        those the last to be launched. Returns whether there was any.
+
+        Nobody starts over again and again while the trainer waits. What is open has a bound that
+        versions and places alone say (`policies.freshness.Bounded`), and what is open changes no
+        place: groups that have spent a budget are open, and the batch lacks as many whatever state
+        the others are in. Once what was too much has gone, only a launch opens more, and that asks
+        for room first; a batch, or a part of it, takes as many places as groups. So it is too much
+        again only after a version that took no batch, or where an instance made older tokens than
+        it was said to.
+
+        And then the run comes to an end of every batch. As long as it lacks groups, some are under
+        way: who has spent a budget goes on where nobody else can (`_renew_budgets`), and if the
+        batch must wait, the oldest of those set back do (`_recall_oldest`), among which is who is
+        due if nothing due is under way. Each that goes on makes a token or finishes, none is thrown
+        away, and a response has a limit.
+        """
         if not self._too_many_open():
             return False
         open_groups = self.sample_buffer.older_than(self.progress.version + 1)
@@ -265,7 +280,7 @@ class Scheduler:
         """Those that were never dispatched may yet be of the newest version."""
         progress = self.progress
         remaining = self.sample_buffer.remaining([], progress.version)
-        return self.roles.freshness.must_wait(progress, remaining, progress.missing)
+        return self.roles.freshness.must_wait(progress, remaining, progress.lacking)
 
     def _fewer(self, groups: list[Group]) -> list[Group]:
         """As many of these, which may not all go, as may: each more takes the place of one that

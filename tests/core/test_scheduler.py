@@ -31,6 +31,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstancePaused,
     InstanceReported,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -595,6 +596,33 @@ class TestSegmentBudget:
         assert (delivered(actions), dispatched(actions)) == ([], ["a/0"])
         assert delivered(told(RequestFinished("a/0", 3, 5))) == ["a/0", "b/0"]
 
+    def test_who_is_due_goes_on_and_nobody_starts_over_where_no_more_groups_come(self) -> None:
+        """The last groups all spent their budget, were too many for what the batch seemed to lack,
+        and started over from their first token, for ever."""
+        bound = {"use": "bounded", "max_staleness": 1}
+        told = Told(2, freshness=bound, interruption=BUDGET)
+        told.submit(*"abcdef")
+        told(SubmissionsClosed(), BatchRequested())
+        assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["c/0"]
+        told(RequestFinished("b/0", 2, 5))
+        assert delivered(told(RequestFinished("c/0", 3, 5))) == ["b/0", "c/0"]
+        told(WeightsPublished(1), WeightsUpdated("i0", 1))
+        assert dispatched(told(BatchRequested())) == ["a/0", "d/0"]
+        assert dispatched(told(RequestFinished("a/0", 4, 30, reason="length"))) == ["e/0"]
+        told(RequestFinished("d/0", 5, 5))
+        assert dispatched(told(RequestFinished("e/0", 6, 30, reason="length"))) == ["f/0"]
+        segments, batch = 0, []
+        while not batch:
+            segments += 1
+            assert segments <= 9, "a, e and f have four each, three of which are made"
+            attempt = next(iter(told.scheduler.fleet.attempts.values()))
+            made = attempt.max_new_tokens
+            name = attempt.request.id
+            actions = told(RequestFinished(name, attempt.id, made, reason="length"))
+            assert discarded(actions) == []
+            batch = delivered(actions)
+        assert batch == ["a/0", "d/0"]
+
     def test_a_resting_request_keeps_its_group_in_the_round(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
         told.submit("a", samples=2)
@@ -953,6 +981,39 @@ class TestStaleness:
             sent("a/0", 4, salt=1),
             sent("a/1", 5, salt=1),
         ]
+
+    @pytest.mark.parametrize("kv", ["recompute", "verify"])
+    def test_nothing_is_sent_where_it_would_be_too_old_at_once(self, kv: str) -> None:
+        """b had begun on an instance that was young enough, and went on where none of it could
+        count: it was delivered too old, or verified again and again by weights as old."""
+        told = Told(
+            2,
+            slots=1,
+            batching="fully_async",
+            freshness={"use": "bounded", "max_staleness": 1},
+            interruption={"use": "partial", "kv": kv, "at_update": "resubmit"},
+            weights={"use": "all_at_once", "when": "between_batches"},
+        )
+        told.submit("a")
+        told(WeightsPublished(1), InstanceJoined("i1", 1, BIG, 1))
+        told.submit("b", samples=2)
+        assert told.running == ["a/0", "b/0"]
+        told(WeightsPublished(2), BatchRequested())
+        assert dispatched(told(RequestInterrupted("a/0", 1, 5))) == [], "i0 is still at version 0"
+        told(RequestInterrupted("b/0", 2, 5))
+        told(InstancePaused("i0"), InstancePaused("i1"), WeightsUpdated("i0", 2))
+        assert dispatched(told(WeightsUpdated("i1", 2))) == ["a/0", "b/0"]
+        samples: list[Sample] = []
+        for _ in range(5):
+            attempt = next(iter(told.scheduler.fleet.attempts.values()), None)
+            if attempt is None:
+                break
+            name, draft = attempt.request.id, attempt.draft_tokens
+            if draft:
+                told(PrefixVerified(name, attempt.id, draft))
+            actions = told(RequestFinished(name, attempt.id, 7))
+            samples += [s for a in actions if isinstance(a, Deliver) for s in a.samples]
+        assert {(s.request, s.staleness) for s in samples} == {("a/0", 0), ("b/0", 0), ("b/1", 0)}
 
     def test_a_finished_group_grows_stale_too(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}

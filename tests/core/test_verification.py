@@ -223,6 +223,26 @@ def test_a_whole_response_under_the_same_weights_is_delivered_as_it_is() -> None
     assert (sample.request, sample.response_tokens, sample.verified_tokens) == ("b/0", 5, 0)
 
 
+@pytest.mark.parametrize("whole", [1, 2])
+def test_a_whole_response_under_the_same_weights_spends_no_budget(whole: int) -> None:
+    """Its siblings were still parked, so its group was spent before they could go on."""
+    budget = {"use": "partial", "kv": "verify", "segment_tokens": 30}
+    told = Told(**{**ROUNDS, "interruption": budget})
+    told.submit("a")
+    told.submit("b", samples=2)
+    told(BatchRequested(), RequestFinished("b/0", 2, 7), RequestFinished("a/0", 1, 9))
+    assert told.request("b/0").ends
+    late = RequestFinished("b/1", 3, 4) if whole == 2 else RequestInterrupted("b/1", 3, 4)
+    assert told(late) == []
+    told.submit("c")
+    actions = told(BatchRequested())
+    if whole == 1:
+        assert told.scheduler.groups["b"].state is GroupState.ACTIVE
+        actions = told(RequestFinished("b/1", told.request("b/1").last_attempt, 2))
+    assert isinstance(actions[0], Deliver)
+    assert {sample.request for sample in actions[0].samples} == {"b/0", "b/1"}
+
+
 class TestAges:
     def interrupted(self) -> Told:
         """Of group a, a/0 has finished under version 0, and a/1 was stopped with 4 tokens."""

@@ -646,7 +646,7 @@ class World(RuleBasedStateMachine):
         """Answer everything, in order, until nothing is left to answer."""
         if not self.submissions_closed:
             self.close()
-        for turn in range(2000):
+        for turn in range(5000):
             over = self.delivered | self.failed == set(self.groups)
             if over and not self.running and not self.scheduler.requests:
                 return
@@ -663,7 +663,9 @@ class World(RuleBasedStateMachine):
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
                 self.verify(oldest)
-                self.finish(oldest, self.running[oldest].max_new_tokens, "stop")
+                # Each to its limit, which may be that of a segment.
+                kind = "length" if turn % 2 else "stop"
+                self.finish(oldest, self.running[oldest].max_new_tokens, kind)
             elif self.training:
                 self.train()
             else:
