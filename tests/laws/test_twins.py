@@ -449,21 +449,21 @@ class Live:
 
 
 def ambiguous(journal: list[Any]) -> bool:
-    """Two instances answered at the same time, or one as it was lost, or a tool returned as an
-    attempt failed: either may be heard first. (`times` are not all different: a client may come at
-    the very moment at which an instance is lost, and what it asks be moved away from there.)"""
+    """Two instances answered at the same time, or one as an instance was lost, or a tool returned
+    as an attempt failed: either may be heard first. (`times` are not all different: a client may
+    come in the very moment of a fault, and its request be moved at once.) Only one that is drained
+    goes in the moment of its own last answer."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
     failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
-    losses = ((at, said) for at, said, _ in journal if isinstance(said, InstanceLost))
-    lost = {(at, said.instance) for at, said in losses if said.reason == "lost"}
+    lost = {at: said for at, said, _ in journal if isinstance(said, InstanceLost)}
     for at, said, actions in journal:
         if isinstance(said, ToolReturned | TrajectoryEnded) and at in failed:
             return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
         answer = isinstance(said, RequestFinished | RequestInterrupted | TurnFinished)
         instance = where.get(said.attempt, "") if answer else ""
-        if (at, instance) in lost:
+        if instance and at in lost and lost[at] != InstanceLost(instance, "left"):
             return True
         if instance and before[0] == at and before[1] not in ("", instance):
             return True
