@@ -25,6 +25,7 @@ from rollout_sched.core.events import (
     BatchRequested,
     InstanceLost,
     InstanceReported,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -448,6 +449,10 @@ class Live:
         await asyncio.sleep(self.scenario.weights.seconds)
 
 
+#: What an instance has said of an attempt.
+ANSWERS = (PrefixVerified, RequestFinished, RequestInterrupted, TurnFinished)
+
+
 def ambiguous(journal: list[Any]) -> bool:
     """Two instances answered at the same time, or one as an instance was lost, or a tool returned
     as an attempt failed: either may be heard first. (`times` are not all different: a client may
@@ -461,7 +466,7 @@ def ambiguous(journal: list[Any]) -> bool:
         if isinstance(said, ToolReturned | TrajectoryEnded) and at in failed:
             return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
-        answer = isinstance(said, RequestFinished | RequestInterrupted | TurnFinished)
+        answer = isinstance(said, ANSWERS)
         instance = where.get(said.attempt, "") if answer else ""
         if instance and at in lost and lost[at] != InstanceLost(instance, "left"):
             return True
