@@ -210,10 +210,11 @@ class InstanceSupervisor:
                 self._owner.attempts.disbelieve(running)
             self._lose("it was restarted")
             return
+        # A paused one, too: what it is sent when it goes on is not to wait for the next poll.
+        self.health.verify(poll)
         if self._pause.by is not PausedBy.NOBODY:
             self.health.forget_progress()  # its gauges may stand still
             return
-        self.health.verify(poll)
         self._owner.tell(_reported(self.name, poll.gauges))
         still = [running for running in before if running.attempting is not None]
         verdict = self.health.judge(poll.gauges, still)

@@ -70,9 +70,9 @@ class ClosedLoop:
         self._telling = False
         self._queue = queue = EventQueue()
         drift = scenario.policy_drift if scheduler.verification.on else None
-        stopping = scheduler.view.is_stopping
-        self._attempts = attempts = SimAttempts(workload, drift, stopping)
-        self._fleet = SimFleet(scenario, attempts, queue, self._tell)
+        view = scheduler.view
+        self._attempts = attempts = SimAttempts(workload, drift, view.is_stopping)
+        self._fleet = SimFleet(scenario, attempts, queue, self._tell, view.is_acting)
         self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
         self._trainer = SimTrainer(scenario.trainer, workload, self._fleet.gpus, queue, self._tell)
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)

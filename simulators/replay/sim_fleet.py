@@ -29,8 +29,9 @@ SCHEDULER = "scheduler"
 class SimFleet:
     """The instances that are here, by name.
 
-    changed  those that were told something, or have said something, since they were planned last
-    gpus     shared with a trainer, or not
+    changed    those that were told something, or have said something, since they were planned last
+    gpus       shared with a trainer, or not
+    is_acting  whether the tool is waited for that follows the turn made by an attempt; None: always
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SimFleet:
         attempts: SimAttempts,
         queue: EventQueue,
         tell: Callable[[Event], None],
+        is_acting: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.nodes: dict[str, SimNode] = {}
         self.changed: dict[SimNode, None] = {}
@@ -47,6 +49,7 @@ class SimFleet:
         self._attempts = attempts
         self._queue = queue
         self._tell = tell
+        self._is_acting = is_acting
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
         self._verifies = attempts.verifies
@@ -114,7 +117,10 @@ class SimFleet:
         self._tell(event)
 
     def _return(self, returned: ToolReturned) -> None:
-        """A tool has done its work, or failed."""
+        """A tool has done its work, or failed. A trajectory that was thrown away, or starts over,
+        took its tool with it."""
+        if self._is_acting is not None and not self._is_acting(returned.request, returned.attempt):
+            return
         event: Event = returned
         if self._failures and self._failures.of_tool(returned.attempt, self._queue.now):
             event = TrajectoryEnded(returned.request, returned.attempt, "failed")

@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile, parse_policy
-from rollout_sched.core.actions import Deliver, Discard, Dispatch
+from rollout_sched.core.actions import Deliver, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
     InstanceLost,
     InstanceReported,
+    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -152,6 +153,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Whose routing reads reports. The live driver looks at once at an instance that was not reached,
+#: whatever its `poll_s`; the closed loop does not, and so knows less from then on.
+BY_REPORTS = {"chunks"}
 
 #: No look, no patience: what the live driver does by its own clock, a simulation does not.
 SETTINGS = Settings(
@@ -445,18 +449,27 @@ class Live:
         await asyncio.sleep(self.scenario.weights.seconds)
 
 
+#: What an instance has said of an attempt.
+ANSWERS = (PrefixVerified, RequestFinished, RequestInterrupted, TurnFinished)
+
+
 def ambiguous(journal: list[Any]) -> bool:
-    """Two instances answered at the same time, or a tool returned as an attempt failed: either may
-    be heard first."""
+    """Two instances answered at the same time, or one as an instance was lost, or a tool returned
+    as an attempt failed: either may be heard first. (`times` are not all different: a client may
+    come in the very moment of a fault, and its request be moved at once.) Only one that is drained
+    goes in the moment of its own last answer."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
     failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
+    lost = {at: said for at, said, _ in journal if isinstance(said, InstanceLost)}
     for at, said, actions in journal:
         if isinstance(said, ToolReturned | TrajectoryEnded) and at in failed:
             return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
-        answer = isinstance(said, RequestFinished | RequestInterrupted | TurnFinished)
+        answer = isinstance(said, ANSWERS)
         instance = where.get(said.attempt, "") if answer else ""
+        if instance and at in lost and lost[at] != InstanceLost(instance, "left"):
+            return True
         if instance and before[0] == at and before[1] not in ("", instance):
             return True
         before = (at, instance)
@@ -465,23 +478,11 @@ def ambiguous(journal: list[Any]) -> bool:
 
 def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
     """Without polls; direct requests go by their number, whoever named them; why an instance is
-    lost is said in one's own words; and without what tools return to trajectories that were thrown
-    away, which the live driver cancels."""
+    lost is said in one's own words."""
     asked = [said.request for _, said, _ in journal if isinstance(said, RequestSubmitted)]
     run = asked[0].rpartition(".")[0] if asked else "nothing"
     entries = []
-    acting: set[tuple[str, int]] = set()
     for at, said, actions in journal:
-        if type(said) is TurnFinished:
-            acting.add((said.request, said.attempt))
-        over = type(said) in (ToolReturned, TrajectoryEnded)
-        if over and (said.request, said.attempt) not in acting:
-            continue
-        for action in actions:
-            if type(action) is Discard and action.attempt:
-                acting.discard((action.request, action.attempt))  # abandoned as its turn ended
-            elif type(action) is Discard:
-                acting = {turn for turn in acting if turn[0] != action.request}
         if type(said) is InstanceReported:
             continue
         if type(said) is InstanceLost:
@@ -522,6 +523,8 @@ def assert_twins(
         assume(False)  # nobody is left
     assume(not ambiguous(simulated))
     lived = virtual_loop.run(run_live(policy, workload(), world))
+    looked = any(type(said) is InstanceReported for _, said, _ in lived)
+    assume(not (looked and name in BY_REPORTS))
     told, live_told = canonical(simulated), canonical(lived)
     for (at, said, text), (live_at, _, live_text) in zip(told, live_told, strict=False):
         assert text == live_text, f"at {at} and {live_at}"

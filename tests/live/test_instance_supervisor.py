@@ -377,6 +377,32 @@ class TestPauses:
 
         run(scene())
 
+    def test_what_failed_there_in_a_pause_holds_up_nothing_after_it(self) -> None:
+        """It answered a poll meanwhile; the next one is an hour away."""
+
+        async def scene() -> None:
+            instance = pausable(Scripted(), paused=False)
+            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+            settings = msgspec.structs.replace(QUICK, poll_s=3600.0)
+            async with Stage(instance, settings=settings, interruption=partial) as stage:
+                client = stage.ask()
+                await instance.order()
+                loading, loaded = asyncio.Event(), asyncio.Event()
+
+                async def load(instance: Scripted, version: int) -> None:
+                    loading.set()
+                    await loaded.wait()
+
+                stage.driver.publish(1, load)
+                await loading.wait()
+                await instance.fail(0, ConnectionBroken("reset"))
+                await asyncio.sleep(5.0)
+                loaded.set()
+                await instance.answer(1, [6])
+                await until(lambda: client.sample)
+
+        virtual_loop.run(scene())
+
     def test_one_that_was_restarted_between_two_polls_is_held_again(self) -> None:
         """Nobody would notice otherwise: what is paused is not judged by its gauges."""
 

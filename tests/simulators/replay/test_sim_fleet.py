@@ -60,3 +60,14 @@ def test_a_tool_that_fails_takes_its_group_with_it() -> None:
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g0/0", 1, "failed"))]
     assert [groups for _, groups in ran.deliveries] == [["g1"]]
     assert not ran.scheduler.anomalies
+
+
+def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
+    """The first tool fails, and the group with it; the other was to return 3 s later."""
+    samples = [Sample("g", i, 4, (Turn(2, 1, 3.0 * (i + 1)), Turn(2))) for i in range(2)]
+    samples.append(Sample("h", 0, 4, (Turn(20),)))
+    scenario = make_scenario(faults=[ToolsFailing(at_s=0.0)], slots=3)
+    ran = watch(SYNC, Trace("t", gather(samples)), scenario)
+    assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g/0", 1, "failed"))]
+    assert not ran.said(ev.ToolReturned)
+    assert not ran.scheduler.anomalies
