@@ -16,7 +16,8 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 demo: $(VENV)/.ready
 	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
-	  --policy one_step_off --policy areal --policy magistral
+	  --policy one_step_off --policy areal --policy magistral \
+	  --policy best_on_policy --policy best_async
 	$(BIN)/rollout-sched demo
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
