@@ -23,6 +23,7 @@ from rollout_sched.core.actions import Deliver, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     PrefixVerified,
@@ -454,16 +455,18 @@ ANSWERS = (PrefixVerified, RequestFinished, RequestInterrupted, TurnFinished)
 
 
 def ambiguous(journal: list[Any]) -> bool:
-    """Two instances answered at the same time, or one as an instance was lost, or a tool returned
-    as an attempt failed: either may be heard first. (`times` are not all different: a client may
-    come in the very moment of a fault, and its request be moved at once.) Only one that is drained
-    goes in the moment of its own last answer."""
+    """Two instances answered at the same time, or one as an instance was lost, or was drained as
+    another went, or a tool returned as an attempt failed: either may be heard first. (`times` are
+    not all different: a client may come in the very moment of a fault, and its request be moved at
+    once.) Only one that is drained goes in the moment of its own last answer."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
     failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
     lost = {at: said for at, said, _ in journal if isinstance(said, InstanceLost)}
     for at, said, actions in journal:
         if isinstance(said, ToolReturned | TrajectoryEnded) and at in failed:
+            return True
+        if isinstance(said, InstanceLeaving) and lost.get(at, said).instance != said.instance:
             return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
         answer = isinstance(said, ANSWERS)
