@@ -70,17 +70,16 @@ def policy_of(row: Row) -> PolicyFile:
 
 def measure(row: Row, prompts_per_step: int, seeds: int, *, redraws: bool) -> list[list[Run]]:
     """The runs of `round_robin_sync` and of the row, by seed."""
-    scenario = load_scenario(row.scenario)
     known, trained = KNOWN[row.trace] if row.known else (0, 0)
-    job = msgspec.structs.replace(
-        scenario.job,
-        prompts_per_step=prompts_per_step,
-        known_samples=known,
-        samples_per_prompt=trained,
-        redraws=redraws,
+    scenario = load_scenario(row.scenario).with_job(
+        {
+            "prompts_per_step": prompts_per_step,
+            "known_samples": known,
+            "samples_per_prompt": trained,
+            "redraws": redraws,
+        }
     )
     policies = [load_policy("round_robin_sync"), policy_of(row)]
-    scenario = msgspec.structs.replace(scenario, job=job)
     return replay(traces.read(row.trace), policies, scenario, seeds=seeds, jobs=2)
 
 

@@ -21,7 +21,7 @@ import msgspec
 import rollout_sched
 from rollout_sched.config import load_policy
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import Job, Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import Trace, read
 from rollout_sched.simulators.traces.synthetic import resampled, synthetic
 from rollout_sched.whole_file import whole_file
@@ -79,11 +79,7 @@ class Cell(msgspec.Struct, frozen=True):
     @property
     def world(self) -> Scenario:
         """The scenario with this job."""
-        scenario = load_scenario(self.scenario)
-        names = ("epochs", "prompts_per_step", "samples_per_prompt")
-        given = {name: getattr(self, name) for name in names if getattr(self, name)}
-        job: Job = msgspec.structs.replace(scenario.job, **given)
-        return msgspec.structs.replace(scenario, job=job)
+        return load_scenario(self.scenario).with_job(msgspec.structs.asdict(self))
 
     def run(self) -> Run:
         return run_policy(

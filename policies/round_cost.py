@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from rollout_sched.core.roles import Capacity, DeliveredGroup
-
-#: Tokens of context that are read in the time of the weights: a 7B on one H100, a 32B on two.
-WEIGHTS_TOKENS = 250_000.0
+from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
 
 
 class RoundCost:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollout_sched import config
+from rollout_sched.argument_types import natural, positive
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
@@ -24,7 +25,7 @@ from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.runs import Progress as Deliveries
 from rollout_sched.simulators.replay.runs import replay, replay_resampled
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.tune import command as tune
@@ -92,29 +93,29 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="a preset or a file; repeat to compare (default: all presets)",
     )
     add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME_OR_TOML", help="default: %(default)s")
-    add("--steps", type=_positive, default=0, metavar="N", help="only the first N steps' prompts")
-    add("--seeds", type=_positive, default=1, metavar="K", help="runs per policy, in other orders")
+    add("--steps", type=positive, default=0, metavar="N", help="only the first N steps' prompts")
+    add("--seeds", type=positive, default=1, metavar="K", help="runs per policy, in other orders")
     add(
         "--resamples",
-        type=_natural,
+        type=natural,
         default=0,
         metavar="N",
         help="further runs of each policy on resampled prompts, for intervals; 12 will do",
     )
-    add("--jobs", type=_positive, default=1, metavar="N", help="runs at once")
+    add("--jobs", type=positive, default=1, metavar="N", help="runs at once")
     add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
-    add("--prompts-per-step", type=_positive, default=0, metavar="N")
-    add("--samples-per-prompt", type=_positive, default=0, metavar="N")
-    add("--epochs", type=_positive, default=0, metavar="N", help="each trains other samples")
+    add("--prompts-per-step", type=positive, default=0, metavar="N")
+    add("--samples-per-prompt", type=positive, default=0, metavar="N")
+    add("--epochs", type=positive, default=0, metavar="N", help="each trains other samples")
     add(
         "--known-samples",
-        type=_natural,
+        type=natural,
         default=0,
         metavar="N",
         help="of each prompt; they are not trained, but their lengths known from before the run",
     )
     add("--redraws", action="store_true", help="what starts over is drawn anew from its prompt's")
-    add("--max-tokens", type=_positive, default=0, metavar="N", help="cap of a response")
+    add("--max-tokens", type=positive, default=0, metavar="N", help="cap of a response")
     add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
     parser.set_defaults(run=_replay)
@@ -156,12 +157,12 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
     )
     unknown = "where vLLM does not tell them"
-    add("--instance-slots", type=_positive, dest="slots", metavar="N", help=unknown)
-    add("--instance-kv-tokens", type=_positive, dest="kv_tokens", metavar="N", help=unknown)
-    add("--max-requests", type=_positive, metavar="N", help=f"default: {defaults['max_requests']}")
+    add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)
+    add("--instance-kv-tokens", type=positive, dest="kv_tokens", metavar="N", help=unknown)
+    add("--max-requests", type=positive, metavar="N", help=f"default: {defaults['max_requests']}")
     megabytes = defaults["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
-    add("--max-samples", type=_positive, metavar="N", help="of the trainer's that may be here")
+    add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
     add_flags(parser, RunOptions)
     add_flags(
         parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
@@ -187,36 +188,22 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=_demo)
 
 
-def _natural(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
-
-
 def _port(text: str) -> int:
-    port = _natural(text)
+    port = natural(text)
     if port > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; the highest is 65535")
     return port
 
 
 def _megabytes(text: str) -> int:
-    return _positive(text) * 2**20
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
+    return positive(text) * 2**20
 
 
 def _replay(options: argparse.Namespace) -> None:
     names = options.policy or _baseline_first(config.shipped("policies/presets"))
     policies = [config.load_policy(name) for name in names]
     _check_names([policy.name for policy in policies])
-    scenario = _with_job(load_scenario(options.scenario), options)
+    scenario = load_scenario(options.scenario).with_job(vars(options))
     for path in (options.json, options.journal):
         if path is not None and not path.parent.is_dir():
             raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
@@ -303,23 +290,6 @@ def _check_names(names: list[str]) -> None:
 def _baseline_first(names: list[str]) -> list[str]:
     first = [name for name in BASELINES if name in names]
     return [*first, *(name for name in names if name not in first)]
-
-
-def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    given = {
-        key: getattr(options, key)
-        for key in (
-            "prompts_per_step",
-            "samples_per_prompt",
-            "max_tokens",
-            "epochs",
-            "known_samples",
-            "redraws",
-        )
-        if getattr(options, key)
-    }
-    job = msgspec.structs.replace(scenario.job, **given)
-    return msgspec.structs.replace(scenario, job=job)
 
 
 def _console() -> Console:

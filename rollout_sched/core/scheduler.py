@@ -123,33 +123,7 @@ class Scheduler:
             out,
             max_failures,
         )
-        trainer = TrainerEvents(
-            groups,
-            samples,
-            outcomes,
-            progress,
-            updater,
-            lender,
-            roles.freshness,
-            serials,
-            LengthHistory() if roles.uses_history else None,
-        )
-        client = ClientEvents(
-            requests, self.siblings, outcomes, self.sessions, fleet, self.anomalies
-        )
-        instance = InstanceEvents(
-            fleet,
-            updater,
-            lender,
-            ledger,
-            requests,
-            outcomes,
-            progress,
-            self.backoff,
-            self.anomalies,
-            out,
-        )
-        self._apply = _table(trainer, client, instance, self.attempt_events)
+        self._apply = self._handlers(ledger, serials, out)
         self.view = SchedulerView(
             fleet,
             groups,
@@ -167,6 +141,38 @@ class Scheduler:
         self._carries_over = keeps_old or not roles.batching.stops_at_delivery
         self._part_prompts = roles.batching.part_prompts
         self._out = out
+
+    def _handlers(
+        self, ledger: AttemptLedger, serials: count[int], out: list[Action]
+    ) -> dict[type[Any], Callable[[Any, float], None]]:
+        """What applies each event. None of these knows the scheduler, so there is no cycle."""
+        trainer = TrainerEvents(
+            self.groups,
+            self.sample_buffer,
+            self.outcomes,
+            self.progress,
+            self.updater,
+            self.lender,
+            self.roles.freshness,
+            serials,
+            LengthHistory() if self.roles.uses_history else None,
+        )
+        client = ClientEvents(
+            self.requests, self.siblings, self.outcomes, self.sessions, self.fleet, self.anomalies
+        )
+        instance = InstanceEvents(
+            self.fleet,
+            self.updater,
+            self.lender,
+            ledger,
+            self.requests,
+            self.outcomes,
+            self.progress,
+            self.backoff,
+            self.anomalies,
+            out,
+        )
+        return _table(trainer, client, instance, self.attempt_events)
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Apply `event`, which happened at `now` (seconds), and say what to do about it.
@@ -480,7 +486,6 @@ def _most_dispensable_first(group: Group) -> tuple[int, bool, int]:
 def _table(
     trainer: TrainerEvents, client: ClientEvents, instance: InstanceEvents, attempt: AttemptEvents
 ) -> dict[type[Any], Callable[[Any, float], None]]:
-    """What applies each event. None of these knows the scheduler, so there is no cycle."""
     return {
         ev.GroupSubmitted: trainer.group_submitted,
         ev.SubmissionsClosed: trainer.submissions_closed,

@@ -98,6 +98,44 @@ def _without_garbage_collector() -> Iterator[None]:
             gc.enable()
 
 
+class _Notes:
+    """What a run must tell beside its metrics.
+
+    delivered  the samples of each batch, as recorded
+    in_parts   training overlaps with the generation of its own batch
+    events     how many there were
+    """
+
+    def __init__(
+        self, policy: str, workload: Workload, progress: Progress | None, give_up_s: float
+    ) -> None:
+        self.delivered: list[list[Sample]] = []
+        self.in_parts = False
+        self.events = 0
+        self._policy = policy
+        self._workload = workload
+        self._progress = progress
+        self._give_up_s = give_up_s
+
+    def observe(self, now: float, event: Event, actions: list[Action]) -> None:
+        self.events += 1
+        if now > self._give_up_s:
+            raise PolicyError(f"{self._policy}: not over after {self._give_up_s:.0f} s")
+        for action in actions:
+            if isinstance(action, Lend):
+                self.in_parts = True
+            elif isinstance(action, Deliver):
+                self._deliver(action)
+
+    def _deliver(self, action: Deliver) -> None:
+        self.in_parts |= not action.last
+        if action.part == 0:
+            self.delivered.append([])
+        self.delivered[-1] += [self._workload.sample(s.group, s.index) for s in action.samples]
+        if self._progress is not None:
+            self._progress(len({sample.group for sample in action.samples}))
+
+
 @_without_garbage_collector()
 def run_policy(
     policy: PolicyFile,
@@ -124,25 +162,7 @@ def run_policy(
         colocated=scenario.trainer.colocated,
         train_s_per_token=scenario.trainer.seconds_per_token,
     )
-    delivered: list[list[Sample]] = []
-    in_parts = False  # training overlaps with the generation of its own batch
-    events = 0
-
-    def note(now: float, event: Event, actions: list[Action]) -> None:
-        nonlocal events, in_parts
-        events += 1
-        if now > give_up_s:
-            raise PolicyError(f"{policy.name}: not over after {give_up_s:.0f} s")
-        for action in actions:
-            if isinstance(action, Lend):
-                in_parts = True
-            if isinstance(action, Deliver):
-                in_parts = in_parts or not action.last
-                if action.part == 0:
-                    delivered.append([])
-                delivered[-1] += [workload.sample(s.group, s.index) for s in action.samples]
-                if progress is not None:
-                    progress(len({sample.group for sample in action.samples}))
+    noted = _Notes(policy.name, workload, progress, give_up_s)
 
     def measure_training(now: float, event: Event, actions: list[Action]) -> None:
         """What clients do afterwards is no part of its steps and shares."""
@@ -150,7 +170,7 @@ def run_policy(
             metrics.observe(now, event, actions)
 
     outlasted = scenario.traffic is not None and len(workload.groups) > 0
-    observers = [measure_training if outlasted else metrics.observe, note]
+    observers = [measure_training if outlasted else metrics.observe, noted.observe]
     direct, outages = DirectFold(), OutageFold()
     if scenario.traffic is not None or scenario.faults:
         observers.append(Folded(direct, outages).observe)
@@ -163,6 +183,7 @@ def run_policy(
         total_s = loop.run()
     summary = metrics.summary(total_s)
     restarts = summary.preemptions + summary.resumed_attempts
+    delivered, in_parts = noted.delivered, noted.in_parts
     demands = [Demand.of_samples(batch) for batch in delivered]
     outage = outages.figures(total_s)
     asked = len(workload.groups) - outage.failed_prompts
@@ -192,7 +213,7 @@ def run_policy(
         ],
         samples_lost=asked * workload.samples_per_prompt - sum(map(len, delivered)),
         samples_drawn=workload.drawn,
-        events=events,
+        events=noted.events,
         anomalies=dict(scheduler.anomalies),
         direct=direct.figures() if scenario.traffic is not None else None,
         outages=outage if scenario.faults else None,

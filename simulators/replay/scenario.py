@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -97,6 +98,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: Job = Job()
     traffic: TrafficModel | None = None
     faults: tuple[Fault, ...] = ()
+
+    def with_job(self, given: Mapping[str, Any]) -> Scenario:
+        """The same world with another job: what is 0 there stays as it is, and so does a name that
+        is none of a job's."""
+        changed = {name: given[name] for name in Job.__struct_fields__ if given.get(name)}
+        return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, **changed))
 
     @property
     def instance(self) -> InstanceSpec:

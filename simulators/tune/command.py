@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from rollout_sched.argument_types import natural, positive, seconds, share
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.tune import evidence
 from rollout_sched.simulators.tune.evaluation import bench_of
 from rollout_sched.simulators.tune.limits import Limits
@@ -37,12 +36,10 @@ def add(commands: Any) -> None:
     option = parser.add_argument
     option("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
     option("--scenario", required=True, metavar="NAME_OR_TOML")
-    option(
-        "--max-staleness", type=_natural, required=True, metavar="K", help="versions, per sample"
-    )
+    option("--max-staleness", type=natural, required=True, metavar="K", help="versions, per sample")
     option(
         "--max-length-bias",
-        type=_share,
+        type=share,
         default=0.01,
         metavar="B",
         help="mean length trained within 1 - B and 1 + B of that offered, and at least 1 - 2 B of "
@@ -50,7 +47,7 @@ def add(commands: Any) -> None:
     )
     option(
         "--max-step-bias",
-        type=_share,
+        type=share,
         default=0.1,
         metavar="C",
         help="how far a step's lengths may be from all lengths, beyond chance (Kolmogorov-Smirnov, "
@@ -58,34 +55,34 @@ def add(commands: Any) -> None:
     )
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument(
-        "--budget", type=_seconds, metavar="SECONDS", help=f"for all of it; default: {BUDGET_S:g}"
+        "--budget", type=seconds, metavar="SECONDS", help=f"for all of it; default: {BUDGET_S:g}"
     )
     budget.add_argument(
         "--evaluations",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="search so many, however long it takes: the same number gives the same file",
     )
-    option("--jobs", type=_positive, metavar="N", help="processes; default: one for each core")
+    option("--jobs", type=positive, metavar="N", help="processes; default: one for each core")
     option("--out", type=Path, required=True, metavar="FILE", help="the policy file to write")
-    option("--seed", type=_natural, default=0, metavar="N", help="of what is drawn")
+    option("--seed", type=natural, default=0, metavar="N", help="of what is drawn")
     option(
         "--held-out-seeds",
-        type=_natural,
+        type=natural,
         default=Plan(0).held_out_seeds,
         metavar="N",
         help="seeds to validate on, 0 for no validation; default: %(default)s",
     )
     for key in _JOB:
         flag = f"--{key.replace('_', '-')}"
-        option(flag, type=_positive, default=0, metavar="N", help="other than the scenario's job")
+        option(flag, type=positive, default=0, metavar="N", help="other than the scenario's job")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Tune, write the policy file, print what was found. Raises CallerError and the like."""
     _check_output(options.out)
-    scenario = _with_job(load_scenario(options.scenario), options)
+    scenario = load_scenario(options.scenario).with_job(vars(options))
     bench = bench_of(traces.read(options.trace), scenario, seed=options.seed)
     limits = Limits(options.max_staleness, options.max_length_bias, options.max_step_bias)
     plan = Plan(
@@ -142,12 +139,6 @@ def _check_output(path: Path) -> None:
         raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
 
 
-def _with_job(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    given = {key: getattr(options, key) for key in _JOB if getattr(options, key)}
-    job = msgspec.structs.replace(scenario.job, **given)
-    return msgspec.structs.replace(scenario, job=job)
-
-
 def _progress() -> Progress:
     return Progress(
         SpinnerColumn(),
@@ -166,41 +157,3 @@ def _print(result: Result, limits: Limits, lines: list[str]) -> None:
         console.print(line, highlight=False, markup=False)
     for table in evidence.tables(result, limits):
         console.print(table)
-
-
-def _natural(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 seconds")
-    return value

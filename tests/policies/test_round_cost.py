@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.core.roles import Capacity, DeliveredGroup
-from rollout_sched.policies.round_cost import WEIGHTS_TOKENS, RoundCost, best_over_prompts
+from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
+from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 
 LARGE = Capacity(instances=8, slots=10_000, kv_tokens=10**9)
 

@@ -144,3 +144,10 @@ def test_traffic_and_faults() -> None:
         Failing(at_s=3.0, blame="instance", instance=0),
     )
     assert parse_scenario("mine", table()).traffic is None
+
+
+def test_another_job_keeps_what_is_not_given() -> None:
+    scenario = load_scenario("tiny-cpu-2").with_job({"prompts_per_step": 7, "epochs": 2})
+    other = scenario.with_job({"prompts_per_step": 0, "max_tokens": 9, "policy": "no job's"})
+    assert (other.job.prompts_per_step, other.job.epochs, other.job.max_tokens) == (7, 2, 9)
+    assert other.fleet == scenario.fleet
