@@ -5,11 +5,14 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
+NEIGHBOUR_VENVS ?= .venv-neighbours
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
+# Each in an environment of its own; `make test-neighbours NEIGHBOURS="trl torch"` takes some of them.
+NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm test test-compiled test-vllm check format bench bench-live zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
@@ -36,6 +39,15 @@ test-compiled: $(COMPILED_VENV)/.ready
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
 test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+
+# The real trainers and libraries that we plug into, each with its own pins; all run before one that
+# failed is told.
+test-neighbours: $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready)
+	failed=; for name in $(NEIGHBOURS); do \
+	  echo "== $$name"; \
+	  $(NEIGHBOUR_VENVS)/$$name/bin/python -m pytest -q tests/neighbours/$$name || failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -80,7 +92,7 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -103,8 +115,16 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
-	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers msgspec numpy rich \
-	  asyncio-throttle
+	$(VLLM_VENV)/bin/python -m pip install -q pytest pytest-rerunfailures hypothesis sortedcontainers \
+	  msgspec numpy rich asyncio-throttle
+	touch $@
+
+# SkyRL's package needs Python 3.12.
+neighbour_python = $(if $(filter skyrl,$(1)),python3.12,$(PYTHON))
+$(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
+	$(call neighbour_python,$*) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q -r tests/neighbours/$*/requirements.txt
+	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt
