@@ -54,7 +54,15 @@ HERE = Path(__file__).parent
 #: A measurement begins once others use less of the machine than this, or patience ends.
 QUIET = 0.12
 
-POLICIES = ("round_robin_sync", "dplb", "tail_batching", "partial_rollout", "areal")
+POLICIES = (
+    "round_robin_sync",
+    "dplb",
+    "tail_batching",
+    "partial_rollout",
+    "areal",
+    "best_on_policy",
+    "best_async",
+)
 
 #: The policy that decides in a replay as the arm does.
 TWINS = {REFERENCE: "round_robin_sync", **{policy: policy for policy in POLICIES}}
