@@ -124,7 +124,7 @@ neighbour_python = $(if $(filter skyrl,$(1)),python3.12,$(PYTHON))
 $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)
 	$(@D)/bin/python -m pip install -q -r tests/neighbours/$*/requirements.txt
-	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures
+	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt
