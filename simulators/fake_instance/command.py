@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
     _setting(parser, "--sigma", float, "spread of their logarithm")
     _setting(parser, "--stream-interval", int, "tokens per streamed chunk")
     _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
+    _setting(parser, "--tensor-parallel-size", int, "ranks in weight transfers", "world_size")
     option("--versioned-text", action="store_true", help="other weights make another text")
     _setting(parser, "--drift", float, "of the places of a text, that other weights make another")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
@@ -81,9 +82,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> EngineSettings:
-    for name, least in (("speed", 0.0), ("median_tokens", 0), ("stream_interval", 0)):
-        if not getattr(options, name) > least:
-            raise CallerError(f"--{name.replace('_', '-')} must be more than {least}")
+    for flag, told in (
+        ("--speed", options.speed),
+        ("--median-tokens", options.median_tokens),
+        ("--stream-interval", options.stream_interval),
+        ("--tensor-parallel-size", options.world_size),
+    ):
+        if not told > 0:
+            raise CallerError(f"{flag} must be more than 0")
     scenario = load_scenario(options.scenario)
     spec = _startable(scenario.instance)
     if options.max_num_seqs:
@@ -103,6 +109,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         max_queued=options.max_queued,
         versioned_text=options.versioned_text,
         drift=options.drift,
+        world_size=options.world_size,
     )
 
 

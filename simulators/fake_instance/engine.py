@@ -32,6 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_queued         unanswered requests from which on more get a 503; 0: no limit
     versioned_text     other weights make another text, told apart by their label ...
     drift              ... in this share of the places
+    world_size         workers, each a rank of weight transfers
     """
 
     spec: InstanceSpec
@@ -45,6 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_queued: int = 0
     versioned_text: bool = False
     drift: float = 1.0
+    world_size: int = 1
 
 
 class Engine:
@@ -52,12 +54,14 @@ class Engine:
 
     As in vLLM, the next step with weights that are half loaded is the end, and then only a restart
     helps. `unanswered` counts the requests under way, `finished` those that ended, by reason.
+    `adapters` are the paths of the LoRA adapters that are loaded, by name.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._starts = 0
         self.unanswered = 0
+        self.adapters: dict[str, str] = {}
         self._start()
 
     def _start(self) -> None:
@@ -81,8 +85,13 @@ class Engine:
 
     async def restart(self) -> None:
         """Come back empty, with the weights it was first started with."""
-        await self.instance.close()
+        await self.close()
+        self.adapters.clear()
         self._start()
+
+    async def close(self) -> None:
+        self.weights.leave()
+        await self.instance.close()
 
     # -- requests --------------------------------------------------------------------------
 

@@ -85,3 +85,13 @@ class Generate:
             "sampling_mask": None,
             "logprobs": logprobs,
         }
+
+
+class SkyRLGenerate(Generate):
+    """SkyRL's own, for mixtures of experts: the same with an expert of the one layer for each token
+    (SkyRL 0.3.0, `vllm_server_actor.py`)."""
+
+    path = "/skyrl/v1/generate"
+
+    def _choice(self, chunk: Chunk) -> Json:
+        return {**super()._choice(chunk), "routed_experts": [[[0]] for _ in chunk.token_ids]}

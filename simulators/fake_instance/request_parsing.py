@@ -97,11 +97,12 @@ class ParsedRequest(msgspec.Struct):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a server adds to a request, and what it refuses."""
+    """What a server adds to a request, and what it refuses; `adapters` may change."""
 
     model: str
     max_model_len: int
     stream_interval: int
+    adapters: Mapping[str, str] = {}
 
 
 def parsed(
@@ -194,7 +195,7 @@ def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dic
 
 def check(limits: Limits, model: str | None, sampling: Mapping[str, Any]) -> int:
     """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
-    if model is not None and model != limits.model:
+    if model is not None and model != limits.model and model not in limits.adapters:
         raise Refusal(404, f"The model `{model}` does not exist.", "model")
     n = sampling.get("n", 1)
     if not isinstance(n, int) or n < 1:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.simulators.fake_instance import errors
+from rollout_sched.simulators.fake_instance.adapters import Adapters
 from rollout_sched.simulators.fake_instance.chat import Chat
 from rollout_sched.simulators.fake_instance.codec import decode, reply
 from rollout_sched.simulators.fake_instance.completions import Completions
@@ -20,16 +21,17 @@ from rollout_sched.simulators.fake_instance.dialects import Dialect
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
-from rollout_sched.simulators.fake_instance.generate import Generate
+from rollout_sched.simulators.fake_instance.generate import Generate, SkyRLGenerate
 from rollout_sched.simulators.fake_instance.request_parsing import Limits
 from rollout_sched.simulators.fake_instance.serving import hang_up, serve
 from rollout_sched.simulators.fake_instance.status import Status
 from rollout_sched.simulators.fake_instance.tokenizer import Tokenizer
+from rollout_sched.simulators.fake_instance.trainer_paths import TrainerPaths
 from rollout_sched.simulators.fake_instance.updates import Updates
 
 _GUARDED = ("/v1", "/inference")
 _NEVER_STRUCK = ("/health", "/v1/models", "/fake/")
-_WEIGHT_CALLS = ("/collective_rpc", "/update_weights")
+_WEIGHT_CALLS = ("/collective_rpc", "/update_weights", "/areal_update_weights")
 _LARGEST_BODY = 1 << 28
 #: As vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE, seconds.
 _KEEP_ALIVE_S = 5.0
@@ -56,17 +58,23 @@ class FakeServer:
         for fault in faults:
             self.switchboard.set(fault)
         self._authorization = f"Bearer {api_key}".encode() if api_key else b""
-        self._limits = Limits(settings.model, settings.spec.max_model_len, settings.stream_interval)
+        self._limits = Limits(
+            settings.model,
+            settings.spec.max_model_len,
+            settings.stream_interval,
+            self.engine.adapters,
+        )
         self._open: set[asyncio.Transport | None] = set()  # of the requests under way
         self._down = False
         self._runner: web.AppRunner | None = None
         self.dialects: dict[str, Dialect] = {
-            dialect.path: dialect for dialect in (Generate(), Completions(), Chat())
+            dialect.path: dialect
+            for dialect in (Generate(), SkyRLGenerate(), Completions(), Chat())
         }
         self.app = web.Application(
             client_max_size=_LARGEST_BODY, middlewares=[self._answer_errors, self._let_in]
         )
-        for endpoints in (Status, Control, Updates, Tokenizer):
+        for endpoints in (Status, Control, Updates, TrainerPaths, Adapters, Tokenizer):
             self.app.add_routes(endpoints(self.engine).routes())
         self.app.add_routes([web.post(path, self._generate) for path in self.dialects])
         self.app.add_routes(
@@ -96,7 +104,7 @@ class FakeServer:
     async def close(self) -> None:
         """Stop at once: whoever waits for an answer gets none."""
         self._hang_up_all()
-        await self.engine.instance.close()
+        await self.engine.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -147,7 +155,7 @@ class FakeServer:
     def _where(self, request: web.Request) -> Where:
         if request.path in self.dialects:
             return "generate"
-        return "weights" if request.path in _WEIGHT_CALLS else "control"
+        return "weights" if request.path.startswith(_WEIGHT_CALLS) else "control"
 
     async def _struck(
         self, fault: Fault, request: web.Request, handler: Handler

@@ -16,6 +16,9 @@ from rollout_sched.simulators.fake_instance.errors import Refusal
 #: The vLLM whose behaviour this is.
 VERSION = "0.32.0"
 
+#: What it says that its weights are made of.
+DTYPE = "torch.bfloat16"
+
 
 class Status:
     """Endpoints that show and change nothing."""
@@ -26,6 +29,7 @@ class Status:
     def routes(self) -> list[web.RouteDef]:
         handlers = {
             "/health": self.health,
+            "/liveness": self.health,
             "/metrics": self.metrics,
             "/load": self.load,
             "/version": self.version,
@@ -33,6 +37,7 @@ class Status:
             "/server_info": self.server_info,
             "/is_paused": self.is_paused,
             "/weight_info": self.weight_info,
+            "/get_world_size": self.world_size,
         }
         return [web.get(path, handler, allow_head=False) for path, handler in handlers.items()]
 
@@ -64,7 +69,11 @@ class Status:
             "parent": None,
             "max_model_len": settings.spec.max_model_len,
         }
-        return reply({"object": "list", "data": [model]})
+        adapters = [
+            {**model, "id": name, "root": path, "parent": settings.model, "max_model_len": None}
+            for name, path in self._engine.adapters.items()
+        ]
+        return reply({"object": "list", "data": [model, *adapters]})
 
     async def server_info(self, request: web.Request) -> web.Response:
         spec = self._engine.settings.spec
@@ -79,7 +88,9 @@ class Status:
                 "num_gpu_blocks": spec.kv_blocks + 1,
                 "enable_prefix_caching": spec.prefix_caching,
             },
-            "model_config": {"max_model_len": spec.max_model_len},
+            "model_config": {"max_model_len": spec.max_model_len, "dtype": DTYPE},
+            "parallel_config": {"world_size": self._engine.settings.world_size},
+            "weight_transfer_config": {"backend": "nccl"},
         }
         as_json = request.query.get("config_format") == "json"
         return reply({"vllm_config": config if as_json else str(config), "vllm_env": {}})
@@ -89,3 +100,6 @@ class Status:
 
     async def weight_info(self, _: web.Request) -> web.Response:
         return reply({"weight_version": self._engine.weights.label})
+
+    async def world_size(self, _: web.Request) -> web.Response:
+        return reply({"world_size": self._engine.settings.world_size})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.fake_instance.rendezvous import Place, Rendezvous
 
 #: Number and label of what a server is started with.
 FIRST = -1
@@ -36,6 +37,7 @@ class Weights:
         self._torn = False
         self._transfer = False  # weights can be sent
         self._updating = False
+        self._group = Rendezvous()
 
     @property
     def half_loaded(self) -> bool:
@@ -64,9 +66,19 @@ class Weights:
             raise self.tear(f"no weights at {path!r}")
         await self._load()
 
-    def init_transfer(self) -> None:
+    async def init_transfer(self, place: Place | None = None) -> None:
+        """Weights can be sent, with NCCL once all ranks of the group are there; `place` is ours."""
+        self._check_alive()
+        if place is not None:
+            if place.ranks.stop > place.world:
+                raise Refusal(500, f"rank {place.ranks[-1]} is not in a group of {place.world}")
+            await self._group.join(place)
         self._check_alive()
         self._transfer = True
+
+    def leave(self) -> None:
+        """The process ends, and with it its part in a group."""
+        self._group.leave()
 
     def start_update(self) -> None:
         """Refused, which does no harm, if transfers are not set up or an update is under way."""
@@ -80,6 +92,12 @@ class Weights:
     async def update(self) -> None:
         self._check_updating()
         await self._load()
+
+    async def receive(self) -> None:
+        """All that is sent, in one call. Refused if transfers are not set up."""
+        self.start_update()
+        await self.update()
+        self._updating = False
 
     async def finish_update(self, label: str | None) -> None:
         self._check_updating()

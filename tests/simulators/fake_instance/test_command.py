@@ -62,6 +62,7 @@ def test_it_says_when_it_is_ready_and_ends_at_once() -> None:
     [
         (["--speed", "0"], "--speed must be more than 0"),
         (["--stream-interval", "0"], "--stream-interval must be more than 0"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size must be more than 0"),
         (["--fault", "quake"], "--fault: 'quake'"),
         (["--scenario", "nowhere"], "nowhere"),
         (["--max-num-seqs", "-1"], "--max-num-seqs"),

@@ -169,3 +169,15 @@ def test_only_json_is_read() -> None:
             assert "application/json" in await response.text()
 
     play(scene)
+
+
+def test_skyrl_s_own_path_tells_the_experts_of_each_token() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3, "logprobs": 0}}
+            status, answer = await client.post("/skyrl/v1/generate", body)
+            assert status == 200
+            (choice,) = answer["choices"]
+            assert len(choice["token_ids"]) == len(choice["routed_experts"]) == 3
+
+    play(scene)

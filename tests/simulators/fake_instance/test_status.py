@@ -7,7 +7,7 @@ from tests.simulators.fake_instance.served import SPEC, play, served
 
 def test_what_a_server_tells_of_itself() -> None:
     async def scene() -> None:
-        async with served(model="m") as client:
+        async with served(model="m", world_size=4) as client:
             assert await client.get("/health") == (200, b"")
             assert (await client.get("/version"))[1] == {"version": "0.32.0"}
             (model,) = (await client.get("/v1/models"))[1]["data"]
@@ -15,6 +15,10 @@ def test_what_a_server_tells_of_itself() -> None:
             _, info = await client.get("/server_info?config_format=json")
             scheduler = info["vllm_config"]["scheduler_config"]
             assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
+            assert info["vllm_config"]["model_config"]["dtype"] == "torch.bfloat16"
+            assert info["vllm_config"]["weight_transfer_config"] == {"backend": "nccl"}
+            assert (await client.get("/liveness"))[0] == 200
+            assert (await client.get("/get_world_size"))[1] == {"world_size": 4}
             assert isinstance((await client.get("/server_info"))[1]["vllm_config"], str)
             assert (await client.get("/weight_info"))[1] == {"weight_version": "default"}
             for path in ("/pause", "/abort_requests", "/collective_rpc", "/update_weight_version"):

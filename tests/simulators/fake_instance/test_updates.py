@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -66,6 +67,52 @@ def test_an_unfinished_transfer_is_the_end() -> None:
             with pytest.raises(AssertionError, match="EngineCore"):
                 await task
             assert (await client.get("/health"))[0] == 503
+
+    play(scene)
+
+
+def ranks(master: str, offset: int, world: int) -> dict[str, Any]:
+    told = {"master_address": master, "master_port": 1, "packed": True}
+    return {"init_info": {**told, "rank_offset": offset, "world_size": world}}
+
+
+@pytest.mark.parametrize(("offsets", "met"), [((1, 3), True), ((1, 1), False), ((3, 3), False)])
+def test_the_ranks_of_a_group_are_checked_as_nccl_does(offsets: tuple[int, int], met: bool) -> None:
+    """Two of the same rank hang, and so does who waits for one that is missing."""
+    path = "/init_weight_transfer_engine"
+
+    async def scene() -> None:
+        master = uuid4().hex
+        async with served(world_size=2) as one, served(world_size=1) as two:
+            calls = [
+                asyncio.create_task(client.post(path, ranks(master, offset, 4)))
+                for client, offset in zip((one, two), offsets, strict=True)
+            ]
+            done, waiting = await asyncio.wait(calls, timeout=20 if met else 0.5)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            # The one of two workers that begins at rank 3 is told at once that there is no 4.
+            assert [task.result()[0] for task in done] == ([200, 200] if met else [500] * len(done))
+            assert (await one.post(path, ranks(master, 3, 4)))[0] == 500
+            assert (await one.post(path, {"init_info": {"rank_offset": 1}}))[0] == 400
+
+    play(scene)
+
+
+def test_skyrl_s_worker_methods() -> None:
+    async def scene() -> None:
+        async with served(world_size=2) as client:
+            rpc = {"method": "update_weights_nccl", "kwargs": {"update_info": {}}}
+            assert (await client.post("/collective_rpc", rpc))[0] == 500
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            for method in (
+                "skyrl_start_weight_update",
+                "update_weights_nccl",
+                "skyrl_finish_weight_update",
+            ):
+                status, told = await client.post("/collective_rpc", {"method": method})
+                assert (status, told) == (200, {"results": [None, None]})
 
     play(scene)
 

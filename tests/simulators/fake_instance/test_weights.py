@@ -47,7 +47,7 @@ def test_weights_are_half_loaded_while_an_update_lasts_and_after_one_that_failed
         weights = Engine(EngineSettings(SPEC)).weights
         with pytest.raises(Refusal, match="not configured"):
             weights.start_update()
-        weights.init_transfer()
+        await weights.init_transfer()
         with pytest.raises(Refusal, match="not started"):
             await weights.update()
         assert not weights.half_loaded

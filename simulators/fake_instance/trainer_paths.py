@@ -1,0 +1,125 @@
+"""Paths that trainers' own vLLM servers have beside vLLM's: prime-rl's and AReaL's.
+
+prime-rl (2026-08): `orchestrator/clients.py`; AReaL 1.0.4: `engine/vllm_ext/areal_vllm_server.py`,
+whose answers say how it went, with 400 where it failed, and whose updates pause and resume by
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.simulators.fake_instance.codec import decode, reply
+from rollout_sched.simulators.fake_instance.engine import Engine
+from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.rendezvous import Place
+
+
+class _Broadcaster(msgspec.Struct):
+    """The trainer is rank 0, and not counted in the two figures; without them nobody meets."""
+
+    host: str
+    port: int
+    rank_offset: int | None = None
+    inference_world_size: int | None = None
+
+
+class _Group(msgspec.Struct):
+    """The trainer is rank 0."""
+
+    master_address: str
+    master_port: str
+    rank_offset: int
+    world_size: int
+    backend: str
+    group_name: str
+
+
+class _Meta(msgspec.Struct):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str
+
+
+class _Disk(msgspec.Struct):
+    model_path: str
+
+
+class TrainerPaths:
+    """Endpoints for trainers that bring a server of their own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/init_broadcaster", self.init_broadcaster),
+            web.post("/areal_pause_generation", self.pause),
+            web.post("/areal_continue_generation", self.resume),
+            web.post("/areal_init_weights_update_group", self.init_group),
+            web.post("/areal_set_update_weight_meta", self.set_meta),
+            web.post("/areal_update_weights", self.update_from_disk),
+            web.post("/areal_update_weights_xccl", self.update_by_transfer),
+        ]
+
+    async def init_broadcaster(self, request: web.Request) -> web.Response:
+        told = decode(await request.read(), _Broadcaster)
+        place = None
+        if told.rank_offset is not None and told.inference_world_size is not None:
+            group = f"{told.host}:{told.port}"
+            place = self._place(group, told.rank_offset + 1, told.inference_world_size + 1)
+        await self._engine.weights.init_transfer(place)
+        return reply({"status": "ok"})
+
+    async def pause(self, _: web.Request) -> web.Response:
+        await self._engine.pause("abort", True)
+        return _done("Generation paused and all requests aborted")
+
+    async def resume(self, _: web.Request) -> web.Response:
+        await self._engine.resume()
+        return _done("Generation continued")
+
+    async def init_group(self, request: web.Request) -> web.Response:
+        told = decode(await request.read(), _Group)
+        group = f"{told.master_address}:{told.master_port}"
+        place = self._place(group, told.rank_offset, told.world_size)
+        return await _tried(self._engine.weights.init_transfer(place))
+
+    async def set_meta(self, request: web.Request) -> web.Response:
+        decode(await request.read(), _Meta)
+        return _done("TP rank: 0 success")
+
+    async def update_from_disk(self, request: web.Request) -> web.Response:
+        path = decode(await request.read(), _Disk).model_path
+        await self._engine.pause("abort", True)
+        try:
+            return await _tried(self._engine.weights.reload(path))
+        finally:
+            await self._engine.resume()
+
+    async def update_by_transfer(self, _: web.Request) -> web.Response:
+        await self._engine.pause("abort", True)
+        try:
+            return await _tried(self._engine.weights.receive())
+        finally:
+            await self._engine.resume()
+
+    def _place(self, group: str, first: int, world: int) -> Place:
+        return Place(group, first, self._engine.settings.world_size, world)
+
+
+async def _tried(doing: Awaitable[None]) -> web.Response:
+    try:
+        await doing
+    except Refusal as refusal:
+        message = f"TP rank: 0 failed. reason: {refusal}"
+        return reply({"success": False, "message": message}, 400)
+    return _done("TP rank: 0 success")
+
+
+def _done(message: str) -> web.Response:
+    return reply({"success": True, "message": message})
