@@ -17,9 +17,9 @@ HOT = {
     "selection_window sessions siblings updater validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
-    "sim_instance step_scheduler",
-    "simulators/replay": "clients closed_loop event_queue membership part_training shared_gpus "
-    "sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
+    "request_limits sim_counters sim_instance step_scheduler step_time",
+    "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
+    "shared_gpus sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
     "live": "attempt_table attempts driver event_pump payload_book tool_calls",
     "integrations/http": "answer_heads backlog bearer bodies body_budget client client_connection "
     "connections dialler exchange head_buffer heads idle_connections limits origin request server "

@@ -23,7 +23,7 @@ from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.replay import report as reports
-from rollout_sched.simulators.replay.runs import Progress as Deliveries
+from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
 from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.replay.workload import Workload

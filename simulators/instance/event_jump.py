@@ -48,19 +48,19 @@ class EventJump:
         if self._inbox.due < INFINITY:
             steps = min(steps, self._steps_to_input(step, at))
         self.steps = steps
-        self.end = at + scheduler.spec.cost.jump(steps, batch.count, batch.context(step))
+        self.end = at + scheduler.time.jump(steps, batch.count, batch.context(step))
         self._step, self._at = step, at
         return True
 
     def _steps_to_input(self, step: int, at: float) -> int:
         """Steps up to the first boundary at or after the next input. The inverse of the formula
         is only a guess here: what is compared are the very sums that become the boundaries."""
-        arrives, cost, batch = self._inbox.due, self._scheduler.spec.cost, self._scheduler.batch
+        arrives, time, batch = self._inbox.due, self._scheduler.time, self._scheduler.batch
         count, context = batch.count, batch.context(step)
-        steps = max(1, cost.steps_within(arrives - at, count, context))
-        while at + cost.jump(steps, count, context) < arrives:
+        steps = max(1, time.steps_within(arrives - at, count, context))
+        while at + time.jump(steps, count, context) < arrives:
             steps += 1
-        while steps > 1 and at + cost.jump(steps - 1, count, context) >= arrives:
+        while steps > 1 and at + time.jump(steps - 1, count, context) >= arrives:
             steps -= 1
         return steps
 
@@ -73,7 +73,7 @@ class EventJump:
         if now >= self.end:
             return self.steps
         batch = self._scheduler.batch
-        return self._scheduler.spec.cost.steps_within(now - at, batch.count, batch.context(step))
+        return self._scheduler.time.steps_within(now - at, batch.count, batch.context(step))
 
     def end_of(self, wanted: int, step: int, at: float) -> float:
         """When the step `wanted` ends, if it is part of the jump from this boundary; else inf."""
@@ -82,4 +82,4 @@ class EventJump:
         if wanted - step == self.steps:
             return self.end
         batch = self._scheduler.batch
-        return at + self._scheduler.spec.cost.jump(wanted - step, batch.count, batch.context(step))
+        return at + self._scheduler.time.jump(wanted - step, batch.count, batch.context(step))

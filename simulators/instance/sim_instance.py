@@ -17,13 +17,13 @@ from rollout_sched.simulators.instance.attempt import DECODING
 from rollout_sched.simulators.instance.engine_core import EngineCore
 from rollout_sched.simulators.instance.event_jump import EventJump
 from rollout_sched.simulators.instance.inbox import Inbox
+from rollout_sched.simulators.instance.request_limits import last_token
 from rollout_sched.simulators.instance.sim_request import (
     Outcome,
     PauseMode,
     SimGauges,
     SimRequest,
     check_pause_mode,
-    last_token,
 )
 from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.instance.step_scheduler import RUN_ALL, Step

@@ -28,8 +28,9 @@ from rollout_sched.simulators.instance.attempt import (
 )
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
-from rollout_sched.simulators.instance.sim_request import Counters
+from rollout_sched.simulators.instance.sim_counters import SimCounters
 from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.step_time import StepTime
 
 RUN_ALL: Final = 0
 RUN_ADMITTED: Final = 1
@@ -62,6 +63,7 @@ class StepScheduler:
     blocked     the first in line waits for blocks to be freed
     gate        RUN_ALL, RUN_ADMITTED (nobody new) or RUN_NOTHING
     step        how many have been made
+    time        how long one takes
     """
 
     __slots__ = (
@@ -75,11 +77,13 @@ class StepScheduler:
         "running",
         "spec",
         "step",
+        "time",
     )
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
-        self.counters = Counters()
+        self.time = StepTime(spec.cost)
+        self.counters = SimCounters()
         self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
         self.queue = WaitingQueue(spec.scheduling == "priority")
         self.running: dict[SimAttempt, None] = {}
@@ -172,7 +176,7 @@ class StepScheduler:
 
     def decide(self) -> Step:
         """Who is in the next step, as Scheduler.schedule does."""
-        step, batch, cost = self.step, self.batch, self.spec.cost
+        step, batch = self.step, self.batch
         preempted: list[SimAttempt] = []
         chunks: Chunks = []
         idled = self._extend_running(preempted)
@@ -192,9 +196,8 @@ class StepScheduler:
             prefill += tokens
             attention += tokens * (attempt.computed + tokens / 2)
             new_tokens += self._compute(attempt, tokens)
-        # If the first in line has preempted itself, the step is empty and no model runs.
-        tokens = count + prefill
-        seconds = cost.step(count, tokens, context, attention) if tokens else cost.step_s
+        # If the first in line has preempted itself, the step is empty.
+        seconds = self.time.step(count, count + prefill, context, attention)
         return Step(seconds, new_tokens, idled)
 
     def complete(self, step: Step) -> None:

@@ -13,8 +13,7 @@ import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.actions import Action, Deliver, Lend
-from rollout_sched.core.errors import PolicyError
+from rollout_sched.core.actions import Action
 from rollout_sched.core.events import Event
 from rollout_sched.core.roles import Freshness
 from rollout_sched.metrics import Metrics, Step, Summary
@@ -30,13 +29,11 @@ from rollout_sched.simulators.replay.run_bounds import (
     rollout_bound,
     run_bound,
 )
+from rollout_sched.simulators.replay.run_notes import Progress, RunNotes
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.simulators.traces.synthetic import resampled
-
-#: Called with the number of groups delivered by the batch that has just gone to the trainer.
-Progress = Callable[[int], None]
 
 
 class Run(msgspec.Struct):
@@ -98,44 +95,6 @@ def _without_garbage_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Notes:
-    """What a run must tell beside its metrics.
-
-    delivered  the samples of each batch, as recorded
-    in_parts   training overlaps with the generation of its own batch
-    events     how many there were
-    """
-
-    def __init__(
-        self, policy: str, workload: Workload, progress: Progress | None, give_up_s: float
-    ) -> None:
-        self.delivered: list[list[Sample]] = []
-        self.in_parts = False
-        self.events = 0
-        self._policy = policy
-        self._workload = workload
-        self._progress = progress
-        self._give_up_s = give_up_s
-
-    def observe(self, now: float, event: Event, actions: list[Action]) -> None:
-        self.events += 1
-        if now > self._give_up_s:
-            raise PolicyError(f"{self._policy}: not over after {self._give_up_s:.0f} s")
-        for action in actions:
-            if isinstance(action, Lend):
-                self.in_parts = True
-            elif isinstance(action, Deliver):
-                self._deliver(action)
-
-    def _deliver(self, action: Deliver) -> None:
-        self.in_parts |= not action.last
-        if action.part == 0:
-            self.delivered.append([])
-        self.delivered[-1] += [self._workload.sample(s.group, s.index) for s in action.samples]
-        if self._progress is not None:
-            self._progress(len({sample.group for sample in action.samples}))
-
-
 @_without_garbage_collector()
 def run_policy(
     policy: PolicyFile,
@@ -162,7 +121,7 @@ def run_policy(
         colocated=scenario.trainer.colocated,
         train_s_per_token=scenario.trainer.seconds_per_token,
     )
-    noted = _Notes(policy.name, workload, progress, give_up_s)
+    noted = RunNotes(policy.name, workload, progress, give_up_s)
 
     def measure_training(now: float, event: Event, actions: list[Action]) -> None:
         """What clients do afterwards is no part of its steps and shares."""

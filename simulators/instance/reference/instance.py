@@ -13,6 +13,7 @@ from rollout_sched.simulators.instance.reference.scheduler import (
     ReferenceScheduler,
     ReferenceStep,
 )
+from rollout_sched.simulators.instance.request_limits import last_token
 from rollout_sched.simulators.instance.sim_request import (
     Ended,
     Outcome,
@@ -22,7 +23,6 @@ from rollout_sched.simulators.instance.sim_request import (
     SimGauges,
     SimRequest,
     check_pause_mode,
-    last_token,
 )
 from rollout_sched.simulators.instance.spec import InstanceSpec
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rollout_sched.simulators.instance.reference.blocks import Block, BlockName, BlockPool
-from rollout_sched.simulators.instance.sim_request import Counters, Reason, SimRequest
+from rollout_sched.simulators.instance.sim_counters import SimCounters
+from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
 from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.step_time import StepTime
 
 
 class ReferenceAttempt:
@@ -69,10 +71,11 @@ class ReferenceScheduler:
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
+        self._time = StepTime(spec.cost)
         self.pool = BlockPool(spec.kv_blocks, spec.prefix_caching)
         self.waiting: list[ReferenceAttempt] = []
         self.running: list[ReferenceAttempt] = []
-        self.counters = Counters()
+        self.counters = SimCounters()
         self.admits = self.runs = True
 
     def can_run(self) -> bool:
@@ -184,8 +187,7 @@ class ReferenceScheduler:
                 context += attempt.tokens
             else:
                 attention += tokens * (attempt.computed + tokens / 2)
-        cost, tokens = self.spec.cost, sum(step.scheduled.values())
-        return cost.step(decoding, tokens, context, attention) if tokens else cost.step_s
+        return self._time.step(decoding, sum(step.scheduled.values()), context, attention)
 
     def _sort(self) -> None:
         if self.spec.scheduling == "priority":

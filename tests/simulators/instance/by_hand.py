@@ -18,6 +18,15 @@ Make = Callable[..., SimInstance | ReferenceInstance]
 # Every step takes exactly one second, whatever it does.
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
 
+H100_7B = CostModel(
+    step_s=0.6e-3,
+    weights_s=5.95e-3,
+    token_s=23.1e-6,
+    sequence_s=4.4e-6,
+    context_s=26.3e-9,
+    attention_s=1.1e-10,
+)
+
 
 def instance(kind: Kind = SimInstance, **settings: Any) -> SimInstance | ReferenceInstance:
     defaults = {"cost": SECOND, "kv_blocks": 1000, "block_size": 4, "max_num_seqs": 8}
