@@ -10,36 +10,31 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rollout_sched import config
 from rollout_sched.argument_types import natural, positive
-from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
-from rollout_sched.simulators.replay import report as reports
-from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
-from rollout_sched.simulators.replay.runs import replay, replay_resampled
+from rollout_sched.simulators.replay import command as replay
 from rollout_sched.simulators.replay.scenario import load_scenario
-from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.tune import command as tune
 from rollout_sched.struct_flags import add_flags, given_flags
 
-BASELINES = ("static_split", "round_robin_sync")
-DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it went well, 2 if the input cannot be used."""
+    """Run a command; 0 if it went well, 2 for input that cannot be used, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
+    except KeyboardInterrupt:
+        return 130
     except (RolloutError, traces.TraceError, OSError) as error:
         print(f"rollout-sched: {error}", file=sys.stderr)
         return 2
@@ -51,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_replay(commands)
+    replay.add(commands)
     tune.add(commands)
     _add_serve(commands)
     fake_instance.add(commands)
@@ -80,45 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     convert.set_defaults(run=_trace_convert)
     verbs.add_parser("list", help="the traces that are shipped").set_defaults(run=_list_traces)
     return parser
-
-
-def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("replay", help="compare policies on a recorded workload")
-    add = parser.add_argument
-    add("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
-    add(
-        "--policy",
-        action="append",
-        metavar="NAME_OR_TOML",
-        help="a preset or a file; repeat to compare (default: all presets)",
-    )
-    add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME_OR_TOML", help="default: %(default)s")
-    add("--steps", type=positive, default=0, metavar="N", help="only the first N steps' prompts")
-    add("--seeds", type=positive, default=1, metavar="K", help="runs per policy, in other orders")
-    add(
-        "--resamples",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="further runs of each policy on resampled prompts, for intervals; 12 will do",
-    )
-    add("--jobs", type=positive, default=1, metavar="N", help="runs at once")
-    add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
-    add("--prompts-per-step", type=positive, default=0, metavar="N")
-    add("--samples-per-prompt", type=positive, default=0, metavar="N")
-    add("--epochs", type=positive, default=0, metavar="N", help="each trains other samples")
-    add(
-        "--known-samples",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="of each prompt; they are not trained, but their lengths known from before the run",
-    )
-    add("--redraws", action="store_true", help="what starts over is drawn anew from its prompt's")
-    add("--max-tokens", type=positive, default=0, metavar="N", help="cap of a response")
-    add("--json", type=Path, metavar="FILE", help="write every figure to FILE")
-    add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
-    parser.set_defaults(run=_replay)
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -199,64 +155,6 @@ def _megabytes(text: str) -> int:
     return positive(text) * 2**20
 
 
-def _replay(options: argparse.Namespace) -> None:
-    names = options.policy or _baseline_first(config.shipped("policies/presets"))
-    policies = [config.load_policy(name) for name in names]
-    _check_names([policy.name for policy in policies])
-    scenario = load_scenario(options.scenario).with_job(vars(options))
-    for path in (options.json, options.journal):
-        if path is not None and not path.parent.is_dir():
-            raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
-        if path is not None and path.is_dir():
-            raise CallerError(f"{path} is a folder; name a file in it")
-    trace = traces.read(options.trace)
-    workload = Workload(trace, scenario.job, steps=options.steps, traffic=scenario.traffic)
-    workload.check_fits(scenario)
-    for policy in policies:
-        policy.build(lengths=workload.length)  # an error comes now or never
-        settings_of(policy)
-    with _progress() as bar:
-
-        def follow(policy: str, seed: int, what: str = "seed") -> Deliveries:
-            task = bar.add_task(f"{policy}, {what} {seed}", total=len(workload.groups))
-            return lambda groups: bar.advance(task, groups)
-
-        runs = replay(
-            trace,
-            policies,
-            scenario,
-            steps=options.steps,
-            seeds=options.seeds,
-            jobs=options.jobs,
-            progress=follow,
-            journal_path=options.journal,
-        )
-        resamples = replay_resampled(
-            trace,
-            policies,
-            scenario,
-            steps=options.steps,
-            resamples=options.resamples,
-            jobs=options.jobs,
-            progress=lambda policy, number: follow(policy, number, "resample"),
-        )
-    report = reports.document(
-        trace,
-        scenario,
-        runs,
-        steps=options.steps,
-        seeds=options.seeds,
-        resamples=resamples,
-    )
-    if options.json is not None:
-        reports.write_json(report, options.json)
-    console = _console()
-    console.print(reports.heading(report), highlight=False)
-    for part in reports.tables(report, equal_bias=options.equal_bias):
-        console.print(part)
-    console.print(reports.footnote(report), highlight=False)
-
-
 def _demo(options: argparse.Namespace) -> None:
     from rollout_sched import demo
 
@@ -278,35 +176,6 @@ def _serve(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     live = given_flags(options, Settings)
     serve(Options(**given, **given_flags(options, RunOptions), live=live))
-
-
-def _check_names(names: list[str]) -> None:
-    """Figures and journals are told apart by the policy's name, a file's stem."""
-    for name in names:
-        if names.count(name) > 1:
-            raise CallerError(f"--policy: {name} is there twice; give each policy its own name")
-
-
-def _baseline_first(names: list[str]) -> list[str]:
-    first = [name for name in BASELINES if name in names]
-    return [*first, *(name for name in names if name not in first)]
-
-
-def _console() -> Console:
-    """As wide as the terminal; wide enough for the tables where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, 132))
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} groups"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -15,12 +15,14 @@ import pytest
 
 from rollout_sched import config, journal
 from rollout_sched.cli import main
-from rollout_sched.config import shipped
+from rollout_sched.config import PolicyFile, shipped
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
-from tests.simulators.replay.test_report import FIGURES, at
+from rollout_sched.simulators.replay import runs
+from rollout_sched.simulators.replay.report_tables import at
+from tests.simulators.replay.test_report import FIGURES
 
 SMALL = "lrm_math_open"
 
@@ -220,6 +222,50 @@ class TestReplay:
         assert code == 2
         assert "mine: routing: not today" in err
         assert sorted(tmp_path.iterdir()) == [mine, tiny_trace]
+
+    def test_figures_go_to_standard_output_alone(
+        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
+    ) -> None:
+        for option in ("--json", "--csv"):
+            code, out, _ = run(capsys, "replay", tiny_trace, "--policy", "dplb", option, "-")
+            assert code == 0
+            assert "Fastest" not in out or option == "--json"
+            assert "dplb" in out
+        code, _, err = run(capsys, "replay", tiny_trace, "--json", "-", "--csv", "-")
+        assert code == 2
+        assert "only one of --json, --csv can be -" in err
+
+    def test_ratios_are_to_the_baseline_asked_for_and_the_verdict_comes_last(
+        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
+    ) -> None:
+        policies = ("--policy", "dplb", "--policy", "areal", "--policy", "one_step_off")
+        code, out, _ = run(
+            capsys, "replay", tiny_trace, *policies, "--baseline", "areal", "--max-staleness", 1
+        )
+        assert code == 0
+        assert "Ratios are to areal" in out
+        assert "staleness 1 or less" in out[out.index("Ratios are to") :]
+
+    def test_an_interrupt_reports_what_is_done(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tiny_trace: Path,
+    ) -> None:
+        made = runs.run_policy
+
+        def interrupted(policy: PolicyFile, *arguments: Any, **options: Any) -> Any:
+            if policy.name == "areal":
+                raise KeyboardInterrupt
+            return made(policy, *arguments, **options)
+
+        monkeypatch.setattr(runs, "run_policy", interrupted)
+        policies = ("--policy", "dplb", "--policy", "one_step_off", "--policy", "areal")
+        code, out, err = run(capsys, "replay", tiny_trace, *policies, "--seeds", 2)
+        assert code == 130
+        assert "one_step_off" in out
+        assert "areal" not in out
+        assert "what is missing: --policy areal" in err
 
     @pytest.mark.parametrize("option", ["--json", "--journal"])
     def test_a_folder_is_no_file(

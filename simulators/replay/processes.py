@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -18,10 +19,10 @@ def call_each(
     shared: tuple[Any, ...],
     arguments: Sequence[tuple[Any, ...]],
     jobs: int,
-    done: Callable[[int], None],
+    done: Callable[[int, T], None],
 ) -> list[T]:
     """`call(*shared, *each)` for each of the arguments, in so many processes; what they return in
-    the order of the arguments. `done(number)` is told of each as it is over.
+    the order of the arguments. `done(number, result)` is told of each as it is over.
 
     All of it must be such that it can be pickled. What a call raises is raised here, and those that
     have not begun are not made any more.
@@ -33,8 +34,7 @@ def call_each(
         numbers = {future: number for number, future in enumerate(futures)}
         try:
             for future in as_completed(futures):
-                future.result()
-                done(numbers[future])
+                done(numbers[future], future.result())
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -42,7 +42,9 @@ def call_each(
 
 
 def _begin(*shared: Any) -> None:
+    """Interrupts from the keyboard are for the parent alone."""
     global _shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared = shared
 
 

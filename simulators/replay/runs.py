@@ -83,6 +83,17 @@ class Run(msgspec.Struct):
         return 4 * (1 + (self.summary.staleness_max if staleness is None else staleness))
 
 
+class Interrupted(Exception):
+    """An interrupt from the keyboard came before all runs were made.
+
+    runs  those of the first policies that are whole, by policy and then by seed
+    """
+
+    def __init__(self, runs: list[list[Run]]) -> None:
+        super().__init__("interrupted")
+        self.runs = runs
+
+
 @contextmanager
 def _without_garbage_collector() -> Iterator[None]:
     """A run leaves no cycles behind, and looking for them takes a fifth of its time."""
@@ -212,6 +223,7 @@ def replay(
 
     With a journal path and more than one run, each run gets its own file beside it, named after
     policy and seed. With several `jobs` as many runs are made at once, in processes of their own.
+    Raises Interrupted by an interrupt from the keyboard.
     """
     several = len(policies) * seeds > 1
 
@@ -225,7 +237,7 @@ def replay(
         for policy in policies
         for seed in range(seeds)
     ]
-    return _by_policy(_run_each(trace, scenario, steps, asked, jobs, progress), seeds)
+    return _run_each(trace, scenario, steps, asked, jobs, progress, seeds)
 
 
 def replay_resampled(
@@ -252,7 +264,7 @@ def replay_resampled(
     )
     fixed = msgspec.structs.replace(scenario, job=job)
     asked = [(policy, number, True, None) for policy in policies for number in range(resamples)]
-    return _by_policy(_run_each(trace, fixed, steps, asked, jobs, progress), resamples)
+    return _run_each(trace, fixed, steps, asked, jobs, progress, resamples)
 
 
 #: A policy, a seed, whether the prompts are resampled by it too, and where the journal goes.
@@ -266,20 +278,32 @@ def _run_each(
     asked: Sequence[_Asked],
     jobs: int,
     progress: Callable[[str, int], Progress] | None,
-) -> list[Run]:
+    each: int,
+) -> list[list[Run]]:
+    """By policy, which has `each` of them. Raises Interrupted by an interrupt from the keyboard."""
+    found: dict[int, Run] = {}
+
     def follow(number: int) -> Progress | None:
         policy, seed, _, _ = asked[number]
         return progress(policy.name, seed) if progress else None
 
-    def done(number: int) -> None:
+    def done(number: int, run: Run) -> None:
+        found[number] = run
         report = follow(number)
         if report is not None:
             report(groups)
 
-    if jobs == 1 or len(asked) < 2:
-        return [_run(trace, scenario, steps, *a, follow(n)) for n, a in enumerate(asked)]
-    groups = len(Workload(trace, scenario.job, steps=steps).groups)
-    return call_each(_run, (trace, scenario, steps), asked, jobs, done)
+    try:
+        if jobs == 1 or len(asked) < 2:
+            for number, one in enumerate(asked):
+                found[number] = _run(trace, scenario, steps, *one, follow(number))
+        else:
+            groups = len(Workload(trace, scenario.job, steps=steps).groups)
+            call_each(_run, (trace, scenario, steps), asked, jobs, done)
+    except KeyboardInterrupt as interrupt:
+        whole = next((n for n in range(len(asked)) if n not in found), len(asked)) // max(1, each)
+        raise Interrupted(_by_policy([found[n] for n in range(whole * each)], each)) from interrupt
+    return _by_policy([found[n] for n in range(len(asked))], each)
 
 
 def _run(

@@ -15,11 +15,18 @@ def power(base: int, exponent: int) -> int:
 
 
 def test_results_come_in_the_order_of_the_arguments() -> None:
-    done: list[int] = []
-    assert call_each(power, (2,), [(n,) for n in range(6)], 2, done.append) == [1, 2, 4, 8, 16, 32]
-    assert sorted(done) == list(range(6))
+    done: dict[int, int] = {}
+    assert call_each(power, (2,), [(n,) for n in range(6)], 2, done.__setitem__) == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+    ]
+    assert done == {n: 2**n for n in range(6)}
 
 
 def test_what_one_raises_is_raised_as_it_was() -> None:
     with pytest.raises(CallerError, match="-1 is less than nothing"):
-        call_each(power, (2,), [(3,), (-1,), (2,)], 2, lambda number: None)
+        call_each(power, (2,), [(3,), (-1,), (2,)], 2, lambda number, result: None)

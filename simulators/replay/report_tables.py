@@ -1,0 +1,358 @@
+"""The report to read: tables with the policies side by side, each as wide as the terminal at most.
+
+No cell is ever cut: where the columns of a table do not fit, it goes on in a further one below.
+What a figure means stands below the table that shows it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+Format = Callable[[Any], str]
+
+GAP = "  "
+
+
+class Column(NamedTuple):
+    """label: above it, of words that may stand below each other. path: of the figure in a policy of
+    the report, keys joined by dots. means: what the figure is."""
+
+    label: str
+    path: str
+    form: Format
+    means: str
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.1f} s"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def count(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.2f} M"
+    return f"{value / 1e3:.1f} k" if value >= 1e4 else f"{value:,.0f}"
+
+
+def number(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def ratio(found: dict[str, float | None]) -> str:
+    return f"{found['value']:.2f}x"
+
+
+def interval(found: dict[str, float | None]) -> str:
+    low, high = found["low"], found["high"]
+    return ratio(found) + ("" if low is None else f" {low:.2f}-{high:.2f}")
+
+
+INSTANCE_TIME = "Where instance time and tokens went"
+TABLES: dict[str, Sequence[Column]] = {
+    "Speed": (
+        Column(
+            "speed-up",
+            "comparison.speed_up",
+            interval,
+            "trained tokens/s over those of the first policy, counted as no more than were asked "
+            "for, so that shorter samples do not flatter",
+        ),
+        Column(
+            "steady",
+            "comparison.steady",
+            interval,
+            "the same between the first step and the drain",
+        ),
+        Column("in time", "comparison.time", ratio, "the same of the seconds of the whole run"),
+        Column(
+            "samples",
+            "comparison.bias",
+            str,
+            "shorter: less was trained than was asked for, over the run or of its longest tenth; "
+            "long last: all of it, but the long samples only at the end",
+        ),
+        Column("tokens/s", "equal_length_tokens_per_s", count, "trained, counted as for speed-up"),
+        Column("total", "total_s", seconds, "until every prompt is trained"),
+        Column("first step", "first_step_s", seconds, "until the first delivery"),
+        Column("drain", "drain_s", seconds, "after the last step that launched a group"),
+    ),
+    "Time against the bounds": (
+        Column(
+            "gap to bound",
+            "gap_to_bound",
+            percent,
+            "how far the total lies above what no policy can beat, for the samples it delivered",
+        ),
+        Column("as offered", "gap_to_offered_bound", percent, "the same for those asked for"),
+        Column(
+            "at staleness 0",
+            "gap_to_on_policy_bound",
+            percent,
+            "above what no policy that allows no staleness can beat",
+        ),
+        Column("rollout a step", "rollout_s", seconds, "a step with anything in flight"),
+        Column("t50 a step", "t50_s", seconds, "until half of a step's batch was finished"),
+        Column("t90", "t90_s", seconds, "until nine tenths were"),
+        Column("t99", "t99_s", seconds, "until 99 % were: the tail is between t90 and t99"),
+        Column("trainer waits", "trainer_wait_s", seconds, "for a batch, in all"),
+    ),
+    INSTANCE_TIME: (
+        Column(
+            "idle bubble",
+            "idle_bubble",
+            percent,
+            "instance time with nothing in flight; by cause in the next four",
+        ),
+        Column(
+            "at the barrier", "idle_bubble_by_cause.barrier", percent, "nothing may start as yet"
+        ),
+        Column(
+            "queue empty", "idle_bubble_by_cause.queue_empty", percent, "nothing is left to start"
+        ),
+        Column("weight update", "idle_bubble_by_cause.weight_update", percent, "weights arrive"),
+        Column("tool wait", "idle_bubble_by_cause.tool_wait", percent, "all wait for tools"),
+        Column(
+            "vacant places",
+            "occupancy_bubble",
+            percent,
+            "of an even share of a batch on each instance",
+        ),
+        Column("discarded", "discarded_tokens", count, "tokens generated and thrown away"),
+        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV was there before"),
+        Column("preempted", "preemptions", count, "requests, for lack of KV memory"),
+    ),
+    "What the trainer got": (
+        Column("stale mean", "staleness.mean", number, "versions, over the samples"),
+        Column("stale max", "staleness.max", count, "of any sample"),
+        Column(
+            "newest tokens/s",
+            "fresh_tokens_per_s",
+            count,
+            "trained tokens that the trainer's own version had made",
+        ),
+        Column("verified", "verified_tokens", count, "older tokens that newer weights passed"),
+        Column(
+            "length ratio", "length_bias.mean_ratio", number, "mean length trained over offered"
+        ),
+        Column(
+            "steady ratio",
+            "length_bias.steady_mean_ratio",
+            number,
+            "the same between the first step and the drain",
+        ),
+        Column(
+            "longest tenth",
+            "length_bias.longest_tenth_kept",
+            percent,
+            "of the offered that was trained",
+        ),
+        Column(
+            "step KS - chance",
+            "comparison.step_ks_excess",
+            number,
+            "how far the lengths of a step are from all, beyond chance: a curriculum by length",
+        ),
+        Column(
+            "oldest prompt",
+            "oldest_prompt_age_steps",
+            count,
+            "steps from a prompt's first dispatch to its training, at most",
+        ),
+        Column("samples", "samples_delivered", count, "trained"),
+        Column("lost", "samples_lost", count, "always 0"),
+        Column("drawn", "samples_drawn", count, "from others of the prompt, for lack of recorded"),
+    ),
+}
+
+#: By the key of the figures that a policy has only where the scenario has traffic or faults.
+ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
+    (
+        "direct",
+        "What the clients got",
+        (
+            Column("asked", "direct.submitted", count, "requests of clients"),
+            Column("answered", "direct.answered", count, "of them"),
+            Column("withdrawn", "direct.withdrawn", count, "their clients had gone"),
+            Column("failed", "direct.failed", count, "no instance answered"),
+            Column("tokens", "direct.tokens", count, "of the answers"),
+            Column("latency p50", "direct.latency_p50_s", seconds, "from request to answer"),
+            Column("latency p99", "direct.latency_p99_s", seconds, "the slowest hundredth"),
+            Column(
+                "first token p50",
+                "direct.first_token_p50_s",
+                seconds,
+                "from request to the first token that was heard of",
+            ),
+            Column("first token p99", "direct.first_token_p99_s", seconds, "the slowest hundredth"),
+        ),
+    ),
+    (
+        "outages",
+        "What went wrong",
+        (
+            Column("instances lost", "outages.instances_lost", count, "without warning"),
+            Column("left", "outages.instances_left", count, "instances that were drained"),
+            Column("returned", "outages.instances_returned", count, "instances that came back"),
+            Column("away", "outages.away_s", seconds, "instance-seconds between both"),
+            Column("failed attempts", "outages.failed_attempts", count, "made again elsewhere"),
+            Column("failed prompts", "outages.failed_prompts", count, "could never be whole"),
+        ),
+    ),
+)
+
+
+def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
+    """One line a policy. Four tables: speed, time against the bounds, where time and tokens went,
+    what was trained; and what clients got, and what went wrong, where the scenario has such.
+
+    Means over the seeds; half the range between seeds follows times, rates and counts where it is
+    0.5 % or more. Ratios are to the first policy, with their intervals where prompts were
+    resampled. With `equal_bias` none are shown of a policy whose samples are not of the lengths
+    that were asked for.
+    """
+    policies = report["policies"]
+    if equal_bias:
+        policies = [_without_ratios(policy) for policy in policies]
+    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
+    shown |= {title: table for key, title, table in ROUGH if key in policies[0]}
+    return "\n\n".join(_table(title, shown[title], policies, width) for title in shown)
+
+
+def _without_ratios(policy: dict[str, Any]) -> dict[str, Any]:
+    comparison = policy["comparison"]
+    if not comparison["bias"]:
+        return policy
+    hidden = dict.fromkeys(("speed_up", "time", "steady"))
+    return {**policy, "comparison": comparison | hidden}
+
+
+def _table(
+    title: str, columns: Sequence[Column], policies: Sequence[dict[str, Any]], width: int
+) -> str:
+    names = _names([policy["name"] for policy in policies], width)
+    cells = [[_cell(at(policy, c.path), c.form) for policy in policies] for c in columns]
+    widths = [
+        max(map(len, (*column.label.split(), *texts)))
+        for column, texts in zip(columns, cells, strict=True)
+    ]
+    lines = [title]
+    for first, last in _parts(widths, width - len(names[0])):
+        lines += ["", *_header(columns[first:last], widths[first:last], len(names[0]))]
+        for row, name in enumerate(names):
+            values = [f"{cells[c][row]:>{widths[c]}}" for c in range(first, last)]
+            lines.append(GAP.join([name, *values]).rstrip())
+    legend = "; ".join(f"{column.label} = {column.means}" for column in columns)
+    return "\n".join([*lines, "", *wrapped(f"{legend}.", width, before="  ")])
+
+
+def _names(names: Sequence[str], width: int) -> list[str]:
+    """Of one length; one that takes more than a third of the line is cut in its middle."""
+    most = max(12, width // 3)
+    short = [
+        n if len(n) <= most else f"{n[: most // 2 - 1]}...{n[-(most - most // 2 - 2) :]}"
+        for n in names
+    ]
+    longest = max(len("policy"), *map(len, short))
+    return [f"{name:{longest}}" for name in short]
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Which columns stand beside each other."""
+    starts, used = [0], 0
+    for place, width in enumerate(widths):
+        used += len(GAP) + width
+        if used > room and place > starts[-1]:
+            starts.append(place)
+            used = len(GAP) + width
+    return pairwise([*starts, len(widths)])
+
+
+def _header(columns: Sequence[Column], widths: Sequence[int], first: int) -> Iterator[str]:
+    above = [
+        textwrap.wrap(column.label, width, break_on_hyphens=False)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    height = max(map(len, above))
+    padded = [[*[""] * (height - len(words)), *words] for words in above]
+    for line in range(height):
+        label = "policy" if line == height - 1 else ""
+        words = [f"{words[line]:>{width}}" for words, width in zip(padded, widths, strict=True)]
+        yield GAP.join([f"{label:{first}}", *words]).rstrip()
+    yield "-" * (first + sum(len(GAP) + width for width in widths))
+
+
+def wrapped(text: str, width: int, *, before: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=before, subsequent_indent=before)
+
+
+def at(policy: dict[str, Any], path: str) -> Any:
+    value: Any = policy
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def _cell(figure: Any, form: Format) -> str:
+    if figure is None:
+        return "-"
+    if not isinstance(figure, dict) or "value" in figure:
+        return form(figure)
+    half = (figure["max"] - figure["min"]) / 2
+    spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
+    shown = spread >= 0.005 and form not in (percent, number)
+    return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if shown else "")
+
+
+def heading(report: dict[str, Any], width: int) -> str:
+    """What was replayed, and what nobody can beat."""
+    lines = []
+    if report["prompts"]:
+        bound = report["lower_bound"]
+        total_s, on_policy = bound["total_s"]["mean"], bound["on_policy"]
+        epochs = f"{report['epochs']} epochs x " if report["epochs"] > 1 else ""
+        lines += [
+            f"{report['prompts']} prompts x {epochs}{report['samples_per_prompt']} samples, "
+            f"{report['prompts_per_step']} prompts a step, {report['seeds']} seed(s)",
+            f"No policy can train this workload in less than {seconds(total_s)}; none at "
+            f"staleness 0 in less than {seconds(on_policy['whole_batches_s']['mean'])} "
+            f"({seconds(on_policy['parts_s']['mean'])} where the trainer takes parts of a batch).",
+        ]
+    else:
+        lines.append(f"nobody trains, {report['seeds']} seed(s)")
+    if "conversations" in report:
+        lines.append(f"{report['conversations']} conversations of clients.")
+    lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
+    lines += [f"WARNING: {warning}" for warning in report["warnings"]]
+    return "\n".join(part for line in lines for part in wrapped(line, width))
+
+
+def footnote(report: dict[str, Any], width: int) -> str:
+    """How sure the ratios are, and which policies needed more samples than the trace holds."""
+    lines = []
+    if report["prompts"]:
+        first, resamples = report["policies"][0]["name"], report["resamples"]
+        lines += [
+            f"Ratios are to {first} (--baseline takes another).",
+            f"Intervals: 95 %, from {resamples} resamples of the prompts."
+            if resamples
+            else "No intervals: --resamples 12 says how much of a ratio is luck of the prompts.",
+        ]
+        if any(policy["comparison"]["bias"] for policy in report["policies"]):
+            lines.append("--equal-bias compares only samples of equal length.")
+    drawn = [
+        f"{policy['name']} {count(policy['samples_drawn']['mean'])}"
+        for policy in report["policies"]
+        if policy["samples_drawn"]["max"]
+    ]
+    if drawn:
+        lines.append(
+            "Samples the trace does not hold were drawn from the other samples of their group: "
+            + ", ".join(drawn)
+        )
+    return "\n".join(part for line in lines for part in wrapped(line, width))
