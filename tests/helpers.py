@@ -24,12 +24,11 @@ from rollout_sched.core.model import (
 )
 from rollout_sched.core.roles import (
     Capacity,
-    DeliveredGroup,
     FleetView,
-    Launch,
     Migrant,
     Progress,
 )
+from rollout_sched.core.rounds import DeliveredGroup, Launch
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.cost_model import CostModel

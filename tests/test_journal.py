@@ -14,6 +14,7 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.groups import HERE
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
+from tests.core.test_events import STATE
 from tests.helpers import fields_of, make_policy, make_scenario, make_trace, watch
 
 HEADER = Header(SCHEMA, "sync", 4, 2, 7)
@@ -42,6 +43,7 @@ EVENTS: list[ev.Event] = [
     ev.PrefixVerified("a/0", 5, 6),
     ev.InstanceLeaving("i0"),
     ev.InstanceLost("i0", "gone"),
+    ev.Restored(STATE),
 ]
 
 

@@ -6,7 +6,6 @@ A CallerError was raised before (`validation.py`): what arrives here is applied.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Release
@@ -48,6 +47,7 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Freshness
 from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.serials import Serials
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
@@ -70,7 +70,7 @@ class TrainerEvents:
         updater: WeightUpdater,
         lender: Lender,
         freshness: Freshness,
-        serials: count[int],
+        serials: Serials,
         history: LengthHistory | None,
     ) -> None:
         self._groups = groups
@@ -93,7 +93,7 @@ class TrainerEvents:
             None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
-        self._groups.add(Group(event.group, next(self._serials), event.samples, siblings))
+        self._groups.add(Group(event.group, self._serials.next(), event.samples, siblings))
         self._progress.dirty = True
 
     def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
@@ -101,6 +101,7 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.acknowledged = self._progress.batches
         self._progress.takes_parts = event.parts
         self._progress.shares_gpus = event.shares_gpus
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from rollout_sched.core.run_state import RunState
+
 Spans = tuple[tuple[int, int], ...]
 
 #: Whose fault a failed attempt is.
@@ -223,6 +225,14 @@ class Woke(_Event, frozen=True):
     """The time asked for by a Wake has come."""
 
 
+class Restored(_Event, frozen=True):
+    """An earlier scheduler of this run has ended, and left `state`. Told before anything else, not
+    earlier than `state.run.now`. Instances join again, and clients ask again, by their own events.
+    """
+
+    state: RunState
+
+
 Event = (
     InstanceJoined
     | InstanceLost
@@ -247,4 +257,5 @@ Event = (
     | BatchRequested
     | Woke
     | PrefixVerified
+    | Restored
 )

@@ -54,7 +54,7 @@ class Fleet:
         self._moved: set[Instance] = set()  # open or not, their entries are stale
         self._versions: Counter[int] = Counter()
         self._joined = 0
-        self._dispatched = 0
+        self.dispatched = 0  # the number of the last attempt
 
     # -- read by policies ------------------------------------------------------------------
 
@@ -123,10 +123,10 @@ class Fleet:
 
     def send(self, request: Request, instance: Instance, max_new_tokens: int) -> Attempt:
         """Start an attempt; the caller has checked that the instance is open."""
-        self._dispatched += 1
+        self.dispatched += 1
         expected = min(max_new_tokens, max(0, request.expected_tokens - request.response_tokens))
         attempt = Attempt(
-            self._dispatched,
+            self.dispatched,
             request,
             instance,
             instance.version,

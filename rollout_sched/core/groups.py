@@ -61,9 +61,14 @@ HERE = (FRESH, ACTIVE, SPENT, DEFERRED, COMPLETE)
 
 
 class Groups:
-    """Every group that is neither delivered nor failed; those of one state in order of arrival."""
+    """Every group that is neither delivered nor failed; those of one state in order of arrival.
+
+    `touched` are those that came, moved or finished a request since somebody who follows them
+    (`core.facts`) has looked; None while nobody does.
+    """
 
     def __init__(self) -> None:
+        self.touched: dict[Group, None] | None = None
         self._all: dict[str, Group] = {}
         # A plain dict that loses its first entry again and again looks past all the holes.
         self._by_state: dict[GroupState, OrderedDict[str, Group]] = {
@@ -96,7 +101,13 @@ class Groups:
     def of(self, state: GroupState) -> list[Group]:
         return list(self._by_state[state].values())
 
+    def touch(self, group: Group) -> None:
+        """Something of it has changed that neither an event nor an action names."""
+        if self.touched is not None:
+            self.touched[group] = None
+
     def add(self, group: Group) -> None:
+        self.touch(group)
         self._all[group.id] = group
         self._by_state[group.state][group.id] = group
 
@@ -105,6 +116,7 @@ class Groups:
         after = MOVES[group.state].get(verb)
         if after is None:
             raise IllegalMove(f"group {group.id} is {group.state}: it cannot {verb}")
+        self.touch(group)
         del self._by_state[group.state][group.id]
         group.state = after
         if after in self._by_state:

@@ -7,7 +7,7 @@ trainer knew of a prompt when it first came; nothing else goes in, so the journa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 #: Lengths that are remembered of a prompt: several groups of the usual sizes, and no more memory
@@ -29,6 +29,11 @@ class PromptLengths:
         self.ascending: list[int] = []
         if lengths:
             self.note(lengths)
+
+    @property
+    def deliveries(self) -> tuple[tuple[int, ...], ...]:
+        """Those remembered, oldest first: to note them one after the other gives the same."""
+        return tuple([tuple(delivery) for delivery in self._deliveries])
 
     def note(self, lengths: Sequence[int]) -> None:
         """A group was delivered with these response lengths, in any order."""
@@ -60,6 +65,9 @@ class LengthHistory:
 
     def __contains__(self, prompt: str) -> bool:
         return prompt in self._prompts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._prompts)
 
     def lengths(self) -> dict[str, list[int]]:
         """All of it, by prompt, ascending."""

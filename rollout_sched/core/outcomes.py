@@ -95,6 +95,7 @@ class Outcomes:
             return
         if self._verification.on:
             self._verification.renew(group)
+        self._groups.touch(group)
         group.finished.append(request)
         if len(group.finished) >= group.samples:
             self._fill(group)
@@ -180,6 +181,7 @@ class Outcomes:
         """Queue a group for a later launch, and throw away every token of it; who verifies keeps
         them as a draft, of samples that have finished as of others."""
         self._progress.dirty = True
+        self._groups.touch(group)
         if group.state is not DEFERRED:
             self._groups.move(group, SET_BACK)
         requests = group.requests

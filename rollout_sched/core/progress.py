@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
 from rollout_sched.core.model import Group, InstanceStatus
-from rollout_sched.core.roles import Capacity, DeliveredGroup, Launch
+from rollout_sched.core.roles import Capacity
+from rollout_sched.core.rounds import DeliveredGroup, Launch
+from rollout_sched.core.run_state import RunFacts
 from rollout_sched.core.sample_buffer import SampleBuffer
 
 DRAINING, PAUSING, UPDATING = (
@@ -27,6 +30,8 @@ class RunProgress:
     takes_parts  the trainer takes the present batch in parts
     shares_gpus  the trainer takes instances that are lent to it
     parts        of the present batch that have gone
+    acknowledged  batches that the trainer has: it has asked for the one after them
+    whole_at     the version that took the last whole batch
     """
 
     def __init__(
@@ -50,7 +55,8 @@ class RunProgress:
         self.takes_parts = False
         self.parts = 0
         self.in_batch = 0
-        self._whole_at: int | None = None  # the version that took the last whole batch
+        self.acknowledged = 0
+        self.whole_at: int | None = None
         self.round: Launch | None = None
         self.recent: deque[DeliveredGroup] = deque(maxlen=RECENT_BATCHES * prompts_per_step)
         self._keeps_recent = keeps_recent
@@ -72,9 +78,24 @@ class RunProgress:
         """Its last part has gone."""
         self.batches += 1
         self.parts = self.in_batch = 0
-        self._whole_at = self.version
+        self.whole_at = self.version
         self.trainer_waiting = False
         self.round = None
+
+    def restore(self, run: RunFacts, recent: Iterable[DeliveredGroup]) -> None:
+        """Go on where an earlier scheduler of this run has ended."""
+        self.version = run.version
+        self.trainer_waiting, self.takes_parts = run.trainer_waiting, run.takes_parts
+        self.shares_gpus = run.shares_gpus
+        self.closed = run.closed
+        self.delivered, self.batches = run.delivered, run.batches
+        self.acknowledged = run.acknowledged
+        self.parts, self.in_batch = run.parts, run.in_batch
+        self.whole_at = run.whole_at
+        self.round = run.round
+        if self._keeps_recent:
+            self.recent.extend(recent)
+        self.dirty = True
 
     @property
     def missing(self) -> int:
@@ -92,7 +113,7 @@ class RunProgress:
 
     @property
     def places(self) -> int:
-        return 0 if self._whole_at == self.version else self.lacking
+        return 0 if self.whole_at == self.version else self.lacking
 
     @property
     def fresh(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 from rollout_sched.core import blame
@@ -14,6 +13,7 @@ from rollout_sched.core.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, W
 from rollout_sched.core.model import Group, Request, Siblings
 from rollout_sched.core.replay_buffer import ReplayBuffer
 from rollout_sched.core.roles import Roles
+from rollout_sched.core.serials import Serials
 from rollout_sched.core.waiting import WaitingQueue
 
 
@@ -25,7 +25,7 @@ class Requests:
         roles: Roles,
         fleet: Fleet,
         ledger: AttemptLedger,
-        serials: count[int],
+        serials: Serials,
         out: list[Action],
     ) -> None:
         self.waiting = WaitingQueue()
@@ -59,11 +59,15 @@ class Requests:
 
     def create(self, siblings: Siblings, group: Group | None, index: int, name: str) -> Request:
         """A new request, parked until it is let go in the same breath."""
-        serial = next(self._serials)
+        serial = self._serials.next()
         request = Request(name, siblings, group, index, serial, siblings.prompt_tokens)
-        self._all[name] = request
-        siblings.requests.append(request)
+        self.take_in(request)
         return request
+
+    def take_in(self, request: Request) -> None:
+        """It is here from now on."""
+        self._all[request.id] = request
+        request.siblings.requests.append(request)
 
     def wait(self, request: Request) -> None:
         """It may be dispatched (again)."""

@@ -13,6 +13,7 @@ import msgspec
 
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import Attempt, Group, Instance, Request, Siblings
+from rollout_sched.core.rounds import DeliveredGroup, Launch
 
 
 class Dice(Protocol):
@@ -37,13 +38,6 @@ class FleetView(Protocol):
 
     def open_instance(self, instance: str) -> Instance | None:
         """That instance if it is open."""
-
-
-class DeliveredGroup(msgspec.Struct, frozen=True):
-    """What a group came to: the response tokens of its samples, in any order."""
-
-    prompt_tokens: int
-    lengths: tuple[int, ...]
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -111,17 +105,6 @@ class Progress(Protocol):
     def recent(self) -> Sequence[DeliveredGroup]: ...
     @property
     def capacity(self) -> Capacity: ...
-
-
-class Launch(msgspec.Struct, frozen=True):
-    """Start generating: so many deferred groups, then so many fresh ones.
-
-    `oversample` multiplies the samples asked of a group; the first to finish are kept.
-    """
-
-    fresh: int = 0
-    deferred: int = 0
-    oversample: float = 1.0
 
 
 class Routing(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from rollout_sched.core import events as ev
@@ -34,9 +33,11 @@ from rollout_sched.core.model import Group, Instance, Request
 from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
+from rollout_sched.core.restorer import Restorer
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.selection_window import SelectionWindow
+from rollout_sched.core.serials import Serials
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.updater import WeightUpdater
@@ -70,9 +71,10 @@ class Scheduler:
         if prompts_per_step < 1:
             raise CallerError(f"prompts_per_step must be at least 1, not {prompts_per_step}")
         out: list[Action] = []
-        serials = count(1)
         self.roles = roles
         self.anomalies: Counter[str] = Counter()
+        self.serials = serials = Serials()
+        self.prompt_lengths = LengthHistory() if roles.uses_history else None
         self.fleet = fleet = Fleet(
             roles.routing.load,
             roles.admission.admits,
@@ -109,6 +111,7 @@ class Scheduler:
         )
         self.migrator = Migrator(roles.migration, fleet, requests)
         self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
+        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
         self.attempt_events = AttemptEvents(
             fleet,
             updater,
@@ -134,7 +137,6 @@ class Scheduler:
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,
         )
-        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
         # A round that starts over what it leaves behind, or verifies it, has nothing that could
         # grow stale.
         keeps_old = roles.interruption.keeps_partial and not roles.verifies
@@ -143,7 +145,7 @@ class Scheduler:
         self._out = out
 
     def _handlers(
-        self, ledger: AttemptLedger, serials: count[int], out: list[Action]
+        self, ledger: AttemptLedger, serials: Serials, out: list[Action]
     ) -> dict[type[Any], Callable[[Any, float], None]]:
         """What applies each event. None of these knows the scheduler, so there is no cycle."""
         trainer = TrainerEvents(
@@ -155,7 +157,7 @@ class Scheduler:
             self.lender,
             self.roles.freshness,
             serials,
-            LengthHistory() if self.roles.uses_history else None,
+            self.prompt_lengths,
         )
         client = ClientEvents(
             self.requests, self.siblings, self.outcomes, self.sessions, self.fleet, self.anomalies
@@ -172,7 +174,23 @@ class Scheduler:
             self.anomalies,
             out,
         )
-        return _table(trainer, client, instance, self.attempt_events)
+        return _table(trainer, client, instance, self.attempt_events, self._restorer())
+
+    def _restorer(self) -> Restorer:
+        return Restorer(
+            self.fleet,
+            self.groups,
+            self.requests,
+            self.outcomes,
+            self.sample_buffer,
+            self.progress,
+            self.updater,
+            self.verification,
+            self.selection_window,
+            self.migrator,
+            self.serials,
+            self.prompt_lengths,
+        )
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Apply `event`, which happened at `now` (seconds), and say what to do about it.
@@ -484,7 +502,11 @@ def _most_dispensable_first(group: Group) -> tuple[int, bool, int]:
 
 
 def _table(
-    trainer: TrainerEvents, client: ClientEvents, instance: InstanceEvents, attempt: AttemptEvents
+    trainer: TrainerEvents,
+    client: ClientEvents,
+    instance: InstanceEvents,
+    attempt: AttemptEvents,
+    restorer: Restorer,
 ) -> dict[type[Any], Callable[[Any, float], None]]:
     return {
         ev.GroupSubmitted: trainer.group_submitted,
@@ -510,4 +532,5 @@ def _table(
         ev.TrajectoryEnded: attempt.trajectory_ended,
         ev.RequestInterrupted: attempt.interrupted,
         ev.RequestFailed: attempt.failed,
+        ev.Restored: restorer.restored,
     }

@@ -12,6 +12,7 @@ from rollout_sched.core.events import (
     GroupSubmitted,
     InstanceJoined,
     RequestSubmitted,
+    Restored,
     WeightsPublished,
 )
 
@@ -81,6 +82,18 @@ def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
         )
 
 
+def _restored(scheduler: Scheduler, event: Restored) -> None:
+    begun = scheduler.progress.dirty or scheduler.serials.last or scheduler.fleet.instances
+    if begun or scheduler.progress.trainer_waiting or scheduler.progress.closed:
+        raise CallerError("only a scheduler that has not begun can be restored; make a new one")
+    here, wanted = event.state.run.in_batch, scheduler.progress.prompts_per_step
+    if here >= wanted:
+        raise CallerError(
+            f"{here} groups of the present batch were delivered before, but one is to have "
+            f"{wanted}; restore with the prompts_per_step that the run began with"
+        )
+
+
 def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
     if kv_tokens is not None and tokens > kv_tokens:
         raise CallerError(
@@ -95,5 +108,6 @@ CHECKS: dict[type[Any], Callable[[Scheduler, Any], None]] = {
     GroupSubmitted: _group_submitted,
     RequestSubmitted: _request_submitted,
     InstanceJoined: _instance_joined,
+    Restored: _restored,
     WeightsPublished: _weights_published,
 }

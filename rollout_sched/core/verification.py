@@ -40,7 +40,7 @@ class Verification:
     and their clients need not have asked for log-probabilities.
 
     What has become of earlier drafts tells how far one comes: of tokens times the versions they are
-    behind, so many were tested for each that was rejected.
+    behind, so many were `tested` for each that was `rejected`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Verification:
         out: list[Action],
     ) -> None:
         self.on = on
-        self._tested = self._rejected = 0
+        self.tested = self.rejected = 0
         self._fleet = fleet
         self._samples = samples
         self._anomalies = anomalies
@@ -60,9 +60,9 @@ class Verification:
 
     def trim(self, request: Request, version: int) -> None:
         """Give up what would hardly pass under this version, before anybody prefills it."""
-        if request.group is None or self._rejected < _KNOWN:
+        if request.group is None or self.rejected < _KNOWN:
             return
-        room = max(_FEWEST, _FAR * self._tested / self._rejected)
+        room = max(_FEWEST, _FAR * self.tested / self.rejected)
         kept = 0
         for segment in request.segments:
             behind = max(0, version - segment.version)
@@ -131,9 +131,9 @@ class Verification:
         self._samples.set_version(group, min(ages, default=None))
 
     def _note(self, request: Request, kept: int, version: int, *, rejected: bool) -> None:
-        self._rejected += rejected
+        self.rejected += rejected
         for segment in _leading(request.segments, kept):
-            self._tested += segment.tokens * max(0, version - segment.version)
+            self.tested += segment.tokens * max(0, version - segment.version)
 
     def _cut(self, request: Request, kept: int) -> None:
         """Keep so many response tokens. What tools have answered cannot be cut: then all goes."""

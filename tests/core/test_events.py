@@ -6,6 +6,15 @@ from pathlib import Path
 from typing import get_args
 
 from rollout_sched.core import events as ev
+from rollout_sched.core.rounds import DeliveredGroup, Launch
+from rollout_sched.core.run_state import (
+    GroupFacts,
+    PromptFacts,
+    RequestFacts,
+    RunFacts,
+    RunState,
+)
+from rollout_sched.core.samples import Segment
 from rollout_sched.journal import SCHEMA, Entry, Header, line_of, read
 from tests.core.told import make_scheduler
 
@@ -14,6 +23,52 @@ from tests.core.told import make_scheduler
 RECORDED = Path(__file__).with_name("recorded")
 
 HEADER = Header(SCHEMA, "sync", 4, 2, 7)
+
+#: A run that has come so far, with something in every field.
+STATE = RunState(
+    RunFacts(
+        9.5, 3, True, True, True, True, 4, 2, 1, 1, 1, 2, Launch(2, 1, 1.5), 1, 40, 9, 64, 8, 5
+    ),
+    (
+        GroupFacts(
+            "b",
+            5,
+            2,
+            10,
+            100,
+            "p",
+            50,
+            ((7, 9),),
+            "active",
+            True,
+            2,
+            1,
+            2,
+            (1,),
+            (
+                RequestFacts(
+                    0,
+                    6,
+                    "acting",
+                    (Segment(2, 4, "i0", True),),
+                    3,
+                    17,
+                    4,
+                    1,
+                    True,
+                    "",
+                    2,
+                    8,
+                    "i0",
+                    1,
+                ),
+                RequestFacts(1, 7, "finished", (Segment(3, 5, "i1"),), finish="stop"),
+            ),
+        ),
+    ),
+    (PromptFacts("p", ((1, 2), (3,))),),
+    (DeliveredGroup(10, (4, 7)),),
+)
 
 #: All that an event may say.
 WHOLE: list[ev.Event] = [
@@ -40,6 +95,7 @@ WHOLE: list[ev.Event] = [
     ev.BatchRequested(parts=True, shares_gpus=True),
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
+    ev.Restored(STATE),
 ]
 
 #: What an event means that says only what it must.
@@ -55,6 +111,7 @@ SHORT: list[ev.Event] = [
     ev.RequestInterrupted("a/1", 2, 7, ()),
     ev.RequestFailed("a/1", 3, "", blame="unclear", usable=True),
     ev.BatchRequested(False),
+    ev.Restored(RunState()),
 ]
 
 
@@ -85,5 +142,6 @@ def test_what_is_written_is_what_was_written() -> None:
 
 def test_the_scheduler_has_an_answer_for_every_kind() -> None:
     scheduler = make_scheduler(version=2)
-    for event in WHOLE:
+    for event in WHOLE[:-1]:
         scheduler.handle(event, 0.0)
+    make_scheduler(2).handle(WHOLE[-1], 10.0)  # it comes before all others

@@ -8,7 +8,8 @@ from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import LAUNCH, SET_BACK, SPEND, Groups
 from rollout_sched.core.model import InstanceStatus, Request
 from rollout_sched.core.progress import RECENT_BATCHES, RunProgress
-from rollout_sched.core.roles import Capacity, DeliveredGroup
+from rollout_sched.core.roles import Capacity
+from rollout_sched.core.rounds import DeliveredGroup
 from rollout_sched.core.sample_buffer import SampleBuffer
 from tests.core.told import make_group
 

@@ -47,7 +47,8 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.groups import DEFERRED
 from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Sample, Segment
-from rollout_sched.core.roles import Launch, Progress
+from rollout_sched.core.roles import Progress
+from rollout_sched.core.rounds import Launch
 from rollout_sched.core.scheduler import Scheduler
 from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, make_scheduler, sent, thrown
 from tests.helpers import fields_of

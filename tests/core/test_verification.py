@@ -369,7 +369,7 @@ class TestTrimming:
         told = Told(**ASYNC)
         told.submit("a")
         verification = told.scheduler.verification
-        verification._tested, verification._rejected = tested, rejected
+        verification.tested, verification.rejected = tested, rejected
         told(WeightsPublished(1))
         told(InstancePaused("i0"))
         told(RequestInterrupted("a/0", 1, 60))
@@ -401,13 +401,13 @@ class TestTrimming:
         told(WeightsUpdated("i0", 1))
         told(PrefixVerified("a/0", 2, 25))
         verification = told.scheduler.verification
-        assert (verification._tested, verification._rejected) == (25, 1)
+        assert (verification.tested, verification.rejected) == (25, 1)
 
     def test_the_further_behind_the_sooner(self) -> None:
         told = Told(**{**ASYNC, "freshness": {"use": "bounded", "max_staleness": 9}})
         told.submit("a")
         verification = told.scheduler.verification
-        verification._tested, verification._rejected = 16 * 10, 16
+        verification.tested, verification.rejected = 16 * 10, 16
         told(WeightsPublished(2))
         told(InstancePaused("i0"))
         told(RequestInterrupted("a/0", 1, 60))

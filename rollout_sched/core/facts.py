@@ -1,0 +1,168 @@
+"""Which facts of a run change, event by event: what has to be written down to outlive a scheduler.
+
+Law (`tests/laws/test_facts.py`): the fold of all changes is the state, at every point of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch, Interrupt
+from rollout_sched.core.events import (
+    Event,
+    GroupSubmitted,
+    PrefixVerified,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    Restored,
+    TokensArrived,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+)
+from rollout_sched.core.groups import DELIVERED, FAILED
+from rollout_sched.core.model import Group
+from rollout_sched.core.rounds import DeliveredGroup
+from rollout_sched.core.run_state import GroupFacts, PromptFacts, RunFacts, RunState
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.snapshot import group_facts, prompt_facts, run_facts
+
+OfRequest = (
+    TokensArrived
+    | PrefixVerified
+    | RequestFinished
+    | TurnFinished
+    | ToolReturned
+    | TrajectoryEnded
+    | RequestInterrupted
+    | RequestFailed
+)
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What has changed since somebody last asked.
+
+    gone       groups that are delivered or have failed
+    recent     all of it; None if it has not changed
+    delivered  what has gone to the trainer, who has it for certain once `run.acknowledged` is
+               larger than the number of its batch
+    """
+
+    run: RunFacts
+    groups: tuple[GroupFacts, ...] = ()
+    gone: tuple[str, ...] = ()
+    prompts: tuple[PromptFacts, ...] = ()
+    recent: tuple[DeliveredGroup, ...] | None = None
+    delivered: tuple[Deliver, ...] = ()
+
+
+class FactRecorder:
+    """Follows a scheduler, from its first event on; `observe` is to be called after each.
+
+    An event costs the name of what it changed. The facts themselves are put together when
+    `changes` is called, once for all that has happened to a group since.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._touched: dict[Group, None] = {}
+        scheduler.groups.touched = self._touched
+        self._prompts: dict[str, None] = {}
+        self._delivered: list[Deliver] = []
+        self._recent_changed = False
+        self._now: float | None = None
+
+    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """An event has been handled."""
+        self._now = now
+        if isinstance(event, OfRequest):
+            self._touch_group_of(event.request)
+        elif isinstance(event, GroupSubmitted):
+            self._prompts[event.prompt] = None
+        elif isinstance(event, Restored):
+            self._prompts.update(dict.fromkeys([facts.prompt for facts in event.state.prompts]))
+            self._recent_changed = True
+        for action in actions:
+            if isinstance(action, Dispatch | Discard | Interrupt):
+                self._touch_group_of(action.request)
+            elif isinstance(action, Deliver):
+                self._delivered.append(action)
+                self._recent_changed = True
+
+    def changes(self) -> Changes | None:
+        """Since it was last asked; None if nothing has happened."""
+        now, self._now = self._now, None
+        if now is None:
+            return None
+        groups, gone = self._groups()
+        changes = Changes(
+            run_facts(self._scheduler, now),
+            groups,
+            gone,
+            self._prompt_facts(),
+            tuple(self._scheduler.progress.recent) if self._recent_changed else None,
+            tuple(self._delivered),
+        )
+        self._delivered.clear()
+        self._recent_changed = False
+        return changes
+
+    def _touch_group_of(self, name: str) -> None:
+        """What has ended since has moved its group, or was none of a group's."""
+        request = self._scheduler.requests.get(name)
+        if request is not None and request.group is not None:
+            self._touched[request.group] = None
+
+    def _groups(self) -> tuple[tuple[GroupFacts, ...], tuple[str, ...]]:
+        here: list[GroupFacts] = []
+        gone: list[str] = []
+        for group in self._touched:
+            if group.state is not DELIVERED and group.state is not FAILED:
+                here.append(group_facts(group, self._scheduler))
+                continue
+            self._prompts[group.prompt] = None
+            if group.id not in self._scheduler.groups:  # else it has been submitted anew
+                gone.append(group.id)
+        self._touched.clear()
+        return tuple(here), tuple(gone)
+
+    def _prompt_facts(self) -> tuple[PromptFacts, ...]:
+        lengths = self._scheduler.prompt_lengths
+        prompts, self._prompts = list(self._prompts), {}
+        if lengths is None:
+            return ()
+        return tuple([prompt_facts(name, lengths) for name in prompts if name in lengths])
+
+
+class FoldedFacts:
+    """Changes, one after the other, folded into the state they lead to."""
+
+    def __init__(self) -> None:
+        self._run = RunFacts()
+        self._groups: dict[str, GroupFacts] = {}
+        self._prompts: dict[str, PromptFacts] = {}
+        self._recent: tuple[DeliveredGroup, ...] = ()
+
+    def add(self, changes: Changes) -> None:
+        self._run = changes.run
+        for group in changes.groups:
+            self._groups[group.group] = group
+        for name in changes.gone:
+            self._groups.pop(name, None)  # one may come and go between two looks
+        for prompt in changes.prompts:
+            self._prompts[prompt.prompt] = prompt
+        if changes.recent is not None:
+            self._recent = changes.recent
+
+    @property
+    def state(self) -> RunState:
+        """Groups in the order they were submitted."""
+        groups = sorted(self._groups.values(), key=_serial)
+        return RunState(self._run, tuple(groups), tuple(self._prompts.values()), self._recent)
+
+
+def _serial(facts: GroupFacts) -> int:
+    return facts.serial

@@ -1,0 +1,177 @@
+"""A fresh scheduler goes on where an earlier one of the same run has ended.
+
+Groups and requests come back where they stood, but nothing runs: who was in flight waits, with what
+was kept of it. Attempts and serials are numbered on, so that an answer to an attempt of the earlier
+scheduler is one to no attempt. Instances join by their own events, as if they came for the first
+time; whom they suspected, who rested, what was lent and who was on the way elsewhere is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Restored
+from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.groups import COMPLETE, Groups
+from rollout_sched.core.length_history import LengthHistory, PromptLengths
+from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
+from rollout_sched.core.migrator import Migrator
+from rollout_sched.core.model import Group, GroupState, Request, RequestState, Siblings
+from rollout_sched.core.outcomes import Outcomes
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.requests import Requests
+from rollout_sched.core.run_state import GroupFacts, RequestFacts, RequestStands, RunState
+from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.selection_window import SelectionWindow
+from rollout_sched.core.serials import Serials
+from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.verification import Verification
+
+#: Who waited or was in flight is as one whose attempt has just ended.
+_STATES: Final[dict[RequestStands, RequestState]] = {
+    "waiting": INTERRUPTING,
+    "parked": PARKED,
+    "acting": ACTING,
+    "finished": FINISHED,
+}
+
+
+class Restorer:
+    """Puts the facts of a run back into the books."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        groups: Groups,
+        requests: Requests,
+        outcomes: Outcomes,
+        samples: SampleBuffer,
+        progress: RunProgress,
+        updater: WeightUpdater,
+        verification: Verification,
+        window: SelectionWindow,
+        migrator: Migrator,
+        serials: Serials,
+        lengths: LengthHistory | None,
+    ) -> None:
+        self._fleet = fleet
+        self._groups = groups
+        self._requests = requests
+        self._outcomes = outcomes
+        self._samples = samples
+        self._progress = progress
+        self._updater = updater
+        self._verification = verification
+        self._window = window
+        self._migrator = migrator
+        self._serials = serials
+        self._lengths = lengths
+
+    def restored(self, event: Restored, now: float) -> None:
+        state = event.state
+        if now < state.run.now:
+            raise CallerError(
+                f"the run is at {state.run.now} s, and cannot be restored at {now} s: its time "
+                f"goes on"
+            )
+        self._restore_run(state, now)
+        going_on = [
+            request
+            for facts in sorted(state.groups, key=_serial)
+            for request in self._restore_group(facts)
+        ]
+        for request in going_on:  # the last of them may make a group whole, and so end a sibling
+            if request.id in self._requests:
+                self._outcomes.go_on(request)
+
+    def _restore_run(self, state: RunState, now: float) -> None:
+        run = state.run
+        self._progress.restore(run, state.recent)
+        self._updater.version = run.version
+        self._verification.tested, self._verification.rejected = run.tested, run.rejected
+        self._fleet.dispatched = run.attempts
+        self._fleet.most_kv_tokens = run.most_kv_tokens
+        self._window.left = run.window
+        self._serials.last = run.serials
+        self._migrator.due_at = now
+        if self._lengths is not None:
+            for prompt in state.prompts:
+                _remember(self._lengths.of(prompt.prompt), prompt.deliveries)
+
+    def _restore_group(self, facts: GroupFacts) -> list[Request]:
+        """Returns its requests that may go on."""
+        siblings = Siblings(
+            facts.group,
+            facts.prompt_tokens,
+            facts.max_tokens,
+            facts.prompt,
+            self._history(facts),
+            facts.expected_tokens,
+        )
+        group = Group(facts.group, facts.serial, facts.samples, siblings)
+        group.state = GroupState(facts.state)
+        group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
+        self._groups.add(group)
+        going_on = self._restore_requests(group, facts)
+        if facts.started:
+            self._samples.add(group)
+            self._samples.set_version(group, facts.oldest_version)
+        if group.state is COMPLETE:
+            self._samples.completed(group)
+        return going_on
+
+    def _restore_requests(self, group: Group, facts: GroupFacts) -> list[Request]:
+        going_on: list[Request] = []
+        requests = {known.index: self._request(known, group) for known in facts.requests}
+        for known in facts.requests:
+            request = requests[known.index]
+            self._requests.take_in(request)
+            if request.state is PARKED:
+                self._requests.replay_buffer.add(request)
+            elif request.state is INTERRUPTING:
+                going_on.append(request)
+        group.finished = [requests[index] for index in facts.finished]
+        lengths = [request.response_tokens for request in group.finished]
+        group.siblings.lengths = sorted(lengths)
+        if lengths:
+            self._requests.learn(group.siblings)
+        return going_on
+
+    def _request(self, facts: RequestFacts, group: Group) -> Request:
+        name, siblings = f"{group.id}/{facts.index}", group.siblings
+        request = Request(name, siblings, group, facts.index, facts.serial, 0)
+        request.state = _STATES[facts.state]
+        request.segments = facts.segments
+        request.response_tokens = facts.response_tokens
+        request.context_tokens = (
+            siblings.prompt_tokens + facts.response_tokens + facts.observed_tokens
+        )
+        request.computed_tokens = facts.computed_tokens
+        request.settled_tokens = facts.settled_tokens
+        request.turn = facts.turn
+        request.ends = facts.ends
+        request.finish = facts.finish
+        request.salt = facts.salt
+        request.last_attempt = facts.last_attempt
+        request.last_instance = facts.last_instance
+        request.migrations = facts.migrations
+        return request
+
+    def _history(self, facts: GroupFacts) -> PromptLengths | None:
+        if self._lengths is None:
+            return None
+        if facts.prompt in self._lengths:
+            return self._lengths.of(facts.prompt)
+        own = PromptLengths()
+        _remember(own, facts.history)
+        return own
+
+
+def _remember(lengths: PromptLengths, deliveries: tuple[tuple[int, ...], ...]) -> None:
+    for delivery in deliveries:
+        lengths.note(delivery)
+
+
+def _serial(facts: GroupFacts) -> int:
+    return facts.serial

@@ -1,0 +1,133 @@
+"""A scheduler's state as facts, as they stand (see `run_state`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, FRESH, SPENT
+from rollout_sched.core.length_history import LengthHistory
+from rollout_sched.core.lifecycle import ACTING, FINISHED, PARKED
+from rollout_sched.core.model import Group, GroupState, Request
+from rollout_sched.core.run_state import (
+    GroupFacts,
+    GroupStands,
+    PromptFacts,
+    RequestFacts,
+    RequestStands,
+    RunFacts,
+    RunState,
+)
+from rollout_sched.core.samples import Segment
+from rollout_sched.core.scheduler import Scheduler
+
+_STANDS: Final[dict[GroupState, GroupStands]] = {
+    FRESH: "fresh",
+    ACTIVE: "active",
+    SPENT: "spent",
+    DEFERRED: "deferred",
+    COMPLETE: "complete",
+}
+
+
+def state_of(scheduler: Scheduler, now: float) -> RunState:
+    """All facts of a scheduler whose last event was at `now`. O(everything)."""
+    lengths = scheduler.prompt_lengths
+    return RunState(
+        run_facts(scheduler, now),
+        tuple([group_facts(group, scheduler) for group in scheduler.groups]),
+        () if lengths is None else tuple([prompt_facts(name, lengths) for name in lengths]),
+        tuple(scheduler.progress.recent),
+    )
+
+
+def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
+    progress, fleet, verification = scheduler.progress, scheduler.fleet, scheduler.verification
+    return RunFacts(
+        now,
+        progress.version,
+        progress.closed,
+        progress.trainer_waiting,
+        progress.takes_parts,
+        progress.shares_gpus,
+        progress.delivered,
+        progress.batches,
+        progress.acknowledged,
+        progress.parts,
+        progress.in_batch,
+        progress.whole_at,
+        progress.round,
+        scheduler.selection_window.left,
+        scheduler.serials.last,
+        fleet.dispatched,
+        fleet.most_kv_tokens,
+        verification.tested,
+        verification.rejected,
+    )
+
+
+def prompt_facts(prompt: str, lengths: LengthHistory) -> PromptFacts:
+    """Of a prompt that is known there."""
+    return PromptFacts(prompt, lengths.of(prompt).deliveries)
+
+
+def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
+    """Of a group that is here."""
+    siblings, lengths = group.siblings, scheduler.prompt_lengths
+    history: tuple[tuple[int, ...], ...] = ()
+    if siblings.history is not None and lengths is not None and siblings.prompt not in lengths:
+        history = siblings.history.deliveries
+    return GroupFacts(
+        group.id,
+        group.serial,
+        group.samples,
+        siblings.prompt_tokens,
+        siblings.max_tokens,
+        siblings.prompt,
+        siblings.expected_tokens,
+        history,
+        _STANDS[group.state],
+        group in scheduler.sample_buffer,
+        group.oldest_version,
+        group.launch_place,
+        group.launch_size,
+        tuple([request.index for request in group.finished]),
+        tuple([_request_facts(request) for request in group.requests]),
+    )
+
+
+def _request_facts(request: Request) -> RequestFacts:
+    """As if the instance that it runs on were lost now."""
+    segments, computed_tokens = request.segments, request.computed_tokens
+    context_tokens = request.context_tokens
+    attempt = request.attempt
+    if attempt is not None and attempt.tokens:
+        segments += (Segment(attempt.version, attempt.tokens, attempt.instance.id),)
+        computed_tokens = context_tokens + attempt.tokens
+    observed_tokens = context_tokens - request.siblings.prompt_tokens - request.response_tokens
+    return RequestFacts(
+        request.index,
+        request.serial,
+        _stands(request),
+        segments,
+        observed_tokens,
+        computed_tokens,
+        request.settled_tokens,
+        request.turn,
+        request.ends,
+        request.finish,
+        request.salt,
+        request.last_attempt,
+        request.last_instance,
+        request.migrations,
+    )
+
+
+def _stands(request: Request) -> RequestStands:
+    """One that rests after a failure waits: what of that was an instance's fault is forgotten."""
+    if request.state is FINISHED:
+        return "finished"
+    if request.state is ACTING:
+        return "acting"
+    if not request.active or (request.state is PARKED and not request.rests_until):
+        return "parked"
+    return "waiting"

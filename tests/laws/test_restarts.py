@@ -1,0 +1,94 @@
+"""Laws of a scheduler that may die at any moment, under a hostile world and any policy.
+
+The world is that of `test_scheduler_laws`, with its books and laws, which go on over every death:
+who was asked for is delivered once, whole, in time, from all tokens that were there. Besides:
+
+* the fold of the changes that are recorded is the state, whenever somebody looks;
+* what a restored scheduler stands at is what the earlier one stood at, instances apart;
+* an answer to an attempt of the earlier scheduler changes nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from rollout_sched.core import events as ev
+from rollout_sched.core.facts import FactRecorder, FoldedFacts
+from rollout_sched.core.run_state import RunState
+from rollout_sched.core.snapshot import state_of
+from tests.laws.test_scheduler_laws import SLOTS, World
+
+
+class MortalWorld(World):
+    """A world whose scheduler dies now and then, and is followed by another one."""
+
+    recorder = None
+
+    def tell(self, event):
+        if self.recorder is None:
+            self.record()
+        super().tell(event)
+        self.recorder.observe(self.now, event, self.answers[-1])
+        if len(self.journal) % 3 == 0:
+            self.look()
+
+    def record(self):
+        self.recorder, self.folded = FactRecorder(self.scheduler), FoldedFacts()
+
+    def look(self):
+        changes = self.recorder.changes()
+        if changes is not None:
+            self.folded.add(changes)
+            assert self.folded.state == state_of(self.scheduler, self.now)
+
+    @precondition(lambda self: len(self.journal) > 10)  # it has lived
+    @rule(lag=st.integers(0, 2), again=st.booleans())
+    def die(self, lag, again):
+        self.be_followed(lag)
+        if again:  # before anything could go on
+            self.be_followed(lag)
+
+    def be_followed(self, lag):
+        self.look()
+        state = msgspec.json.decode(msgspec.json.encode(self.folded.state), type=RunState)
+        self.break_off()
+        self.scheduler = self.policy.scheduler(
+            self.prompts_per_step, version=self.first_version, seed=1
+        )
+        self.journal, self.answers = [], []
+        self.record()
+        staying = sorted(set(self.held) - self.leaving)
+        self.held.clear()
+        self.leaving.clear()
+        self.tell(ev.Restored(state))
+        for name in staying:
+            self.held[name] = []
+            self.tell(ev.InstanceJoined(name, SLOTS, 1000, max(0, self.version - lag)))
+
+    def break_off(self):
+        """Nobody hears what becomes of attempts, orders and clients."""
+        for attempt, dispatch in self.running.items():
+            if not self.scheduler.fleet.attempts[attempt].abandoned:
+                self.made[dispatch.request] += self.streamed[attempt]
+            self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
+        for name in self.asked:
+            self.ended[name] = 1
+        self.running.clear()
+        self.told_to_stop.clear()
+        self.pausing.clear()
+        self.updating.clear()
+        self.closed_instances.clear()
+        self.lent.clear()
+        self.reclaimed.clear()
+
+
+MortalWorld.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+test_mortal_world = MortalWorld.TestCase
