@@ -41,6 +41,8 @@ EVENTS: list[ev.Event] = [
     ev.InstanceReturned("i0"),
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
+    ev.GateClosed("i0"),
+    ev.GateOpened("i0"),
     ev.InstanceLeaving("i0"),
     ev.InstanceLost("i0", "gone"),
     ev.Restored(STATE),

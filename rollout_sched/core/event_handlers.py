@@ -13,6 +13,8 @@ from rollout_sched.core.attempts import AttemptLedger
 from rollout_sched.core.backoff import Backoff
 from rollout_sched.core.events import (
     BatchRequested,
+    GateClosed,
+    GateOpened,
     GroupSubmitted,
     InstanceJoined,
     InstanceLeaving,
@@ -113,7 +115,7 @@ class TrainerEvents:
         self._progress.version = event.version
         self._progress.dirty = True
         self._lender.published(event.version)
-        self._updater.publish(event.version)
+        self._updater.publish(event.version, loads=event.loads)
         oldest = self._freshness.oldest_allowed(event.version)
         late = self._samples.older_than(oldest)
         if self._progress.fleet_version < oldest:
@@ -232,8 +234,23 @@ class InstanceEvents:
             return
         if event.version > self._updater.version:
             self._anomalies["version_never_published"] += 1
-        elif not self._updater.updated(instance, event.version, self._out):
+        elif not (
+            self._updater.updated(instance, event.version, self._out)
+            or self._updater.found(instance, event.version)
+        ):
             self._anomalies["update_not_asked_for"] += 1
+
+    def gate_closed(self, event: GateClosed, now: float) -> None:
+        self._set_gate(event.instance, closed=True)
+
+    def gate_opened(self, event: GateOpened, now: float) -> None:
+        self._set_gate(event.instance, closed=False)
+
+    def _set_gate(self, name: str, *, closed: bool) -> None:
+        instance = self._find(name)
+        if instance is not None:
+            instance.gate_closed = closed
+            self._fleet.touch(instance)
 
     def returned(self, event: InstanceReturned, now: float) -> None:
         instance = self._find(event.instance)

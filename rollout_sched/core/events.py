@@ -184,10 +184,15 @@ class RequestFailed(_Event, frozen=True):
     usable: bool = True
 
 
-class WeightsPublished(_Event, frozen=True):
-    """The trainer has finished a step; `version` is ready to be loaded."""
+class WeightsPublished(_Event, frozen=True, omit_defaults=True):
+    """The trainer has finished a step; `version` is ready to be loaded.
+
+    `loads`: by us, where UpdateWeights says so. Else whoever trains brings it to the instances, and
+    WeightsUpdated says which of them has it.
+    """
 
     version: int
+    loads: bool = True
 
 
 class InstancePaused(_Event, frozen=True):
@@ -197,10 +202,24 @@ class InstancePaused(_Event, frozen=True):
 
 
 class WeightsUpdated(_Event, frozen=True):
-    """An instance now computes with `version`."""
+    """An instance now computes with `version`: as UpdateWeights ordered, or found there, because
+    somebody else has loaded it."""
 
     instance: str
     version: int
+
+
+class GateClosed(_Event, frozen=True):
+    """Somebody else has an instance in hand: it goes on with what it has and is sent nothing new
+    until GateOpened."""
+
+    instance: str
+
+
+class GateOpened(_Event, frozen=True):
+    """What closed the gate of an instance is over."""
+
+    instance: str
 
 
 class InstanceReturned(_Event, frozen=True):
@@ -258,4 +277,6 @@ Event = (
     | Woke
     | PrefixVerified
     | Restored
+    | GateClosed
+    | GateOpened
 )

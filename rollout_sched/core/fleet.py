@@ -206,7 +206,7 @@ class Fleet:
         """Something that openness or load depends on has changed."""
         instance.heap_version += 1
         may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
-        if may_serve and self._admits(instance):
+        if may_serve and not instance.gate_closed and self._admits(instance):
             if instance.open_index < 0:
                 instance.open_index = len(self.open)
                 self.open.append(instance)

@@ -31,6 +31,7 @@ def _check_instances(scheduler: Scheduler) -> None:
         assert is_open == any(other is instance for other in fleet.open), f"{instance!r}: open?"
         if is_open:
             assert instance.status is InstanceStatus.SERVING, f"{instance!r} is open"
+            assert not instance.gate_closed, f"{instance!r} is in somebody else's hand, but open"
             assert scheduler.roles.admission.admits(instance), f"{instance!r} is full but open"
         for request in instance.kept.values():
             assert request.home is instance, f"{request!r} has left {instance!r}"

@@ -75,7 +75,8 @@ class Instance:
     `report` is its last poll, as old as that is, `report_before` the one before that; `unreported`
     counts the attempts sent since, and `observed` is what the admission makes of the polls. `kept`
     are the requests between two turns whose KV is here. `finished` counts those that were finished
-    here, `finished_tokens` the tokens of their contexts, if the admission wants to know.
+    here, `finished_tokens` the tokens of their contexts, if the admission wants to know. With
+    `gate_closed` somebody else has it in hand, and nothing new is sent there.
     `open_index`, `heap_version` and `takes_new` are the fleet's.
     """
 
@@ -84,6 +85,7 @@ class Instance:
         "faults",
         "finished",
         "finished_tokens",
+        "gate_closed",
         "heap_version",
         "id",
         "kept",
@@ -121,6 +123,7 @@ class Instance:
         self.faults = 0
         self.suspects: set[str] = set()
         self.leaving = False
+        self.gate_closed = False
         self.report: InstanceReported | None = None
         self.unreported = 0
         self.observed: Any = None

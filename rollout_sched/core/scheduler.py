@@ -523,6 +523,8 @@ def _table(
         ev.InstancePaused: instance.paused,
         ev.InstanceReturned: instance.returned,
         ev.WeightsUpdated: instance.updated,
+        ev.GateClosed: instance.gate_closed,
+        ev.GateOpened: instance.gate_opened,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
         ev.PrefixVerified: attempt.verified,

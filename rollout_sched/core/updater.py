@@ -7,6 +7,9 @@ freezes or comes back, then the weights are loaded, then the gate opens:
     SERVING -> PAUSING -> (paused)  UPDATING -> GATED -> SERVING      "in_place", "resubmit"
     SERVING ----------------------> UPDATING -> GATED -> SERVING      nothing in flight
 
+Where the trainer brings the weights itself (`loads` is False), nothing is ordered: what it has
+loaded is *found* on one instance after the other.
+
 Instances whose updates began together form a *cohort* and open together: were each opened as it is
 ready, the first would be sent everything that waits. Frozen requests go on without waiting for it.
 """
@@ -31,12 +34,16 @@ class _Cohort:
 
 
 class WeightUpdater:
-    """Brings every instance to the newest published version."""
+    """Brings every instance to the newest published version.
+
+    loads  the newest version is ours to load
+    """
 
     def __init__(
         self, fleet: Fleet, weights: Weights, interruption: Interruption, version: int
     ) -> None:
         self.version = version
+        self.loads = True
         self.outdated: dict[str, Instance] = {}
         self._paused: dict[str, Instance] = {}
         self._cohorts: dict[str, _Cohort] = {}
@@ -44,15 +51,22 @@ class WeightUpdater:
         self._weights = weights
         self._interruption = interruption
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, *, loads: bool = True) -> None:
+        """`loads` as in WeightsPublished. The newest version may be published again, as ours to
+        load: then those get it that have not."""
         self.version = version
+        self.loads = loads
+        if not loads:
+            self.outdated.clear()
+            return
         for instance in self._fleet.instances.values():
-            if instance.status in (InstanceStatus.SERVING, InstanceStatus.GATED):
+            ready = instance.status in (InstanceStatus.SERVING, InstanceStatus.GATED)
+            if ready and instance.version < version:
                 self.outdated[instance.id] = instance
 
     def joined(self, instance: Instance, out: list[Action]) -> None:
         """A newcomer with old weights must not serve them."""
-        if instance.version < self.version:
+        if self.loads and instance.version < self.version:
             self._gather([instance])
             self._load(instance, out)
 
@@ -96,9 +110,19 @@ class WeightUpdater:
         if self._paused.pop(instance.id, None) is not None:
             out.append(Resume(instance.id))
         self._set_status(instance, InstanceStatus.GATED)
-        if version < self.version:
+        if self.loads and version < self.version:
             self.outdated[instance.id] = instance
         self._ready(instance)
+        return True
+
+    def found(self, instance: Instance, version: int) -> bool:
+        """Somebody else has loaded it. False if that is no news: versions only grow, and who comes
+        back with older weights has been lost before."""
+        if version <= instance.version:
+            return False
+        self._fleet.set_version(instance, version)
+        if version == self.version:
+            self.outdated.pop(instance.id, None)
         return True
 
     def _gather(self, instances: Sequence[Instance]) -> None:
@@ -140,11 +164,21 @@ class WeightUpdater:
         return instance.status is InstanceStatus.PAUSING and how == "resubmit"
 
     def _load(self, instance: Instance, out: list[Action]) -> None:
+        if not self.loads:
+            self._leave_as_it_is(instance, out)
+            return
         self._set_status(instance, InstanceStatus.UPDATING)
         if not instance.attempts:
             # It holds no work, so it will never again generate with what it has.
             self._fleet.set_version(instance, self.version)
         out.append(UpdateWeights(instance.id, self.version))
+
+    def _leave_as_it_is(self, instance: Instance, out: list[Action]) -> None:
+        """It made way for weights that are not ours to load any more."""
+        if self._paused.pop(instance.id, None) is not None:
+            out.append(Resume(instance.id))
+        self._set_status(instance, InstanceStatus.GATED)
+        self._ready(instance)
 
     def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
         instance.status = status

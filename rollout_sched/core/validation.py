@@ -72,10 +72,11 @@ def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
 
 def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
     newest = scheduler.progress.version
-    if event.version <= newest:
+    told_how = event.version == newest and event.loads and not scheduler.updater.loads
+    if event.version <= newest and not told_how:
         raise CallerError(f"version {event.version} was published after {newest}; versions grow")
     progress = scheduler.progress
-    if progress.in_batch:
+    if progress.in_batch and event.loads:
         raise CallerError(
             f"version {event.version} was published while batch {progress.batches} is delivered in "
             f"part, {progress.in_batch} groups so far; take its parts up to the last, then publish"

@@ -88,6 +88,14 @@ class SchedulerView:
         """An instance that may be asked something: the least loaded, or any if all are full."""
         return self._fleet.least() or next(iter(self._fleet.instances.values()), None)
 
+    def versions_of(self, attempt: int) -> tuple[int, int] | None:
+        """The oldest and the newest version that may have made tokens of an attempt, by what is
+        known of its instance; None if nobody wants its answer any more."""
+        found = self._fleet.attempts.get(attempt)
+        if found is None or found.abandoned:
+            return None
+        return found.version, found.instance.version
+
     def is_stopping(self, attempt: int) -> bool:
         """Whether nobody wants this attempt to go on: it was interrupted, abandoned or is over."""
         found = self._fleet.attempts.get(attempt)

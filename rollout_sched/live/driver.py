@@ -39,6 +39,7 @@ from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attempt_table import AttemptTable
 from rollout_sched.live.event_pump import EventPump, Observer
+from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.payload_book import (
     OnDeliver,
@@ -58,7 +59,8 @@ class Driver:
 
     `on_broken` is called once if the scheduler cannot go on; `observers` see all that happens (see
     `EventPump`). `on_lent` is called with an instance that stands still, so that the trainer may
-    have its GPUs, `on_reclaimed` with one that it is to `give_back`.
+    have its GPUs, `on_reclaimed` with one that it is to `give_back`. `adopts`: the trainer begins
+    with the version that the instances say they have.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Driver:
         observers: Sequence[Observer] = (),
         on_deliver: OnDeliver | None = None,
         on_group_failed: OnGroupFailed | None = None,
+        adopts: bool = False,
     ) -> None:
         self.view = scheduler.view
         self.settings = settings
@@ -81,6 +84,7 @@ class Driver:
         self._requests = 0
         self._loader: WeightLoader | None = None
         self.pump = EventPump(scheduler, observers, self._end_all)
+        self.versions = FleetVersions(self.pump, self.view, adopts=adopts)
         self.payloads = PayloadBook(self.pump, on_deliver, on_group_failed)
         self.tools = ToolCalls(self.pump, self.payloads)
         self.attempts = AttemptTable(
@@ -172,6 +176,7 @@ class Driver:
         except CallerError:
             self._loader = before
             raise
+        self.versions.published()
 
     def _pause(self, action: Pause) -> None:
         self._supervisor(action.instance).orders.pause(action.mode, action.clear_cache)

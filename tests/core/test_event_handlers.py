@@ -72,3 +72,62 @@ def test_what_is_known_of_a_prompt_is_not_kept_where_nobody_asks() -> None:
     told = Told()
     told(ev.GroupSubmitted("a", 1, PROMPT, LIMIT, "a", (9, 7)))
     assert told.scheduler.groups["a"].siblings.history is None
+
+
+class TestGate:
+    """Somebody else has an instance in hand."""
+
+    def test_nothing_new_is_sent_until_it_opens(self) -> None:
+        told = Told()
+        told(RequestSubmitted("d0", "", PROMPT, LIMIT), ev.GateClosed("i0"))
+        assert told(RequestSubmitted("d1", "", PROMPT, LIMIT)) == []
+        assert told.running == ["d0"], "what runs there goes on"
+        told(ev.RequestFinished("d0", 1, 3))
+        assert told.running == []
+        (sent,) = told(ev.GateOpened("i0"))
+        assert sent.request == "d1"
+
+    def test_it_goes_elsewhere_where_there_is_somebody(self) -> None:
+        told = Told(instances=2)
+        told(ev.GateClosed("i0"))
+        (sent,) = told(RequestSubmitted("d", "", PROMPT, LIMIT))
+        assert sent.instance == "i1"
+
+    def test_of_an_instance_that_is_not_here(self) -> None:
+        told = Told()
+        told(ev.GateClosed("nobody"))
+        assert told.anomalies == {"unknown_instance": 1}
+
+    def test_one_that_joins_again_begins_with_an_open_one(self) -> None:
+        told = Told()
+        told(ev.GateClosed("i0"), InstanceLost("i0"), InstanceJoined("i0", 8, BIG))
+        assert told(RequestSubmitted("d", "", PROMPT, LIMIT))
+
+
+class TestTheTrainerLoads:
+    """Whoever trains brings the weights itself, and says nothing of it but what is found."""
+
+    def test_the_run_and_its_labels_follow(self) -> None:
+        told = Told()
+        told(RequestSubmitted("d", "", PROMPT, LIMIT))
+        assert told(ev.WeightsPublished(3, loads=False)) == []
+        assert told(ev.WeightsUpdated("i0", 3)) == []
+        (answer,) = told(ev.RequestFinished("d", 1, 9, ((0, 4), (3, 5))))
+        assert [(s.version, s.tokens) for s in answer.sample.segments] == [(0, 4), (3, 5)]
+        assert answer.sample.staleness == 3
+        assert told.anomalies == {}
+
+    def test_who_lags_behind_is_known_to(self) -> None:
+        told = Told(instances=2)
+        told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
+        progress = told.scheduler.progress
+        assert (progress.version, progress.fleet_version) == (1, 0)
+        told(ev.WeightsUpdated("i1", 1))
+        assert progress.fleet_version == 1
+
+    def test_what_is_told_twice_is_no_news(self) -> None:
+        told = Told()
+        told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
+        told(ev.WeightsUpdated("i0", 1), ev.WeightsUpdated("i0", 0))
+        assert told.anomalies == {"update_not_asked_for": 2}
+        assert told.instance("i0").version == 1

@@ -96,6 +96,8 @@ WHOLE: list[ev.Event] = [
     ev.Woke(),
     ev.PrefixVerified("a/0", 5, 6),
     ev.Restored(STATE),
+    ev.GateClosed("i0"),
+    ev.GateOpened("i0"),
 ]
 
 #: What an event means that says only what it must.

@@ -383,7 +383,6 @@ def test_who_moves_on_to_another_cohort_waits_for_that_one() -> None:
     a, b, c = bench.instances
     bench.fleet.set_version(c, 1)
     bench.updater.publish(1)
-    bench.updater.outdated.pop(c.id)
     bench.start()
     bench.updater.updated(a, 1, [])
     bench.publish(2)
@@ -405,3 +404,58 @@ def test_weights_may_choose_only_what_is_outdated() -> None:
     with pytest.raises(PolicyError, match="needs no update"):
         bench.publish(1)
     assert bench.instances[0].status is SERVING
+
+
+def told(bench: Bench) -> list[int]:
+    return [instance.version for instance in bench.instances]
+
+
+class TestTheTrainerLoads:
+    def test_nothing_is_ordered_and_what_it_has_loaded_is_found(self) -> None:
+        bench = Bench(2, busy=[0])
+        bench.updater.publish(3, loads=False)
+        assert bench.start() == []
+        assert bench.updater.found(bench.instances[1], 3)
+        assert told(bench) == [0, 3]
+        assert bench.fleet.version == 0, "the other lags behind, and that is known"
+        assert bench.instances[0].status is bench.instances[1].status is SERVING
+
+    def test_what_is_no_news_is_not_found(self) -> None:
+        bench = Bench(1)
+        bench.updater.publish(3, loads=False)
+        assert not bench.updater.found(bench.instances[0], 0)
+        assert told(bench) == [0]
+
+    @pytest.mark.parametrize("how", [Never(), Partial(at_update="resubmit"), Partial()])
+    def test_who_made_way_for_ours_goes_on(self, how: Any) -> None:
+        """Our update was under way when the trainer brought newer weights."""
+        bench = Bench(1, busy=[0], interruption=how)
+        bench.publish(1)
+        bench.updater.publish(2, loads=False)
+        if bench.instances[0].status is PAUSING:
+            assert bench.paused(0) == [Resume("i0")]
+        else:
+            assert bench.answer(0) == []
+        assert bench.instances[0].status is SERVING
+        assert told(bench) == [0]
+
+    def test_a_late_joiner_is_left_to_the_trainer(self) -> None:
+        bench = Bench(1)
+        bench.updater.publish(2, loads=False)
+        late = bench.fleet.join("late", 4, 100, 1)
+        out: list[Action] = []
+        bench.updater.joined(late, out)
+        assert out == []
+
+    def test_told_how_those_that_lack_it_get_it(self) -> None:
+        bench = Bench(2)
+        bench.updater.publish(2, loads=False)
+        bench.updater.found(bench.instances[0], 2)
+        assert bench.publish(2) == [UpdateWeights("i1", 2)]
+
+    def test_what_was_found_need_not_be_loaded(self) -> None:
+        bench = Bench(2, weights=OneByOne())
+        assert bench.publish(1) == [UpdateWeights("i0", 1)]
+        assert bench.updater.found(bench.instances[1], 1)
+        assert bench.updated(0, 1) == []
+        assert bench.start() == []

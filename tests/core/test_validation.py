@@ -6,9 +6,11 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
+    BatchRequested,
     Event,
     GroupSubmitted,
     InstanceJoined,
+    RequestFinished,
     RequestSubmitted,
     SubmissionsClosed,
     WeightsPublished,
@@ -61,3 +63,24 @@ def test_the_possible_passes() -> None:
         WeightsPublished(1),
     ):
         CHECKS[type(event)](told.scheduler, event)
+
+
+def test_how_to_load_the_newest_may_be_said_once() -> None:
+    """The trainer has brought it to some instances itself."""
+    told = Told()
+    told(WeightsPublished(1, loads=False))
+    told(WeightsPublished(1))
+    with pytest.raises(CallerError, match="versions grow"):
+        told(WeightsPublished(1))
+
+
+def test_what_the_trainer_has_done_cannot_be_refused() -> None:
+    """Its own weights are on the instances, whatever else is under way."""
+    told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
+    told.submit("a", "b")
+    told(BatchRequested(parts=True), RequestFinished("a/0", 1, 5))
+    assert told.scheduler.progress.in_batch == 1
+    with pytest.raises(CallerError, match="in part"):
+        told(WeightsPublished(1))
+    told(WeightsPublished(1, loads=False))
+    assert told.scheduler.progress.version == 1

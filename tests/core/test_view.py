@@ -8,6 +8,8 @@ from rollout_sched.core.events import (
     RequestFinished,
     RequestSubmitted,
     RequestWithdrawn,
+    WeightsPublished,
+    WeightsUpdated,
 )
 from rollout_sched.core.model import GroupState
 from tests.core.told import BIG, LIMIT, PROMPT, Told
@@ -61,3 +63,15 @@ def test_sessions_are_known_by_where_they_were() -> None:
     told(RequestSubmitted("d", "", PROMPT, LIMIT, "talk"))
     assert told.scheduler.view.knows_session("talk")
     assert not told.scheduler.view.knows_session("another")
+
+
+def test_the_versions_that_an_attempt_may_have_used() -> None:
+    told = Told()
+    view = told.scheduler.view
+    told(RequestSubmitted("d", "", PROMPT, LIMIT))
+    assert view.versions_of(1) == (0, 0)
+    told(WeightsPublished(2, loads=False), WeightsUpdated("i0", 2))
+    assert view.versions_of(1) == (0, 2)
+    told(RequestWithdrawn("d"))
+    assert view.versions_of(1) is None, "nobody wants it any more"
+    assert view.versions_of(99) is None

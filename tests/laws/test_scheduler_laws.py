@@ -12,6 +12,7 @@ and the machine keeps books of its own, from the actions alone:
 * a batch goes in parts only to a trainer that takes them, all under one version, and the last one
   makes it whole;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
+* whoever brings the weights, the scheduler or the trainer by itself, all of this holds;
 * the trainer gets instances without work, and what it is asked to give back it has;
 * in the end, when the world behaves, every group that did not fail is delivered;
 * the same events, replayed through a new scheduler, give the same actions.
@@ -161,6 +162,8 @@ class World(RuleBasedStateMachine):
         self.pausing: list[act.Pause] = []
         self.updating: list[act.UpdateWeights] = []
         self.closed_instances: set[str] = set()
+        self.shut: set[str] = set()  # by somebody else
+        self.around = False  # the trainer brings the newest weights itself
         self.groups: dict[str, int] = {}
         self.ended: Counter[str] = Counter()
         self.failed: set[str] = set()
@@ -200,6 +203,7 @@ class World(RuleBasedStateMachine):
     def on_dispatch(self, action):
         assert action.instance in self.held
         assert action.instance not in self.closed_instances, "work sent to a closed instance"
+        assert action.instance not in self.shut, "work sent to one that somebody else has in hand"
         assert action.instance not in self.leaving, "work sent to an instance that is to go"
         assert self.ended[action.request] == 0, "an ended request was dispatched"
         assert action.attempt not in self.running
@@ -228,10 +232,12 @@ class World(RuleBasedStateMachine):
     def on_updateweights(self, action):
         self.closed_instances.add(action.instance)
         assert action.version <= self.version
+        assert not self.around, "weights that are not ours to load"
         self.updating.append(action)
 
     def on_resume(self, action):
         assert action.instance in self.held
+        self.closed_instances.discard(action.instance)
 
     def on_release(self, action):
         assert action.instance in self.leaving
@@ -345,7 +351,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.training)
     @rule(parts=st.booleans())
     def train(self, parts=True):
-        self.training = False
+        self.training = self.around = False
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
         self.request(parts)
@@ -355,8 +361,53 @@ class World(RuleBasedStateMachine):
     def publish_without_training(self, by):
         """As one does who loads a checkpoint."""
         self.version += by
-        self.waits = False
+        self.waits = self.around = False
         self.tell(ev.WeightsPublished(self.version))
+
+    @precondition(lambda self: not self.training)
+    @rule(by=st.integers(1, 2))
+    def load_around_us(self, by):
+        """It has begun to load weights into the instances by itself, whatever was under way."""
+        self.version += by
+        self.waits, self.around = False, True
+        self.tell(ev.WeightsPublished(self.version, loads=False))
+
+    @precondition(lambda self: self.around and not self.in_batch)
+    @rule()
+    def say_how_to_load(self):
+        """The newest version, which the trainer has loaded into some, is ours to load after all."""
+        self.around = False
+        self.tell(ev.WeightsPublished(self.version))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def find_new_weights(self, data):
+        self.find(data.draw(st.sampled_from(sorted(self.held))))
+
+    def find(self, name):
+        """Unless it is being loaded by us: then this would be the answer to that."""
+        ordered = [action.instance for action in self.updating]
+        if name in ordered:
+            return
+        if self.scheduler.fleet.instances[name].version < self.version:
+            before = self.scheduler.anomalies.total()
+            self.tell(ev.WeightsUpdated(name, self.version))
+            assert self.scheduler.fleet.instances[name].version == self.version
+            assert self.scheduler.anomalies.total() == before
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def take_in_hand(self, data):
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.shut.add(name)
+        self.tell(ev.GateClosed(name))
+
+    @precondition(lambda self: self.shut)
+    @rule(data=st.data())
+    def let_go(self, data):
+        name = data.draw(st.sampled_from(sorted(self.shut)))
+        self.shut.discard(name)
+        self.tell(ev.GateOpened(name))
 
     @precondition(lambda self: not self.training)
     @rule(parts=st.booleans())
@@ -538,6 +589,7 @@ class World(RuleBasedStateMachine):
         self.pausing = [action for action in self.pausing if action.instance != name]
         self.updating = [action for action in self.updating if action.instance != name]
         self.closed_instances.discard(name)
+        self.shut.discard(name)
         self.forget_loan(name)
         self.tell(ev.InstanceLost(name))
 
@@ -575,8 +627,9 @@ class World(RuleBasedStateMachine):
     def confirm_twice(self, data):
         before = self.scheduler.anomalies.total()
         name = data.draw(st.sampled_from([*sorted(self.held), "nobody"]))
+        known = self.scheduler.view.instance(name)
         self.tell(ev.InstancePaused(name))
-        self.tell(ev.WeightsUpdated(name, self.version))
+        self.tell(ev.WeightsUpdated(name, self.version if known is None else known.version))
         assert self.scheduler.anomalies.total() == before + 2
 
     @precondition(lambda self: self.running)
@@ -609,7 +662,7 @@ class World(RuleBasedStateMachine):
         wrong = [
             ev.GroupSubmitted("too large", 1, 10_000, MAX_TOKENS),
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),
-            ev.WeightsPublished(self.version),
+            ev.WeightsPublished(self.version, loads=not self.around),
         ]
         if self.in_batch:
             wrong.append(ev.WeightsPublished(self.version + 1))
@@ -650,8 +703,14 @@ class World(RuleBasedStateMachine):
             over = self.delivered | self.failed == set(self.groups)
             if over and not self.running and not self.scheduler.requests:
                 return
+            fleet = self.scheduler.fleet.instances
+            behind = [name for name in self.held if fleet[name].version < self.version]
             if self.pausing:
                 self.paused()
+            elif self.shut:
+                self.tell(ev.GateOpened(self.shut.pop()))
+            elif self.around and behind and not self.updating:
+                self.find(behind[0])
             elif self.updating:
                 self.updated()
             elif self.reclaimed or (self.lent and self.training):
