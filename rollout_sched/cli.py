@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rollout_sched import config
+from rollout_sched import __version__, config
 from rollout_sched.argument_types import natural, positive
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.gateway.options import Options
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add(commands)
     tune.add(commands)

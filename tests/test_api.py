@@ -16,6 +16,7 @@ def test_the_public_names_are_pinned():
         "PolicyFile",
         "RolloutError",
         "Scheduler",
+        "__version__",
         "actions",
         "events",
         "load_policy",

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import rollout_sched
 from rollout_sched import config, journal
 from rollout_sched.cli import main
 from rollout_sched.config import PolicyFile, shipped
@@ -298,6 +299,13 @@ class TestReplay:
             main(arguments)
         assert caught.value.code == 2
         assert "usage: rollout-sched" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"rollout-sched {rollout_sched.__version__}\n"
 
 
 class TestCheck:

@@ -9,13 +9,12 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rollout_sched import event_loop
+from rollout_sched import __version__, event_loop
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
@@ -227,7 +226,7 @@ class Service:
     def _greet(self, policy: PolicyFile, keys: list[str], auth: AdminAuth) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
         build = "" if scheduler.__file__.endswith(".py") else ", compiled"
-        program = f"rollout-sched {version('rollout-sched')}{build}"
+        program = f"rollout-sched {__version__}{build}"
         self._say(f"{program}: policy {policy.name} ({roles})")
         if not keys and not is_loopback(self.options.host):
             self._say(

@@ -22,4 +22,6 @@ def checked_url(url: str) -> str:
         raise CallerError(hint) from error
     if port == 0:
         raise CallerError(hint)
+    if urlsplit(url).path.rstrip("/").endswith("/v1"):
+        raise CallerError(f"instance {url[:200]!r}: leave out /v1, which is added to it")
     return url.rstrip("/")

@@ -11,6 +11,7 @@ import msgspec
 from rollout_sched.config import PolicyFile, read_table
 from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, Header
+from rollout_sched.live import awaited
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.length_store import LengthStore
@@ -78,12 +79,17 @@ class LiveScheduler:
         """The queues, versions and anomalies of the scheduler.
 
         "loaded": every instance that is here, and at least one, has loaded the newest version.
+        "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
         """
         view, progress = self.driver.view, self.driver.view.run
         return {
             "version": progress.version,
             "fleet_version": progress.fleet_version,
             "loaded": self.trainer.has_loaded(progress.version),
+            "waits_for": {
+                "batch": awaited.batch(self.driver),
+                "weights": awaited.weights(self.driver),
+            },
             "prompts_per_step": progress.prompts_per_step,
             "requests": {
                 "in_flight": view.in_flight,

@@ -22,6 +22,8 @@ Uid = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\
 #: How many samples a group may have: far more than any trainer compares, far less than hurts.
 Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 #: Response lengths of one prompt: as many as a long training has made, few enough to be journaled.
@@ -47,7 +49,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """
 
     uid: Uid
-    prompt_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
+    prompt_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
     samples: Samples
     max_tokens: Tokens
     sampling: dict[str, Any] = {}

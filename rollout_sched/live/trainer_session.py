@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from rollout_sched.core.actions import Deliver
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.core.events import (
     BatchRequested,
     Event,
@@ -20,11 +20,12 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.live.batch_delivery import BatchDelivery
-from rollout_sched.live.draft_test import DraftTest, untestable
+from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
+from rollout_sched.live.prompt_checks import check_prompt
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
 from rollout_sched.live.trajectory import Tool, TrajectoryPayload
 
@@ -102,7 +103,12 @@ class TrainerSession:
                 raise CallerError(
                     f"group {prompt.uid!r} is already here; give each group its own uid"
                 )
-            self._check_sampling(prompt)
+            check_prompt(
+                prompt,
+                max_model_len=self.driver.max_model_len(),
+                turns=tool is not None,
+                verified=self._test is not None,
+            )
             self._prompts[prompt.uid] = prompt
 
             def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
@@ -114,18 +120,6 @@ class TrainerSession:
                 del self._prompts[prompt.uid]
                 raise
             self.open_samples += prompt.samples
-
-    def _check_sampling(self, prompt: Prompt) -> None:
-        """What is verified must have been drawn from what log-probabilities tell."""
-        if self._test is None:
-            return
-        for index in range(max(1, len(prompt.each))):
-            problem = untestable(prompt.sampling_of(index))
-            if problem:
-                raise CallerError(
-                    f"group {prompt.uid!r}: sampling: {problem}; or set interruption.kv to "
-                    f'"recompute", which verifies nothing'
-                )
 
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted
@@ -245,7 +239,7 @@ class TrainerSession:
     def _fail(self, group: str, error: Exception | None) -> None:
         if group in self._prompts:
             self.open_samples -= self._prompts.pop(group).samples
-        self._failed.append(FailedGroup(group, str(error) if error else "it cannot be made"))
+        self._failed.append(FailedGroup(group, _why(error)))
         self._check_end()
 
     def _take_failed(self) -> list[FailedGroup]:
@@ -265,3 +259,10 @@ class TrainerSession:
             failed = self._take_failed()
             last = Batch(self.driver.view.run.batches, self.version, [], failed)
             self._batches.deliver(last if failed else None)
+
+
+def _why(error: Exception | None) -> str:
+    """The reason of a group that has failed, from the last error in it."""
+    if error is None:  # it was not an error that ended it (see `core.event_handlers.interrupted`)
+        return "instances aborted it again and again, which nobody here has asked for"
+    return str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"

@@ -299,7 +299,7 @@ def test_ids_are_used_once() -> None:
 def test_one_that_never_fits_is_refused() -> None:
     async def scene() -> None:
         async with Stage() as stage:
-            with pytest.raises(CallerError, match="KV tokens"):
+            with pytest.raises(CallerError, match="max_tokens can be"):
                 stage.trainer.submit([Prompt("a", [1], 1, 1_000_000)])
             stage.trainer.submit([prompt()])
 
@@ -415,5 +415,27 @@ def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
             stage.driver.pump.broken = RuntimeError("no more")
             with pytest.raises(RuntimeError, match="no more"):
                 await waiting
+
+    run(scene())
+
+
+def test_a_failed_group_says_why() -> None:
+    async def scene() -> None:
+        async def tool(trajectory: Any) -> None:
+            raise KeyError("answer")
+
+        async with Stage(prompts_per_step=2) as stage:
+            stage.trainer.submit([prompt("raises")], tool)
+            asking = stage.ask()
+            stage.trainer.close_submissions()
+            told = stage.driver.payloads.on_group_failed
+            assert told is not None
+            told("aborted", None)  # as for one whose attempts somebody else aborts
+            await stage.instance.answer(0, [7])
+            batch = await asking
+            assert batch is not None
+            why = {failed.uid: failed.reason for failed in batch.failed}
+            assert why["raises"] == "KeyError: 'answer'"
+            assert "aborted it again and again" in why["aborted"]
 
     run(scene())

@@ -140,7 +140,7 @@ def test_a_tool_that_fails_fails_its_group() -> None:
         batch = await asking
         assert batch is not None
         assert batch.samples == []
-        assert [(f.uid, f.reason) for f in batch.failed] == [("a", "sandbox is gone")]
+        assert [(f.uid, f.reason) for f in batch.failed] == [("a", "RuntimeError: sandbox is gone")]
 
     run(scene)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,10 @@ from yarl import URL
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 
+log = logging.getLogger(__name__)
+
 CONNECT_S = 10.0
+STATE = "/rollout/v1/state"
 
 #: A gateway that is away is asked again, so often and after so many seconds; only calls that are
 #: safe to repeat.
@@ -41,6 +45,8 @@ class TrainerClient:
                 f"gateway {url!r}: give it as http://host:port, https://host:port, or "
                 "unix:///path/of/its/admin/socket"
             )
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise CallerError(f"gateway {url!r}: leave out /v1, which is for clients of a model")
         self.url = "http://localhost" if self._socket else url.rstrip("/")
         self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if admin_key is not None:
@@ -60,6 +66,32 @@ class TrainerClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )
 
+    async def greet(self) -> None:
+        """Raises CallerError if it is no gateway that answers."""
+        try:
+            _, body = await self.send("GET", STATE, repeatable=True)
+            if "fleet_version" in msgspec.msgpack.decode(body, type=dict[str, Any]):
+                return
+        except (CallerError, msgspec.DecodeError):
+            pass  # whatever it is, it does not know the path
+        if await self._is_vllm():
+            raise CallerError(
+                f"{self.url} is a vLLM server, not a gateway; schedule in this process with "
+                f'from_toml(policy, ["{self.url}"]), or start rollout-sched serve --instance '
+                f"{self.url} and connect to that"
+            )
+        raise CallerError(
+            f"{self.url} is no gateway of rollout-sched; connect to the URL that `rollout-sched "
+            "serve` says it listens on"
+        )
+
+    async def _is_vllm(self) -> bool:
+        try:
+            _, body = await self.send("GET", "/v1/models")
+            return bool(msgspec.json.decode(body)["data"][0]["owned_by"] == "vllm")
+        except (RolloutError, msgspec.DecodeError, LookupError, TypeError):
+            return False
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -75,14 +107,16 @@ class TrainerClient:
         """(status, body) of an answer that is no error."""
         data = b"" if body is None else msgspec.msgpack.encode(body)
         tries = TRIES if repeatable else 1
-        while True:
-            tries -= 1
+        for left in reversed(range(tries)):
             try:
                 return await self._once(method, path, data)
             except GatewayError as error:
-                if error.status or not tries:
+                if error.status or not left:
                     raise
+                if left == TRIES - 1:
+                    log.warning("%s; asked again for %g s", error, TRIES * RETRY_S)
             await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns or raises")
 
     async def _once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
         if self._session is None:
@@ -94,6 +128,8 @@ class TrainerClient:
                 method, url, data=data, allow_redirects=False
             ) as response:
                 body, status = await response.read(), response.status
+        except aiohttp.ClientResponseError as error:
+            raise CallerError(f"{self.url}: what answers there does not speak HTTP") from error
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise GatewayError(f"{self.url}{path}: {text}") from error

@@ -41,3 +41,9 @@ def test_a_url_loses_its_last_slash(url, checked):
 def test_what_cannot_be_called_is_refused_with_the_remedy(url):
     with pytest.raises(CallerError, match="give it as http://host:port"):
         checked_url(url)
+
+
+@pytest.mark.parametrize("url", ["http://a:8000/v1", "http://a:8000/v1/", "http://a/x/v1"])
+def test_the_address_of_a_models_clients_is_named_as_the_mistake_it_is(url):
+    with pytest.raises(CallerError, match="leave out /v1"):
+        checked_url(url)

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from rollout_sched.client import Applied, GatewayError, Prompt, Reload, RolloutScheduler
+from rollout_sched.client import (
+    Applied,
+    GatewayError,
+    Prompt,
+    Reload,
+    RolloutScheduler,
+    said_while_waiting,
+)
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.live.ports import InstanceError
@@ -237,7 +245,7 @@ def test_a_trainer_that_starts_anew_gets_what_it_had_not_acknowledged() -> None:
 
 
 def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_sched.client.PORTION_TOKENS", 4)
+    monkeypatch.setattr("rollout_sched.client.remote.PORTION_TOKENS", 4)
 
     async def scene() -> None:
         async with (
@@ -250,21 +258,22 @@ def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scene())
 
 
-def test_a_gateway_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_client, "RETRY_S", 0.01)
+def test_a_gateway_that_is_away_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_client, "RETRY_S", 0.1)
 
     async def scene() -> None:
-        instance = Upstream(NAME)
-        async with House(instance) as house:
-            port = int(house.service.url.rsplit(":", 1)[1])
-        instance = Upstream(NAME)
-        async with RolloutScheduler.connect(f"http://127.0.0.1:{port}") as rollouts:
-            with pytest.raises(GatewayError):
-                await rollouts.submit(prompts("a"))  # it may have arrived: not repeated
-            asking = asyncio.create_task(rollouts.state())
-            await asyncio.sleep(0.03)
-            async with House(instance, port=port):
-                assert (await asking)["version"] == 0
+        async with House(Upstream(NAME)) as house:
+            url = house.service.url
+            rollouts = await RolloutScheduler.connect(url).__aenter__()
+        with pytest.raises(GatewayError):
+            await rollouts.submit(prompts("a"))  # it may have arrived: not repeated
+        asking = asyncio.create_task(rollouts.state())
+        await until(lambda: "asked again" in caplog.text)
+        async with House(Upstream(NAME), port=int(url.rsplit(":", 1)[1])):
+            assert (await asking)["version"] == 0
+        await rollouts.__aexit__()
 
     run(scene())
 
@@ -275,12 +284,65 @@ def test_keys(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with House(Upstream(NAME), admin_key_file=keys) as house:
-            async with RolloutScheduler.connect(house.service.url) as rollouts:
-                with pytest.raises(GatewayError, match="admin key") as refused:
-                    await rollouts.state()
-                assert refused.value.status == 401
+            with pytest.raises(GatewayError, match="admin key") as refused:
+                await RolloutScheduler.connect(house.service.url).__aenter__()
+            assert refused.value.status == 401
             async with RolloutScheduler.connect(house.service.url, admin_key="root") as rollouts:
                 assert (await rollouts.state())["version"] == 0
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_are_arrays_of_numpy(way: str) -> None:
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance) as rollouts:
+            ids: Any = np.array([1, 2])
+            sampling = {"temperature": np.float64(0.5), "logprobs": np.int64(0)}
+            await rollouts.submit([Prompt("a", ids, np.int64(1), np.int32(9), sampling)])
+            asking = asyncio.create_task(rollouts.next_batch())
+            order = await instance.order()
+            assert list(order.token_ids) == [1, 2]
+            assert order.sampling["temperature"] == 0.5
+            await instance.answer(0, [5])
+            batch = await asking
+            assert batch is not None
+            assert type(batch.samples[0].prompt_ids[0]) is int
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_those_before_a_prompt_that_is_refused_stay(way: str) -> None:
+    async def scene() -> None:
+        async with rollouts_by(way, Upstream(NAME)) as rollouts:
+            wrong: Any = Prompt("c", ["x"], 1, 9)  # type: ignore[list-item]
+            with pytest.raises(CallerError, match=r"'c': Expected `int`, got `str` .*prompt_ids"):
+                await rollouts.submit([*prompts("a", "b"), wrong, *prompts("d")])
+            assert (await rollouts.state())["groups"]["fresh"] == 2
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_for_what_does_not_come_by_itself_is_told_why(
+    way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(said_while_waiting, "LOOK_S", 0.001)
+
+    async def scene() -> None:
+        async with rollouts_by(way, Upstream(NAME), prompts_per_step=4) as rollouts:
+            await rollouts.submit(prompts("a"))
+            asking = asyncio.create_task(rollouts.next_batch())
+            await until(lambda: "4 groups make a batch, 1 are here" in caplog.text)
+            await rollouts.remove_instance(NAME)
+            await until(lambda: "no instance has joined" in caplog.text)
+            publishing = asyncio.create_task(rollouts.publish_weights(1, Applied(), wait=True))
+            await until(lambda: "waiting for version 1: no instance has joined" in caplog.text)
+            for task in (asking, publishing):
+                task.cancel()
+            await asyncio.gather(asking, publishing, return_exceptions=True)
 
     run(scene())
 

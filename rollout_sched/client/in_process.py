@@ -1,0 +1,100 @@
+"""Scheduling in the trainer's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
+from rollout_sched.client.rollout_scheduler import NOTHING, Position, RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightLoaders
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.trajectory import Tool
+
+log = logging.getLogger(__name__)
+
+
+class InProcess(RolloutScheduler):
+    """A driver of our own. `start` makes it once there is an event loop.
+
+    A batch counts as received once the next one is asked for.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], LiveScheduler],
+        instances: Sequence[str | InstanceClient],
+        api_key: str | None,
+    ) -> None:
+        if isinstance(instances, str):
+            raise CallerError(f"instances is {instances!r}; give a list: [{instances!r}]")
+        self._start = start
+        self._instances = instances
+        self._api_key = api_key
+        self._received: Position
+        self._live: LiveScheduler
+        self._weight_loaders: WeightLoaders
+
+    async def __aenter__(self) -> Self:
+        self._received = NOTHING
+        self._live = self._start()
+        self._weight_loaders = WeightLoaders(self._live.driver)
+        try:
+            await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
+        except BaseException:
+            await self._live.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._live.close()
+
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+        self._live.trainer.submit(prompts, tool)
+
+    async def close_submissions(self) -> None:
+        self._live.trainer.close_submissions()
+
+    async def _next_batch(self, parts: bool) -> Batch | None:
+        number, part = self._received
+        batch = await self._live.trainer.next_batch(number, part=part, parts=parts)
+        if batch is not None:
+            self._received = batch.number, batch.part
+        return batch
+
+    async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
+        loader = (
+            apply
+            if is_coroutine(apply)
+            else await self._weight_loaders.of(update_of(version, apply))
+        )
+        await self._live.trainer.publish_weights(version, loader, wait=wait)
+
+    async def give_back(self, url: str) -> None:
+        self._live.trainer.give_back(url.rstrip("/"))
+
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        await self._take_in(instance, patient=False)
+
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        await self._live.driver.remove_instance(url.rstrip("/"), drain=drain)
+
+    async def state(self) -> dict[str, Any]:
+        return self._live.state()
+
+    async def _take_in(self, instance: str | InstanceClient, *, patient: bool) -> None:
+        client: InstanceClient
+        if isinstance(instance, str):
+            client = HttpInstance(instance, api_key=self._api_key)
+        else:
+            client = instance
+        driver = self._live.driver
+        if await driver.add_instance(client, patient=patient) is None:
+            why = driver.supervisors[client.name].reason
+            log.warning("instance %s: away, joins when it can (%s)", client.name, why)

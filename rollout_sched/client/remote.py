@@ -1,0 +1,126 @@
+"""Scheduling by a gateway, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+
+from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
+from rollout_sched.client.rollout_scheduler import NOTHING, Position, RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerClient
+from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.trajectory import Tool
+
+#: Seconds that one question for a batch may take, and between two looks at the fleet's version.
+LONG_POLL_S = 30.0
+LOOK_S = 0.5
+
+#: Prompt tokens sent in one call.
+PORTION_TOKENS = 2**20
+
+
+class Remote(RolloutScheduler):
+    """A gateway does it. A batch counts as received once the next one is asked for."""
+
+    def __init__(self, url: str, admin_key: str | None) -> None:
+        self._gateway = TrainerClient(url, admin_key)
+        self._received: Position = NOTHING
+
+    async def __aenter__(self) -> Self:
+        await self._gateway.open()
+        try:
+            await self._gateway.greet()
+        except BaseException:
+            await self._gateway.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._gateway.close()
+
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+        if tool is not None:
+            raise CallerError(
+                "a tool is a coroutine and cannot travel to a gateway; use from_toml, which "
+                "schedules in this process"
+            )
+        for portion in _portions(prompts):
+            try:
+                await self._gateway.post("/rollout/v1/groups", portion)
+            except TypeError as error:
+                uids = f"{portion[0].uid!r} to {portion[-1].uid!r}"
+                raise CallerError(
+                    f"groups {uids}: {error}: it cannot travel to a gateway"
+                ) from error
+
+    async def close_submissions(self) -> None:
+        await self._gateway.post("/rollout/v1/groups/close")
+
+    async def _next_batch(self, parts: bool) -> Batch | None:
+        while True:
+            number, part = self._received
+            asked = {"ack": number, "part": part, "parts": parts, "timeout_s": LONG_POLL_S}
+            status, body = await self._gateway.post(
+                "/rollout/v1/batches/next", asked, repeatable=True
+            )
+            if status == 204:
+                return None
+            if status == 200:
+                batch = msgspec.msgpack.decode(body, type=Batch)
+                self._received = batch.number, batch.part
+                return batch
+
+    async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
+        if is_coroutine(apply):
+            raise CallerError(
+                "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
+                "load the weights yourself and give Applied()"
+            )
+        await self._gateway.post("/rollout/v1/weights", update_of(version, apply))
+        while wait and not (await self.state())["loaded"]:
+            await asyncio.sleep(LOOK_S)
+
+    async def give_back(self, url: str) -> None:
+        raise CallerError(
+            "a gateway lends no instances; use from_toml, which schedules in the trainer's process"
+        )
+
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        if not isinstance(instance, str):
+            raise CallerError("a gateway takes the URL of an instance, not a client")
+        await self._gateway.post("/admin/instances", {"url": instance})
+
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        path = f"/admin/instances/{quote(url, safe='')}"
+        await self._gateway.send(*(("POST", f"{path}/drain") if drain else ("DELETE", path)))
+
+    async def state(self) -> dict[str, Any]:
+        _, body = await self._gateway.send("GET", STATE, repeatable=True)
+        state: dict[str, Any] = msgspec.msgpack.decode(body)
+        return state
+
+
+def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    """Lists that stay well below what a gateway takes in one call; those before a prompt that is
+    refused, too."""
+    portion: list[Prompt] = []
+    tokens = 0
+    try:
+        for prompt in prompts:
+            portion.append(prompt)
+            tokens += len(prompt.prompt_ids)
+            if tokens >= PORTION_TOKENS:
+                yield portion
+                portion, tokens = [], 0
+    except CallerError:
+        if portion:
+            yield portion
+        raise
+    if portion:
+        yield portion

@@ -1,0 +1,189 @@
+"""What a trainer may do, whoever schedules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from rollout_sched.client.new_weights import Apply
+from rollout_sched.client.prompts import checked
+from rollout_sched.client.said_while_waiting import said_while_waiting
+from rollout_sched.config import load_policy
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer_session import Borrower
+from rollout_sched.live.trajectory import Tool
+
+if TYPE_CHECKING:
+    from rollout_sched.client.blocking import BlockingRollouts
+
+_DEFAULTS = RunOptions()
+
+#: What has been received: the number of a batch, and of the last part of it.
+Position = tuple[int | None, int | None]
+
+NOTHING: Position = (None, None)
+
+
+class RolloutScheduler(ABC):
+    """Prompts in, batches out; to be used as `async with`."""
+
+    @staticmethod
+    def from_toml(
+        policy: str | Path,
+        instances: Sequence[str | InstanceClient] = (),
+        *,
+        prompts_per_step: int = _DEFAULTS.prompts_per_step,
+        version: int = _DEFAULTS.start_version,
+        seed: int = _DEFAULTS.seed,
+        stream_every: int = _DEFAULTS.stream_every,
+        journal: Path | None = _DEFAULTS.journal,
+        length_history: Path | None = _DEFAULTS.length_history,
+        instance_api_key: str | None = None,
+        settings: Settings | None = None,
+        borrower: Borrower | None = None,
+    ) -> RolloutScheduler:
+        """Schedule in this process.
+
+        policy            a TOML file, or the name of a preset
+        instances         URLs of vLLM servers, or clients such as InProcessInstance; those that
+                          are not up yet join later
+        prompts_per_step  groups in a batch
+        version           the trainer's version now
+        stream_every      tokens between partial results, so that they survive an instance's death;
+                          0 does not stream, which is faster
+        journal           a new file to record every event in
+        length_history    a file for the response lengths of prompts, kept from one run to the next
+        settings          of the driver; None for the policy's [live] table
+        borrower          the trainer, if it shares the instances' GPUs and begins on those that are
+                          lent to it ([lending]) with the parts that it has
+
+        Raises ConfigError.
+        """
+        loaded = load_policy(str(policy))
+        options = RunOptions(
+            prompts_per_step=prompts_per_step,
+            start_version=version,
+            seed=seed,
+            stream_every=stream_every,
+            journal=journal,
+            length_history=length_history,
+        )
+
+        from rollout_sched.client.in_process import InProcess  # which inherits from this class
+
+        start = partial(LiveScheduler, loaded, options, settings=settings, borrower=borrower)
+        return InProcess(start, instances, instance_api_key)
+
+    @staticmethod
+    def connect(url: str, *, admin_key: str | None = None) -> RolloutScheduler:
+        """Use the gateway at `url`; without a key it must be on this machine.
+
+        By its --admin-socket: unix:///path/of/the/socket.
+        """
+        from rollout_sched.client.remote import Remote  # which inherits from this class
+
+        return Remote(url, admin_key)
+
+    def blocking(self) -> BlockingRollouts:
+        """The same without coroutines, to be used as `with`: for a trainer without an event
+        loop."""
+        from rollout_sched.client.blocking import (
+            BlockingRollouts,
+        )  # which calls this class's methods
+
+        return BlockingRollouts(self)
+
+    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
+        """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
+
+        Token ids may come as lists, or as arrays of integers (numpy, torch).
+
+        With a `tool`, a coroutine function, each sample is a trajectory of several turns: after
+        each turn the tool is called with the `Trajectory` and returns the token ids that follow,
+        or None when it is over. `max_tokens` bounds what is generated in all turns together. Only
+        `from_toml` offers it: a coroutine cannot travel.
+        """
+        await self._submit(checked(prompts), tool)
+
+    @abstractmethod
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+        """With prompts that are well formed."""
+
+    @abstractmethod
+    async def close_submissions(self) -> None:
+        """No more prompts will come: the last batches may be short, and `batches` ends."""
+
+    async def next_batch(self, *, parts: bool = False) -> Batch | None:
+        """The next batch, waited for; None when submissions are closed and nothing is left.
+
+        With `parts` what of it is whole, where the policy delivers in parts (`part_prompts`); it is
+        asked for again until a part is the last. Without, all that has not been asked for in parts.
+        What it waits for is logged where that does not come by itself.
+        """
+        async with said_while_waiting("a batch", partial(self._awaited, "batch")):
+            return await self._next_batch(parts)
+
+    @abstractmethod
+    async def _next_batch(self, parts: bool) -> Batch | None: ...
+
+    async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
+        """Version `version` is ready; with `wait`, until every instance that is here, and at least
+        one, computes with it.
+
+        Raises CallerError if versions do not grow, or a checkpoint is not there.
+        """
+        async with said_while_waiting(f"version {version}", partial(self._awaited, "weights")):
+            await self._publish_weights(version, apply, wait)
+
+    @abstractmethod
+    async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None: ...
+
+    @abstractmethod
+    async def give_back(self, url: str) -> None:
+        """The trainer uses an instance no longer that was lent to it (see `borrower`); to be said
+        before the weights are published, so that all get them together. Raises CallerError if it
+        is not lent, or was lost since. Only `from_toml` offers it."""
+
+    @abstractmethod
+    async def add_instance(self, instance: str | InstanceClient) -> None:
+        """Take in a vLLM server that is up. Raises CallerError if it is here already,
+        InstanceError or GatewayError if it does not answer."""
+
+    @abstractmethod
+    async def remove_instance(self, url: str, *, drain: bool = False) -> None:
+        """Let an instance go; what it holds goes on elsewhere, or with `drain` is finished first.
+
+        Over HTTP a drain goes on after this returns.
+        """
+
+    @abstractmethod
+    async def state(self) -> dict[str, Any]:
+        """Queues, versions and anomalies."""
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def _awaited(self, what: Literal["batch", "weights"]) -> str:
+        reason: str = (await self.state())["waits_for"][what]
+        return reason
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches until submissions are closed and nothing is left; may be left and taken up."""
+        while (batch := await self.next_batch()) is not None:
+            yield batch
+
+    async def parts(self) -> AsyncIterator[Batch]:
+        """The same batches as their groups become whole: accumulate gradients over the parts, and
+        take the optimiser's step at the `last` one, before which no weights may be published."""
+        while (part := await self.next_batch(parts=True)) is not None:
+            yield part

@@ -1,0 +1,38 @@
+"""Waiting that does not leave its user in the dark."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from rollout_sched.core.errors import RolloutError
+
+log = logging.getLogger(__name__)
+
+#: Seconds until it is said for the first time what is waited for, and between two looks.
+LOOK_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def said_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
+    """While the block waits for `what`: log `why`, where there is a reason and when it changes."""
+    saying = asyncio.create_task(_say(what, why))
+    try:
+        yield
+    finally:
+        saying.cancel()
+
+
+async def _say(what: str, why: Callable[[], Awaitable[str]]) -> None:
+    said = ""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            reason = await why()
+        except RolloutError as error:
+            reason = str(error)
+        if reason and reason != said:
+            log.warning("still waiting for %s: %s", what, reason)
+        said = reason

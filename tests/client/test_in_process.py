@@ -1,0 +1,34 @@
+"""Scheduling in the trainer's own process: what it says of instances at the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.client import RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from tests.integrations.gateway.house import run
+
+
+def test_who_is_not_up_yet_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    url = "http://127.0.0.1:1"
+
+    async def scene() -> None:
+        async with RolloutScheduler.from_toml("dplb", [url]) as rollouts:
+            assert f"instance {url}: away, joins when it can" in caplog.text
+            waits_for = (await rollouts.state())["waits_for"]
+            assert waits_for["batch"].startswith(f"no instance has joined: {url} (")
+
+    run(scene())
+
+
+def test_one_url_is_no_list() -> None:
+    with pytest.raises(CallerError, match=r"give a list: \['http://a:1'\]"):
+        RolloutScheduler.from_toml("dplb", "http://a:1")
+
+
+def test_the_mistake_of_a_clients_base_url_is_named() -> None:
+    async def scene() -> None:
+        with pytest.raises(CallerError, match="leave out /v1"):
+            await RolloutScheduler.from_toml("dplb", ["http://a:1/v1"]).__aenter__()
+
+    run(scene())

@@ -1,0 +1,35 @@
+"""How a trainer says where new weights are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollout_sched.client.new_weights import Applied, Apply, is_coroutine, update_of
+from rollout_sched.integrations.gateway.control_plane.weight_update import (
+    Reload,
+    Transfer,
+    WeightUpdate,
+)
+
+RELOAD, TRANSFER = Reload("/ckpt"), Transfer({"names": []})
+
+
+@pytest.mark.parametrize(
+    ("apply", "update"),
+    [
+        (RELOAD, WeightUpdate(3, reload=RELOAD)),
+        (TRANSFER, WeightUpdate(3, transfer=TRANSFER)),
+        (Applied(), WeightUpdate(3, applied=True)),
+    ],
+)
+def test_what_can_be_said_in_a_message(apply: Apply, update: WeightUpdate) -> None:
+    assert not is_coroutine(apply)
+    assert update_of(3, apply) == update
+
+
+def test_a_coroutine_is_none_of_these() -> None:
+    async def load(client: Any, version: int) -> None: ...
+
+    assert is_coroutine(load)

@@ -1,0 +1,90 @@
+"""Scheduling by a gateway: who else may answer at its address."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rollout_sched.client import GatewayError, Prompt, RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import trainer_client
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.replay.scenario import load_scenario
+from tests.integrations.gateway.house import House, Upstream, run
+
+
+def test_a_vllm_server_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        server = FakeServer(EngineSettings(load_scenario("tiny-cpu-2").instance, speed=1.0))
+        port = await server.start("127.0.0.1", 0)
+        try:
+            with pytest.raises(CallerError, match="is a vLLM server, not a gateway"):
+                await RolloutScheduler.connect(f"http://127.0.0.1:{port}").__aenter__()
+        finally:
+            await server.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_something_else_is_said_to_be_none(status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="<html>")
+
+    async def scene() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        async with TestServer(app, host="127.0.0.1") as server:
+            with pytest.raises(CallerError, match="is no gateway of rollout-sched"):
+                await RolloutScheduler.connect(str(server.make_url("/"))).__aenter__()
+
+    run(scene())
+
+
+def test_what_does_not_speak_http() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"-ERR unknown command\r\n\r\n")
+        writer.close()
+
+    async def scene() -> None:
+        async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(CallerError, match="is no gateway"):
+                await RolloutScheduler.connect(f"http://127.0.0.1:{port}").__aenter__()
+
+    run(scene())
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(trainer_client, "RETRY_S", 0.001)
+
+    async def scene() -> None:
+        with pytest.raises(GatewayError) as caught:
+            await RolloutScheduler.connect("http://127.0.0.1:1").__aenter__()
+        assert "127.0.0.1" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len([r for r in caplog.records if "asked again" in r.message]) == 1
+
+    run(scene())
+
+
+def test_the_address_of_a_models_clients_is_named() -> None:
+    with pytest.raises(CallerError, match="leave out /v1"):
+        RolloutScheduler.connect("http://127.0.0.1:8000/v1/")
+
+
+def test_what_cannot_travel_is_the_callers() -> None:
+    async def scene() -> None:
+        async with (
+            House(Upstream()) as house,
+            RolloutScheduler.connect(house.service.url) as rollouts,
+        ):
+            with pytest.raises(CallerError, match="cannot travel to a gateway"):
+                await rollouts.submit([Prompt("a", [1], 1, 9, extra={"mine": object()})])
+
+    run(scene())

@@ -1,0 +1,74 @@
+"""What is missing where a trainer waits for what does not come by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollout_sched.live import awaited
+from tests.live.scripted import until
+from tests.live.test_trainer_session import Stage, load, prompt, run
+
+
+def test_nobody_has_joined() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            assert awaited.weights(stage.driver) == ""
+            stage.driver.lose("i0", "it was restarted")
+            assert awaited.batch(stage.driver).startswith("no instance has joined: i0")
+            assert awaited.weights(stage.driver) == awaited.batch(stage.driver)
+            await stage.driver.remove_instance("i0")
+            assert "add_instance" in awaited.batch(stage.driver)
+
+    run(scene())
+
+
+def test_prompts_are_missing_until_they_are_here() -> None:
+    async def scene() -> None:
+        async with Stage(prompts_per_step=2) as stage:
+            stage.trainer.submit([prompt("a")])
+            asking = stage.ask()
+            await asyncio.sleep(0)
+            said = awaited.batch(stage.driver)
+            assert said.startswith("2 groups make a batch, 1 are here")
+            assert said.endswith("more prompts, or close_submissions()")
+            stage.trainer.submit([prompt("b")])
+            await stage.instance.order(1)
+            assert awaited.batch(stage.driver) == "", "it is being made"
+            await stage.instance.answer(0, [7])
+            await stage.instance.answer(1, [7])
+            await asking
+            stage.trainer.close_submissions()
+            assert awaited.batch(stage.driver) == "", "nothing is left"
+
+    run(scene())
+
+
+def test_weights_may_be_what_is_missing() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a")])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await asking
+            assert "weights after version 0" in awaited.batch(stage.driver)
+            await stage.trainer.publish_weights(1, load, wait=True)
+            assert awaited.weights(stage.driver) == ""
+
+    run(scene())
+
+
+def test_a_tool_that_does_not_return() -> None:
+    async def scene() -> None:
+        async def tool(trajectory: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a")], tool)
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await until(lambda: len(stage.driver.tools) == 1)
+            assert awaited.batch(stage.driver) == "tools of 1 trajectories have not returned"
+            asking.cancel()
+
+    run(scene())
