@@ -30,7 +30,7 @@ HOT = {
     "integrations/gateway/control_plane": "counters",
     "integrations/gateway/data_plane": "call client_request client_stream data_plane dialects "
     "envelope fanout http_reply open_calls pacer splice split stream stream_tokens streaming_call "
-    "unary_call",
+    "token_names unary_call",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rollout_sched.integrations.gateway.data_plane import dialects
 from rollout_sched.integrations.gateway.data_plane.answers import Event, EventChoice
 from rollout_sched.integrations.gateway.data_plane.call import Reply, Write
+from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -31,6 +32,9 @@ class ClientStream:
         return self._write is not None
 
     def send(self, events: bytes) -> None:
+        """Whole events."""
+        if self.endpoint == "generate":
+            events = both_spellings(events)
         write = self._write
         if write is None:
             write = self._write = self.reply.begin([EVENT_STREAM])

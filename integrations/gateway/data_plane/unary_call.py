@@ -21,6 +21,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
+from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
 from rollout_sched.integrations.http.client import Gathering
 from rollout_sched.integrations.http.heads import Headers, write_fields
@@ -137,6 +138,8 @@ class UnaryCall:
         said = answers.read_answer(body, spoken, labelled=labelled)
         if names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
+        if self.call.endpoint == "generate":
+            body = both_spellings(body)  # here, for the next one may be of another version
         finish = said.finish
         if whole and finish != "abort" and not (segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, Raw(body))

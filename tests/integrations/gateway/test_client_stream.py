@@ -37,6 +37,13 @@ def test_it_begins_with_what_is_sent_first() -> None:
     assert (reply.headers, reply.said) == ([[EVENT_STREAM]], [b"1", b"2"])
 
 
+@pytest.mark.parametrize(("endpoint", "named"), [("generate", True), ("chat", False)])
+def test_log_probs_of_tokens_name_them_in_both_ways(endpoint: Any, named: bool) -> None:
+    reply = Begun()
+    ClientStream(endpoint, reply).send(b'data: {"token_id":5}\n\n')
+    assert (b'"token":"token_id:5"' in reply.said[0]) is named
+
+
 def test_the_first_event_names_the_response_for_good() -> None:
     client = ClientStream("completions", Begun())
     assert client.envelope is None
