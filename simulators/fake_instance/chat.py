@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rollout_sched.simulators.fake_instance import openai_answers as openai
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance import tool_calls
 from rollout_sched.simulators.fake_instance.codec import decode
 from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
 from rollout_sched.simulators.fake_instance.request_parsing import (
@@ -17,6 +18,7 @@ from rollout_sched.simulators.fake_instance.request_parsing import (
     sampling_of,
     words,
 )
+from rollout_sched.simulators.fake_instance.tool_calls import Function
 
 _EVENT = "chat.completion.chunk"
 
@@ -30,20 +32,28 @@ class Chat:
         body = decode(raw, ChatBody)
         answer_id = f"chatcmpl-{request_id(headers, body.request_id)}"
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return parsed(
+        sampling = sampling_of(body, max_tokens, bool(body.logprobs))
+        call = tool_calls.demanded(body.messages, body.tools or (), body.tool_choice)
+        if call is not None:
+            calls = [*tool_calls.called(body.messages), call]
+            ids = [text.encode(tool_calls.words(one), limits.vocabulary) for one in calls]
+            sampling["extra_args"] = {**(body.vllm_xargs or {}), "fake_response_ids": ids}
+        asked = parsed(
             body,
             limits,
             answer_id,
-            {answer_id: text.encode(words(body.messages))},
-            sampling_of(body, max_tokens, bool(body.logprobs)),
+            {answer_id: text.encode(words(body.messages), limits.vocabulary)},
+            sampling,
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
+        asked.call = call
+        return asked
 
     def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
         choices = [
             {
                 **self._choice(asked, chunk),
-                "message": {"role": "assistant", "content": text.decode(chunk.token_ids)},
+                "message": {"role": "assistant", **self._message(asked, chunk)},
             }
             for chunk in chunks
         ]
@@ -56,8 +66,7 @@ class Chat:
             role = {"role": "assistant", "content": ""}
             choice = {"index": chunk.choice, "delta": role, "logprobs": None, "finish_reason": None}
             sent.append(self._with_prompt(asked, openai.answer(asked, _EVENT, [choice], None)))
-        delta = {"content": text.decode(chunk.token_ids)}
-        choice = {**self._choice(asked, chunk), "delta": delta}
+        choice = {**self._choice(asked, chunk), "delta": self._delta(asked, chunk)}
         return [*sent, openai.answer(asked, _EVENT, [choice], None)]
 
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
@@ -67,8 +76,29 @@ class Chat:
         told = asked.prompts[0] if asked.return_token_ids else None
         return {**answer, "prompt_token_ids": told}
 
+    def _message(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+        """A call is one only as a whole."""
+        if asked.call is None or chunk.finish != "stop":
+            return {"content": text.decode(chunk.token_ids)}
+        return {"content": None, "tool_calls": [_call(asked, chunk, asked.call)]}
+
+    def _delta(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+        """Of a call its name comes first, and its arguments when they are whole."""
+        if asked.call is None:
+            return {"content": text.decode(chunk.token_ids)}
+        whole = asked.call.arguments if chunk.finish == "stop" else ""
+        if chunk.first:
+            named = Function(asked.call.name, whole)
+            return {"tool_calls": [{"index": 0, **_call(asked, chunk, named)}]}
+        if whole:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": whole}}]}
+        return {}
+
     def _choice(self, asked: ParsedRequest, chunk: Chunk) -> Json:
-        return openai.choice(asked, chunk, self._logprobs(asked, chunk))
+        choice = openai.choice(asked, chunk, self._logprobs(asked, chunk))
+        if asked.call is not None and chunk.finish == "stop":
+            choice["finish_reason"] = "tool_calls"
+        return choice
 
     def _logprobs(self, asked: ParsedRequest, chunk: Chunk) -> Json | None:
         if chunk.logprobs is None:
@@ -85,3 +115,12 @@ class Chat:
                 }
             )
         return {"content": content}
+
+
+def _call(asked: ParsedRequest, chunk: Chunk, call: Function) -> Json:
+    """A call as OpenAI words it."""
+    return {
+        "id": f"call_{asked.id}_{chunk.choice}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

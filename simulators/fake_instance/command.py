@@ -15,6 +15,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.fake_instance import faults
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.synthetic_tokens import LARGEST, Vocabulary
 from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.replay.scenario import load_scenario
 
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
     _setting(parser, "--stream-interval", int, "tokens per streamed chunk")
     _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
     _setting(parser, "--tensor-parallel-size", int, "ranks in weight transfers", "world_size")
+    option("--vocab-size", type=int, default=0, metavar="N", help="all token ids are less")
     option("--versioned-text", action="store_true", help="other weights make another text")
     _setting(parser, "--drift", float, "of the places of a text, that other weights make another")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
@@ -110,7 +112,15 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         versioned_text=options.versioned_text,
         drift=options.drift,
         world_size=options.world_size,
+        vocabulary=_vocabulary(options.vocab_size),
     )
+
+
+def _vocabulary(size: int) -> Vocabulary:
+    try:
+        return Vocabulary.of(size) if size else LARGEST
+    except ValueError as error:
+        raise CallerError(f"--vocab-size: {error}") from None
 
 
 def _startable(spec: InstanceSpec) -> InstanceSpec:

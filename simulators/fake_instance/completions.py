@@ -29,11 +29,12 @@ class Completions:
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
         body = decode(raw, CompletionBody)
         answer_id = f"cmpl-{request_id(headers, body.request_id)}"
+        prompts = prompts_of(body.prompt, limits.vocabulary)
         return parsed(
             body,
             limits,
             answer_id,
-            {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts_of(body.prompt))},
+            {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts)},
             {
                 **sampling_of(body, body.max_tokens, body.logprobs is not None),
                 "prompt_logprobs": body.prompt_logprobs,

@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.open_answers import Response
 from rollout_sched.simulators.fake_instance.realtime_instance import MODEL, RealtimeInstance
@@ -33,6 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     versioned_text     other weights make another text, told apart by their label ...
     drift              ... in this share of the places
     world_size         workers, each a rank of weight transfers
+    vocabulary         which token ids there are
     """
 
     spec: InstanceSpec
@@ -47,6 +49,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     versioned_text: bool = False
     drift: float = 1.0
     world_size: int = 1
+    vocabulary: text.Vocabulary = text.LARGEST
 
 
 class Engine:
@@ -74,6 +77,7 @@ class Engine:
             version=FIRST,
             versioned_text=settings.versioned_text,
             drift=settings.drift,
+            vocabulary=settings.vocabulary,
         )
         load_s = settings.update_s / settings.speed
         self.weights = Weights(self.instance, load_s, self._check_alive)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from rollout_sched.live.ports import OnTokens, Order, Output, PromptToken, RequestRejected
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
@@ -13,6 +15,9 @@ from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 Stream = tuple[int, ...]
 #: What vLLM's server sends for a log-probability of minus infinity.
 _NEVER = -9999.0
+
+#: The argument that says which ids responses have (`said_on_demand`).
+_IDS = "fake_response_ids"
 
 IdsAndLogprobs = tuple[list[int], list[float] | None]
 
@@ -38,6 +43,7 @@ class OpenAnswer:
         "logprobs",
         "name",
         "on_tokens",
+        "said",
         "start",
         "stream",
         "streamed",
@@ -52,6 +58,7 @@ class OpenAnswer:
         asked = order.sampling.get("prompt_logprobs") is not None
         self.context = order.token_ids if asked else ()
         self.on_tokens = on_tokens
+        self.said: Sequence[int] | None = None  # the whole response, where somebody says it
         self.streamed = 0
         self.stream: tuple[str, bytes, Stream] = ("", b"", ())
         self.answer: asyncio.Future[Output]
@@ -63,11 +70,18 @@ class OpenAnswers:
     With `versioned_text` another version makes another text, in a share `drift` of the places.
     """
 
-    def __init__(self, lengths: Lengths, versioned_text: bool, drift: float = 1.0) -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        versioned_text: bool,
+        drift: float = 1.0,
+        vocabulary: text.Vocabulary = text.LARGEST,
+    ) -> None:
         self.by_number: dict[int, OpenAnswer] = {}
         self._lengths = lengths
         self._versioned = versioned_text
         self._drift = drift
+        self._vocabulary = vocabulary
         self._attempts = 0
         self._numbers: dict[str, list[int]] = {}
         self._writing: set[tuple[str, bytes, Stream]] = set()
@@ -75,14 +89,20 @@ class OpenAnswers:
     def read(self, order: Order, on_tokens: OnTokens | None) -> tuple[SimRequest, OpenAnswer]:
         """What an order asks of the simulated instance. Raises RequestRejected."""
         try:
-            context = text.read(order.token_ids)
+            context = text.read(order.token_ids, self._vocabulary)
+            said, made = said_on_demand(order)
         except ValueError as error:
             raise RequestRejected(str(error)) from None
         self._attempts += 1
         number = self._attempts
-        name = context.name or text.name(context, _draw(order, number))
-        answer = OpenAnswer(order, name, context.made_tokens, on_tokens)
-        length = self._lengths(order, Response(name, context.made_tokens))
+        drawn = text.name(context, _draw(order, number), self._vocabulary)
+        if said is None:
+            name, made = context.name or drawn, context.made_tokens
+            length = self._lengths(order, Response(name, made))
+        else:
+            name, length = drawn, len(said)
+        answer = OpenAnswer(order, name, made, on_tokens)
+        answer.said = said
         # One line of text has one writer; a second one gets a line of its own.
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
@@ -91,7 +111,7 @@ class OpenAnswers:
         request = SimRequest(
             number,
             len(order.token_ids),
-            max(1, length - context.made_tokens),
+            max(1, length - made),
             order.max_new_tokens,
             prompt_stream=context.prompt,
             shared_tokens=context.prompt_tokens,
@@ -142,9 +162,9 @@ class OpenAnswers:
         """What this version thinks of a context: that it would have said the same, or never that.
         It has no opinion of what is not a response."""
         thoughts = [PromptToken(-1.0, 2)] * len(context)
-        for name, first, count in text.responses(context):
+        for name, first, count in text.responses(context, self._vocabulary):
             version = version if self._versioned else 0
-            would = text.tokens(name, 0, [(version, count)], self._drift)
+            would = text.tokens(name, 0, [(version, count)], self._drift, self._vocabulary)
             values = text.logprobs(name, 0, count)
             said = context[first : first + count]
             thoughts[first : first + count] = [
@@ -157,8 +177,33 @@ class OpenAnswers:
         start = answer.start + skip
         if not self._versioned:
             spans = [(0, sum(count for _, count in spans))]
-        ids = text.tokens(answer.name, start, spans, self._drift)
+        if answer.said is None:
+            ids = text.tokens(answer.name, start, spans, self._drift, self._vocabulary)
+        else:
+            ids = list(answer.said[start : start + sum(count for _, count in spans)])
         return ids, text.logprobs(answer.name, start, len(ids)) if answer.logprobs else None
+
+
+def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
+    """The ids of a response as the request says them, and how many of those the context has.
+
+    `fake_response_ids` is a list of responses: the first that the context does not hold, after
+    those before it, is made. (None, 0) if all are there. Raises ValueError.
+    """
+    asked = (order.sampling.get("extra_args") or {}).get(_IDS, ())
+    try:
+        responses = msgspec.convert(asked, list[Annotated[list[int], msgspec.Meta(min_length=1)]])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{_IDS}: {error}") from None
+    context, at = list(order.token_ids) if responses else [], 0
+    for ids in responses:
+        while at < len(context) and context[at : at + len(ids)] != ids:
+            at += 1
+        if at == len(context):
+            parts = range(min(len(ids), len(context)) - 1, 0, -1)
+            return ids, next((made for made in parts if context[-made:] == ids[:made]), 0)
+        at += len(ids)
+    return None, 0
 
 
 def _draw(order: Order, number: int) -> str:

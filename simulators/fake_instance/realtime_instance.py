@@ -20,6 +20,7 @@ from rollout_sched.live.ports import (
     Output,
     RequestRejected,
 )
+from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.open_answers import Lengths, OpenAnswer, OpenAnswers
 from rollout_sched.simulators.fake_instance.pauses import Pauses
 from rollout_sched.simulators.fake_instance.realtime_clock import Alarm, RealtimeClock
@@ -36,7 +37,7 @@ class RealtimeInstance:
     """One simulated instance; `speed` simulated seconds pass in a second of the running loop.
 
     `version` is the one it starts with. With `versioned_text` another version makes another text,
-    in a share `drift` of the places.
+    in a share `drift` of the places. `vocabulary`: which ids there are.
 
     KV identity is read off the tokens (see `synthetic_tokens`): requests with equal prompts share
     theirs, and a context that holds a response of ours finds the KV of that response's line if the
@@ -55,6 +56,7 @@ class RealtimeInstance:
         version: int = 0,
         versioned_text: bool = False,
         drift: float = 1.0,
+        vocabulary: text.Vocabulary = text.LARGEST,
     ) -> None:
         self._name = name
         self._engine = SimInstance(spec, version)
@@ -70,7 +72,7 @@ class RealtimeInstance:
         self._clock = RealtimeClock(speed)
         self._alarm = Alarm(self._clock, self._next_at, self._listen)
         self._closed = False
-        self._answers = OpenAnswers(lengths, versioned_text, drift)
+        self._answers = OpenAnswers(lengths, versioned_text, drift, vocabulary)
         self._pauses = Pauses(self._engine)
 
     @property

@@ -11,6 +11,7 @@ import msgspec
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.tool_calls import Function, Message, OfFunction
 
 Tokens = list[int]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -59,11 +60,6 @@ class CompletionBody(OpenAIBody, kw_only=True):
     prompt_logprobs: int | None = None
 
 
-class Message(msgspec.Struct):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-
-
 class ChatBody(OpenAIBody, kw_only=True):
     """Of /v1/chat/completions."""
 
@@ -71,12 +67,15 @@ class ChatBody(OpenAIBody, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
+    tools: list[OfFunction] | None = None
+    tool_choice: str | OfFunction | None = None
 
 
 class ParsedRequest(msgspec.Struct):
     """A request understood: `orders` are `n` for each of `prompts`, in that order.
 
-    `id` is that of the answer; `sent` counts the characters streamed of each choice.
+    `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is what
+    the answer says, where it calls a tool.
     """
 
     id: str
@@ -90,6 +89,7 @@ class ParsedRequest(msgspec.Struct):
     logprobs: bool
     ids_for_words: bool = False
     sent: dict[int, int] = {}
+    call: Function | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -103,6 +103,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     stream_interval: int
     adapters: Mapping[str, str] = {}
+    vocabulary: text.Vocabulary = text.LARGEST
 
 
 def parsed(
@@ -150,27 +151,24 @@ def request_id(headers: Mapping[str, str], told: str | None) -> str:
 
 def words(messages: Sequence[Message]) -> str:
     """The prompt of a chat. That of its next turn begins with it and the answer."""
-    parts: list[str] = []
-    for message in messages:
-        content = message.content or ""
-        if not isinstance(content, str):
-            content = " ".join(str(part.get("text", "")) for part in content)
-        parts.append(f"<|{message.role}|> {content}")
+    parts = [f"<|{message.role}|> {message.text}" for message in messages]
     return " ".join([*parts, "<|assistant|>"])
 
 
-def prompts_of(prompt: str | list[int | str | Tokens]) -> list[Tokens]:
+def prompts_of(
+    prompt: str | list[int | str | Tokens], vocabulary: text.Vocabulary = text.LARGEST
+) -> list[Tokens]:
     """Token ids of the prompts of a completion: one text or its ids, or a list of such. Raises
     Refusal if one is empty or the list is mixed."""
     if isinstance(prompt, str):
-        prompts = [text.encode(prompt)]
+        prompts = [text.encode(prompt, vocabulary)]
     elif all(isinstance(one, int) for one in prompt):
         prompts = [[one for one in prompt if isinstance(one, int)]]
     elif any(isinstance(one, int) for one in prompt):
         raise Refusal(400, "prompt must be a text, token ids, or a list of such.", "prompt")
     else:
         prompts = [
-            text.encode(one) if isinstance(one, str) else one
+            text.encode(one, vocabulary) if isinstance(one, str) else one
             for one in prompt
             if not isinstance(one, int)
         ]

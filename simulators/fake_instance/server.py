@@ -63,6 +63,7 @@ class FakeServer:
             settings.spec.max_model_len,
             settings.stream_interval,
             self.engine.adapters,
+            settings.vocabulary,
         )
         self._open: set[asyncio.Transport | None] = set()  # of the requests under way
         self._down = False

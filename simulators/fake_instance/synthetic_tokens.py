@@ -6,8 +6,10 @@ was interrupted goes on with the same text on any instance, in any process, and 
 what it is made of: the prompt ends where the first name stands, and a response is under way if
 nothing but synthetic ids follow the last name.
 
-Ids below SYNTHETIC are left to prompts and observations, whose ids never lie in our ranges unless
-their vocabulary has more than 262,144 entries.
+Ids below those of words are left to prompts and observations, whose ids never lie in our ranges
+unless their vocabulary has more than 262,144 entries. A model that has fewer ids than we need has a
+`Vocabulary` of its own size; there a prompt may hold ids of ours. It is misread only where it ends
+with a name and words: they are taken for a response under way.
 """
 
 from __future__ import annotations
@@ -20,14 +22,41 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-SYNTHETIC = 1 << 18
-"""synthetic ids lie in SYNTHETIC ... SYNTHETIC + _WORDS - 1, and ..."""
-NAMES = 1 << 30
-"""... in NAMES ... LIMIT - 1 if they are names"""
-LIMIT = 1 << 31
-"""one more than the largest id"""
-_WORDS = 1 << 17
 _LOGPROBS = 1 << 62  # no version
+
+#: Fewer ids than this are no vocabulary.
+LEAST_SIZE = 64
+
+
+class Vocabulary(NamedTuple):
+    """Which ids there are, all less than `size`: so many words of responses from `first_word` on,
+    and names from `first_name` on. Nothing between words and names is used."""
+
+    size: int = 1 << 31
+    first_word: int = 1 << 18
+    words: int = 1 << 17
+    first_name: int = 1 << 30
+    names: int = 1 << 30
+
+    @classmethod
+    def of(cls, size: int) -> Vocabulary:
+        """The third quarter are words, and half of the fourth are names: chat templates have their
+        own ids at the very end. Raises ValueError if there are too few."""
+        if size < LEAST_SIZE:
+            raise ValueError(f"a vocabulary needs at least {LEAST_SIZE} ids, not {size}")
+        quarter = size // 4
+        return cls(size, 2 * quarter, quarter, 3 * quarter, quarter // 2)
+
+    def are_names(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return (ids >= self.first_name) & (ids < self.first_name + self.names)
+
+    def are_ours(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Words and names."""
+        return (ids >= self.first_word) & (ids < self.first_name + self.names)
+
+
+#: As many as a model could ever have.
+LARGEST = Vocabulary()
 
 Spans = Sequence[tuple[int, int]]
 Words = NDArray[np.uint64]
@@ -54,7 +83,7 @@ class Context(NamedTuple):
     made_tokens: int = 0
 
 
-def read(token_ids: Sequence[int]) -> Context:
+def read(token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST) -> Context:
     """Costs one pass over the context. Raises ValueError for what is no token id."""
     try:
         ids = np.array(token_ids, dtype=np.int64)
@@ -62,15 +91,16 @@ def read(token_ids: Sequence[int]) -> Context:
         raise ValueError("token ids must be whole numbers") from None
     if ids.ndim != 1 or not len(ids):
         raise ValueError("a context needs at least one token")
-    if ids.min() < 0 or ids.max() >= LIMIT:
+    if ids.min() < 0 or ids.max() >= vocabulary.size:
         raise ValueError(f"Token id {ids.max()} is out of vocabulary")
     digest = _digest(ids)
-    names = np.flatnonzero(ids >= NAMES)
+    names = np.flatnonzero(vocabulary.are_names(ids))
     if not len(names):
         return Context(digest, digest, len(ids))
     first, last = int(names[0]), int(names[-1])
-    known = int(np.flatnonzero(ids >= SYNTHETIC)[-1]) + 1
-    under_way = bool((ids[last:] >= SYNTHETIC).all())
+    ours = vocabulary.are_ours(ids)
+    known = int(np.flatnonzero(ours)[-1]) + 1
+    under_way = bool(ours[last:].all())
     return Context(
         digest,
         _digest(ids[:first]),
@@ -82,13 +112,19 @@ def read(token_ids: Sequence[int]) -> Context:
     )
 
 
-def name(context: Context, draw: str = "") -> int:
+def name(context: Context, draw: str = "", vocabulary: Vocabulary = LARGEST) -> int:
     """The name of a new response to this context; another `draw`, another response."""
     digest = blake2b(context.digest + draw.encode(), digest_size=8).digest()
-    return NAMES + int.from_bytes(digest, "little") % (LIMIT - NAMES)
+    return vocabulary.first_name + int.from_bytes(digest, "little") % vocabulary.names
 
 
-def tokens(response: int, start: int, spans: Spans, drift: float = 1.0) -> list[int]:
+def tokens(
+    response: int,
+    start: int,
+    spans: Spans,
+    drift: float = 1.0,
+    vocabulary: Vocabulary = LARGEST,
+) -> list[int]:
     """Ids of a response from its token `start` on: (version, tokens) in order. What another
     version makes is another text but for the name, or differs in a share `drift` of the places;
     version 0 makes the plain text."""
@@ -99,7 +135,8 @@ def tokens(response: int, start: int, spans: Spans, drift: float = 1.0) -> list[
         if drift < 1:
             differs = (words & np.uint64(0xFFFFF)) < np.uint64(int(drift * (1 << 20)))
             words = np.where(differs, words, _mixed(response, place, count, 0))
-        ids += (SYNTHETIC + (words >> np.uint64(40)) % np.uint64(_WORDS)).tolist()
+        places = (words >> np.uint64(40)) % np.uint64(vocabulary.words)
+        ids += (vocabulary.first_word + places).tolist()
     if ids and not start:
         ids[0] = response
     return ids
@@ -111,18 +148,21 @@ def logprobs(response: int, start: int, count: int) -> list[float]:
     return [word / -1024 for word in (words >> np.uint64(52)).tolist()]
 
 
-def responses(token_ids: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+def responses(
+    token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST
+) -> Iterable[tuple[int, int, int]]:
     """(name, first place, tokens) of every response in a context."""
     ids = np.array(token_ids, dtype=np.int64)
-    names = np.flatnonzero(ids >= NAMES).tolist()
+    names = np.flatnonzero(vocabulary.are_names(ids)).tolist()
+    ours = vocabulary.are_ours(ids)
     for first, after in zip(names, [*names[1:], len(ids)], strict=True):
-        others = np.flatnonzero(ids[first:after] < SYNTHETIC)
+        others = np.flatnonzero(~ours[first:after])
         yield int(ids[first]), first, int(others[0]) if len(others) else after - first
 
 
-def encode(text: str) -> list[int]:
-    """One id per word: "w623" is 623, any other gets an id below SYNTHETIC from its spelling."""
-    return [_word_id(word) for word in text.split()]
+def encode(text: str, vocabulary: Vocabulary = LARGEST) -> list[int]:
+    """One id per word: "w623" is 623, any other gets an id below our words' from its spelling."""
+    return [_word_id(word, vocabulary) for word in text.split()]
 
 
 def decode(token_ids: Iterable[int]) -> str:
@@ -130,10 +170,10 @@ def decode(token_ids: Iterable[int]) -> str:
     return "".join([f"w{token} " for token in token_ids])
 
 
-def _word_id(word: str) -> int:
-    if word[0] == "w" and word[1:].isdecimal() and (token := int(word[1:])) < LIMIT:
+def _word_id(word: str, vocabulary: Vocabulary) -> int:
+    if word[0] == "w" and word[1:].isdecimal() and (token := int(word[1:])) < vocabulary.size:
         return token
-    return zlib.crc32(word.encode()) % SYNTHETIC
+    return zlib.crc32(word.encode()) % vocabulary.first_word
 
 
 def _digest(ids: NDArray[np.int64]) -> bytes:

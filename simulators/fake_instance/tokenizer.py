@@ -9,7 +9,8 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.codec import decode, reply
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import Message, words
+from rollout_sched.simulators.fake_instance.request_parsing import words
+from rollout_sched.simulators.fake_instance.tool_calls import Message
 
 
 class _Tokenize(msgspec.Struct):
@@ -38,7 +39,7 @@ class Tokenizer:
         if body.messages is None and body.prompt is None:
             raise Refusal(400, "either prompt or messages must be given")
         prompt = words(body.messages) if body.messages is not None else body.prompt
-        token_ids = text.encode(prompt or "")
+        token_ids = text.encode(prompt or "", self._engine.settings.vocabulary)
         limit = self._engine.settings.spec.max_model_len
         count = len(token_ids)
         return reply(

@@ -66,6 +66,7 @@ def test_it_says_when_it_is_ready_and_ends_at_once() -> None:
         (["--fault", "quake"], "--fault: 'quake'"),
         (["--scenario", "nowhere"], "nowhere"),
         (["--max-num-seqs", "-1"], "--max-num-seqs"),
+        (["--vocab-size", "7"], "--vocab-size: a vocabulary needs at least 64 ids"),
     ],
 )
 def test_bad_options(

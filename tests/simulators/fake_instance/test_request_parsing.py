@@ -31,9 +31,9 @@ def test_prompts_are_texts_or_ids_or_lists_of_such() -> None:
 def test_a_next_turn_begins_with_the_last_one() -> None:
     hello = Message("user", "Hello")
     first = text.encode(words([hello]))
-    answer = text.decode([text.NAMES, text.SYNTHETIC])
+    answer = text.decode([text.LARGEST.first_name, text.LARGEST.first_word])
     turn = text.encode(words([hello, Message("assistant", answer), Message("user", None)]))
-    assert turn[: len(first) + 2] == [*first, text.NAMES, text.SYNTHETIC]
+    assert turn[: len(first) + 2] == [*first, text.LARGEST.first_name, text.LARGEST.first_word]
 
 
 def test_an_output_limit_is_clamped_or_refused() -> None:

@@ -54,22 +54,51 @@ def test_a_context_tells_what_it_is_made_of() -> None:
 
 
 def test_logprobs_belong_to_places() -> None:
-    values = text.logprobs(text.NAMES + 1, 0, 100)
-    assert text.logprobs(text.NAMES + 1, 60, 40) == values[60:]
+    values = text.logprobs(text.LARGEST.first_name + 1, 0, 100)
+    assert text.logprobs(text.LARGEST.first_name + 1, 60, 40) == values[60:]
     assert all(-4 < value <= 0 for value in values)
     assert len(set(values)) > 90
 
 
 def test_words_and_ids_go_both_ways() -> None:
-    ids = [0, 623, text.NAMES, text.LIMIT - 1]
-    assert text.decode(ids) == f"w0 w623 w{text.NAMES} w{text.LIMIT - 1} "
+    ids = [0, 623, text.LARGEST.first_name, text.LARGEST.size - 1]
+    assert text.decode(ids) == f"w0 w623 w{text.LARGEST.first_name} w{text.LARGEST.size - 1} "
     assert text.encode(text.decode(ids)) == ids
-    other = text.encode(f"What is w1? w{text.LIMIT}")
+    other = text.encode(f"What is w1? w{text.LARGEST.size}")
     assert len(other) == 4
-    assert all(token < text.SYNTHETIC for token in other)
+    assert all(token < text.LARGEST.first_word for token in other)
 
 
-@pytest.mark.parametrize("bad", [[], [-1], [text.LIMIT], ["a"], [[1]], [1 << 70]])
+@pytest.mark.parametrize("bad", [[], [-1], [text.LARGEST.size], ["a"], [[1]], [1 << 70]])
 def test_what_is_no_context_is_refused(bad: list[int]) -> None:
     with pytest.raises(ValueError, match=r"token|vocabulary"):
         text.read(bad)
+
+
+class TestVocabulary:
+    @pytest.mark.parametrize("size", [64, 509, 32_000, 151_936])
+    def test_all_ids_are_within_it(self, size: int) -> None:
+        vocabulary = text.Vocabulary.of(size)
+        prompt = text.encode("What is w1 and w999999999 ?", vocabulary)
+        name = text.name(text.read(prompt, vocabulary), "x", vocabulary)
+        response = text.tokens(name, 0, [(0, 300), (1, 300)], 1.0, vocabulary)
+        assert all(0 <= token < size for token in [*prompt, *response])
+        assert len(set(response)) > 10
+
+    @pytest.mark.parametrize("size", [64, 151_936])
+    def test_a_response_goes_on_wherever_it_was_cut(self, size: int) -> None:
+        vocabulary = text.Vocabulary.of(size)
+        name = text.name(text.read(PROMPT, vocabulary), "", vocabulary)
+        whole = text.tokens(name, 0, [(0, 30)], 1.0, vocabulary)
+        for cut in (1, 2, 29):
+            read = text.read(PROMPT + whole[:cut], vocabulary)
+            assert (read.name, read.made_tokens, read.prompt_tokens) == (name, cut, len(PROMPT))
+        assert list(text.responses(PROMPT + whole, vocabulary)) == [(name, len(PROMPT), 30)]
+
+    def test_an_id_beyond_it_is_none(self) -> None:
+        with pytest.raises(ValueError, match="512 is out of vocabulary"):
+            text.read([1, 512], text.Vocabulary.of(512))
+
+    def test_too_few_ids_are_none(self) -> None:
+        with pytest.raises(ValueError, match="at least 64 ids, not 63"):
+            text.Vocabulary.of(63)
