@@ -1,4 +1,4 @@
-"""The command line: replay, tune, serve, fake-instance, check, policies, scenarios, trace."""
+"""The command line: each of its commands, and those that only show what is shipped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from rollout_sched import __version__, config
 from rollout_sched.argument_types import natural, positive
 from rollout_sched.core.errors import RolloutError
+from rollout_sched.inspection import command as inspection
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.run_options import RunOptions
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     replay.add(commands)
     tune.add(commands)
+    inspection.add(commands)
     _add_serve(commands)
     fake_instance.add(commands)
     _add_demo(commands)

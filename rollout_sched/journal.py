@@ -8,8 +8,10 @@ goes in. JSON lines: a header with `schema`, then one `{"now": seconds, "event":
 from __future__ import annotations
 
 import contextlib
+import gzip
 import logging
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +30,8 @@ SCHEMA = "rollout-sched-journal/1"
 
 #: Bytes that are written at once.
 PORTION = 2**16
+
+_GZIP = b"\x1f\x8b"
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -155,7 +159,12 @@ def _entries(path: str | Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[E
 
 def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     with Path(path).open("rb") as file:
-        yield from enumerate(file, start=1)
+        zipped = file.read(2) == _GZIP
+        file.seek(0)
+        try:
+            yield from enumerate(gzip.GzipFile(fileobj=file) if zipped else file, start=1)
+        except (EOFError, zlib.error) as error:
+            raise JournalError(f"{path}: its gzip stream is damaged: {error}") from error
 
 
 def _decode(path: str | Path, number: int, line: bytes, kind: type[Any]) -> Any:

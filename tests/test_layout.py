@@ -30,7 +30,7 @@ def test_every_module_has_a_mirrored_test():
     simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    ours = ["rollout_sched", "rollout_sched/client", "rollout_sched/core", "rollout_sched/metrics"]
+    ours = [f"rollout_sched/{room}" for room in (".", "client", "core", "metrics", "inspection")]
     sources = [
         path.relative_to(ROOT)
         for room in (*ours, *ROOMS, *simulators, *gateway, *vllm)

@@ -1,0 +1,129 @@
+"""The command `rollout-sched journal`: looks at what a run, live or replayed, has recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.inspection.recorded_trace import TraceFold
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.summary import summary
+from rollout_sched.inspection.timeline import TimelineFold
+from rollout_sched.metrics.folded import Folded
+from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay.report_tables import count, percent, seconds
+from rollout_sched.whole_file import whole_file
+
+
+def add(commands: Any) -> None:
+    """The command and its verbs, for an argparse parser of commands."""
+    parser = commands.add_parser("journal", help="look at what a run has recorded")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    for name, run, says in (
+        ("summary", _summary, "its figures"),
+        ("trace", _trace, "a trace of it, to be replayed under other policies"),
+        ("timeline", _timeline, "Chrome's trace events, for ui.perfetto.dev"),
+        ("cat", _cat, "every event and what the scheduler answered, a line of JSON each"),
+    ):
+        verb = verbs.add_parser(name, help=says)
+        verb.add_argument("journal", type=Path, metavar="FILE", help="plain or gzip")
+        verb.add_argument(
+            "--policy",
+            metavar="NAME_OR_TOML",
+            help="that it was recorded under; default: the shipped one of the name in the file",
+        )
+        verb.set_defaults(run=run)
+        if name == "summary":
+            verb.add_argument("--json", action="store_true", help="as JSON")
+        if name in ("trace", "timeline"):
+            verb.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _summary(options: argparse.Namespace) -> None:
+    found = summary(_recording(options))
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return
+    print(f"{options.journal}: {found['policy']}, {found['instances']} instances")
+    rows = _rows(found)
+    width = max(len(label) for label, _ in rows)
+    for label, shown in rows:
+        print(f"  {label:{width}}  {shown:>12}")
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    idle = found["idle_bubble_by_cause"]
+    direct, outages = found["direct"], found["outages"]
+    rows = [
+        ("length", seconds(found["total_s"])),
+        ("batches", count(found["steps"])),
+        ("samples delivered", count(found["samples_delivered"])),
+        ("tokens/s generated", count(found["tokens_per_s"])),
+        ("tokens/s delivered", count(found["accepted_tokens_per_s"])),
+        ("tokens discarded", count(found["discarded_tokens"])),
+        ("tokens prefilled again", count(found["reprefilled_tokens"])),
+        ("t50 of a step", seconds(found["t50_s"])),
+        ("t90", seconds(found["t90_s"])),
+        ("t99", seconds(found["t99_s"])),
+        ("trainer waits", seconds(found["trainer_wait_s"])),
+        ("staleness, mean", f"{found['staleness_mean']:.2f}"),
+        ("staleness, most", count(found["staleness_max"])),
+        ("idle", percent(found["idle_bubble"])),
+        *((f"  {cause.replace('_', ' ')}", percent(share)) for cause, share in idle.items()),
+        ("preemptions", count(found["preemptions"])),
+        ("instances lost", count(outages["instances_lost"])),
+        ("attempts failed", count(outages["failed_attempts"])),
+        ("prompts failed", count(outages["failed_prompts"])),
+    ]
+    if direct["submitted"]:
+        rows += [
+            ("requests of clients", count(direct["submitted"])),
+            ("  answered", count(direct["answered"])),
+            ("  withdrawn", count(direct["withdrawn"])),
+            ("  failed", count(direct["failed"])),
+            ("  latency p50", seconds(direct["latency_p50_s"])),
+            ("  latency p99", seconds(direct["latency_p99_s"])),
+        ]
+    return rows
+
+
+def _trace(options: argparse.Namespace) -> None:
+    fold = TraceFold(str(options.journal))
+    _recording(options).tell([Folded(fold).observe])
+    trace = fold.trace(options.out.name.split(".")[0])
+    traces.write(trace, options.out)
+    print(f"{options.out}: {trace.sample_count} samples of {len(trace.groups)} groups")
+
+
+def _timeline(options: argparse.Namespace) -> None:
+    _check_folder(options.out)
+    fold = TimelineFold()
+    end_s = _recording(options).tell([Folded(fold).observe])
+    events = fold.events(end_s)
+    with whole_file(options.out) as file:
+        file.write(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+    print(f"{options.out}: {len(events)} events; open it at https://ui.perfetto.dev")
+
+
+def _cat(options: argparse.Namespace) -> None:
+    encode = msgspec.json.Encoder().encode
+
+    def show(now: float, event: Any, actions: Any) -> None:
+        line = encode({"now": now, "event": event, "actions": list(actions)})
+        sys.stdout.write(line.decode() + "\n")
+
+    _recording(options).tell([show])
+
+
+def _recording(options: argparse.Namespace) -> Recording:
+    return Recording(options.journal, options.policy)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise CallerError(f"{path}: there is no folder {path.parent}; create it first")

@@ -1,0 +1,129 @@
+"""A trace out of a journal: what happened last night, to be replayed under other policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_sched.core.actions import Answer, Deliver, Dispatch
+from rollout_sched.core.events import (
+    GroupSubmitted,
+    RequestSubmitted,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+)
+from rollout_sched.core.samples import Sample as Made
+from rollout_sched.metrics.fold import Handler
+from rollout_sched.simulators.traces.model import Gatherer, Sample, Trace, Turn
+
+
+class TraceFold:
+    """Gathers what was delivered and answered: a group is a prompt and its samples.
+
+    Tokens of a turn are those that were kept of it. What was thrown away is not in the trace, and
+    neither is what was not whole when the journal ended. A direct request is a sample of the group
+    that its client named, or a group of its own.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._gatherer = Gatherer(where)
+        self._submitted_s: dict[str, float] = {}
+        self._first_s: float | None = None
+        self._turns: dict[str, list[Turn]] = {}
+        self._dispatched: dict[str, Dispatch] = {}
+        self._ended_s: dict[str, float] = {}
+        self._direct: dict[str, int] = {}
+        self._most = 0
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            GroupSubmitted: self._submitted,
+            RequestSubmitted: self._asked,
+            Dispatch: self._begun,
+            TurnFinished: self._turn_over,
+            ToolReturned: self._tool_over,
+            TrajectoryEnded: self._trajectory_over,
+            Deliver: self._delivered,
+            Answer: self._answered,
+        }
+
+    def trace(self, name: str) -> Trace:
+        """Raises TraceError if nothing was delivered or answered."""
+        return Trace(
+            name,
+            self._gatherer.groups(),
+            about="recorded by rollout_sched",
+            max_response_tokens=self._most or None,
+        )
+
+    def _submitted(self, now: float, event: GroupSubmitted) -> None:
+        self._note(event.group, now, event.max_tokens)
+
+    def _asked(self, now: float, event: RequestSubmitted) -> None:
+        self._note(event.request, now, event.max_tokens)
+
+    def _note(self, name: str, now: float, max_tokens: int) -> None:
+        if self._first_s is None:
+            self._first_s = now
+        self._submitted_s[name] = now - self._first_s
+        self._most = max(self._most, max_tokens)
+
+    def _begun(self, now: float, action: Dispatch) -> None:
+        self._dispatched[action.request] = action
+        if action.request in self._turns:
+            del self._turns[action.request][action.turn :]  # those were thrown away
+
+    def _turn_over(self, now: float, event: TurnFinished) -> None:
+        dispatch = self._dispatched.get(event.request)
+        if dispatch is None or dispatch.attempt != event.attempt:
+            return
+        turns = self._turns.setdefault(event.request, [])
+        made = dispatch.response_tokens + event.tokens - sum(t.output_tokens for t in turns)
+        turns.append(Turn(max(1, made)))
+        self._ended_s[event.request] = now
+
+    def _tool_over(self, now: float, event: ToolReturned) -> None:
+        turns = self._turns.get(event.request)
+        if turns:
+            turns[-1] = Turn(
+                turns[-1].output_tokens,
+                event.observation_tokens,
+                now - self._ended_s[event.request],
+            )
+
+    def _trajectory_over(self, now: float, event: TrajectoryEnded) -> None:
+        self._ended_s.pop(event.request, None)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        for sample in action.samples:
+            self._add(sample, sample.group, sample.index, self._submitted_s[sample.group])
+
+    def _answered(self, now: float, action: Answer) -> None:
+        made = action.sample
+        group = made.group or made.request
+        index = self._direct[group] = self._direct.get(group, -1) + 1
+        self._add(made, group, index, self._submitted_s.pop(made.request))
+
+    def _add(self, made: Made, group: str, index: int, arrival_s: float) -> None:
+        self._dispatched.pop(made.request, None)
+        self._ended_s.pop(made.request, None)
+        earlier = self._turns.pop(made.request, [])
+        left = made.response_tokens - sum(turn.output_tokens for turn in earlier)
+        turns = [*earlier, Turn(left)] if left > 0 else _closed(earlier)
+        self._gatherer.add(
+            Sample(
+                group,
+                index,
+                made.prompt_tokens,
+                tuple(turns),
+                arrival_s=arrival_s,
+                finish="length" if made.finish == "length" else "stop",
+                version=min((segment.version for segment in made.segments), default=None),
+            )
+        )
+
+
+def _closed(turns: list[Turn]) -> list[Turn]:
+    """Nothing follows the last turn."""
+    return [*turns[:-1], Turn(turns[-1].output_tokens)]

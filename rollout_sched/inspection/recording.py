@@ -1,0 +1,72 @@
+"""A journal told again: every event with what the scheduler answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rollout_sched import journal
+from rollout_sched.config import PolicyFile, load_policy, shipped
+from rollout_sched.core.actions import Action
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event
+from rollout_sched.journal import Header
+
+Observer = Callable[[float, Event, Iterable[Action]], None]
+
+
+class Recording:
+    """One journal: plain or gzip, also one that is still written, up to its last whole line.
+
+    `policy`: the file that it was recorded under, where that is none of the shipped ones. Raises
+    JournalError for what is no journal, CallerError where the policy is not known.
+    """
+
+    def __init__(self, path: Path, policy: str | None = None) -> None:
+        self.path = path
+        self.header, _ = journal.read(path)
+        self._policy = _policy_of(self.header, path, policy)
+
+    def events(self) -> Iterator[tuple[float, Event]]:
+        """What happened, without what was answered: (seconds, event)."""
+        _, entries = journal.read(self.path)
+        return ((entry.now, entry.event) for entry in entries)
+
+    def tell(self, observers: Iterable[Observer]) -> float:
+        """Show the observers everything, in order; the time of the last event, in seconds.
+
+        Raises JournalError if the scheduler refuses an event: then the policy is another one.
+        """
+        last = 0.0
+        told = tuple(observers)
+        for now, event, actions in self._told():
+            last = now
+            for observe in told:
+                observe(now, event, actions)
+        return last
+
+    def _told(self) -> Iterator[tuple[float, Event, list[Action]]]:
+        header = self.header
+        scheduler = self._policy.scheduler(
+            header.prompts_per_step, version=header.version, seed=header.seed
+        )
+        for number, (now, event) in enumerate(self.events(), start=2):
+            try:
+                actions = scheduler.handle(event, now)
+            except CallerError as error:
+                raise journal.JournalError(
+                    f"{self.path}:{number}: the scheduler refuses this event ({error}); was it "
+                    f"recorded under {self._policy.name!r}? --policy names another"
+                ) from error
+            yield now, event, actions
+
+
+def _policy_of(header: Header, path: Path, policy: str | None) -> PolicyFile:
+    if policy is not None:
+        return load_policy(policy)
+    if header.policy not in shipped("policies/presets"):
+        raise CallerError(
+            f"{path}: it was recorded under {header.policy!r}, which is not shipped; name its file "
+            f"by --policy"
+        )
+    return load_policy(header.policy)

@@ -1,0 +1,71 @@
+"""Journals are told again as they were recorded, and mistakes are named."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from pathlib import Path
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.journal import JournalError
+from tests.inspection.journals import recorded
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "j.jsonl"
+    recorded(path, "dplb", groups=4)
+    return path
+
+
+def count(recording: Recording) -> int:
+    events = []
+    recording.tell([lambda now, event, actions: events.append(event)])
+    return len(events)
+
+
+def test_every_event_is_told_with_its_actions(path: Path) -> None:
+    assert count(Recording(path)) == len(path.read_text().splitlines()) - 1
+
+
+def test_gzip_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
+    zipped = tmp_path / "j.gz"
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    assert count(Recording(zipped)) == count(Recording(path))
+
+
+def test_a_damaged_gzip_is_named(path: Path, tmp_path: Path) -> None:
+    zipped = tmp_path / "j.gz"
+    zipped.write_bytes(gzip.compress(path.read_bytes())[:-20])
+    with pytest.raises(JournalError, match=r"j\.gz: its gzip stream is damaged"):
+        count(Recording(zipped))
+
+
+def test_one_that_is_still_written_ends_with_its_last_whole_line(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = count(Recording(path))
+    path.write_bytes(path.read_bytes()[:-5])
+    with caplog.at_level(logging.WARNING):
+        assert count(Recording(path)) == whole - 1
+    assert "cut in the middle" in caplog.text
+
+
+def test_a_policy_of_the_users_own_has_to_be_named(path: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(path.read_text().replace('"policy":"dplb"', '"policy":"mine"', 1))
+    with pytest.raises(CallerError, match="recorded under 'mine', which is not shipped"):
+        Recording(mine)
+    assert count(Recording(mine, "dplb")) == count(Recording(path))
+
+
+def test_what_the_scheduler_refuses_names_the_line(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if "GroupSubmitted" in line)
+    path.write_text("\n".join([*lines[: place + 1], *lines[place:]]) + "\n")
+    refused = rf"j\.jsonl:{place + 2}: the scheduler refuses this event"
+    with pytest.raises(JournalError, match=refused):
+        Recording(path).tell([])
