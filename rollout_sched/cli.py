@@ -26,6 +26,7 @@ from rollout_sched.simulators.replay import command as replay
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.tune import command as tune
+from rollout_sched.store import command as store
 from rollout_sched.struct_flags import add_flags, given_flags
 
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         run=_list_scenarios
     )
 
+    store.add(commands)
     trace = commands.add_parser("trace", help="look at recorded workloads")
     verbs = trace.add_subparsers(required=True, metavar="VERB")
     stats = verbs.add_parser("stats", help="lengths, tail and likeness within groups")

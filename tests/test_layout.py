@@ -30,7 +30,8 @@ def test_every_module_has_a_mirrored_test():
     simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    ours = [f"rollout_sched/{room}" for room in (".", "client", "core", "metrics", "inspection")]
+    rooms = (".", "client", "core", "metrics", "inspection", "store")
+    ours = [f"rollout_sched/{room}" for room in rooms]
     sources = [
         path.relative_to(ROOT)
         for room in (*ours, *ROOMS, *simulators, *gateway, *vllm)

@@ -8,10 +8,20 @@ from tests.fuzz.envelope import Envelope
 from tests.fuzz.http_client import Client
 from tests.fuzz.http_server import Server
 from tests.fuzz.orders import Orders
+from tests.fuzz.store_files import StoreFiles
 from tests.fuzz.streams import Streams
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for target in (Server(), Client(), Envelope(), Calls(), Answers(), Streams(), Orders())
+    for target in (
+        Server(),
+        Client(),
+        Envelope(),
+        Calls(),
+        Answers(),
+        Streams(),
+        Orders(),
+        StoreFiles(),
+    )
 }

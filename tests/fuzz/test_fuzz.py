@@ -22,6 +22,7 @@ INPUTS = {
     "answers": 400,
     "streams": 400,
     "orders": 3000,
+    "store-files": 40,
 }
 
 

@@ -1,0 +1,24 @@
+"""`rollout-sched store`: what can be done with a store while nobody uses it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rollout_sched.store.salvage import salvage
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("store", help="look after the store of a run")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verb = verbs.add_parser("salvage", help="make a damaged one usable with what is sound of it")
+    verb.add_argument("folder", metavar="DIR", type=Path)
+    verb.set_defaults(run=_salvage)
+
+
+def _salvage(options: argparse.Namespace) -> None:
+    found = salvage(options.folder)
+    print(f"{options.folder}: {found.facts} facts and {found.pieces} pieces of tokens are sound")
+    for line in found.losses.told():
+        print(line)
+    print(f"what could not be read is gone; what was there is kept as {found.kept_as}")

@@ -1,0 +1,58 @@
+"""One process at a time: a lock that names its holder and goes with it, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from rollout_sched.store.errors import StoreInUse
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds a store, and since when (local time, as people read it)."""
+
+    pid: int
+    host: str
+    since: str
+
+
+class StoreLock:
+    """Holds a folder's lock file until closed. Raises StoreInUse, which names the holder; OSError.
+
+    The kernel holds the lock for the open file (`flock`), so it is free as soon as the process is
+    gone; what the file says is for people, and does not count.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / "lock").open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self._read()
+            self._file.close()
+            raise StoreInUse(
+                f"store {folder} is in use by {holder}; stop that, or name another folder"
+            ) from None
+        self._write()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self) -> str:
+        self._file.seek(0)
+        try:
+            holder = msgspec.json.decode(self._file.read(), type=Holder)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return "another process"  # which has yet to write who it is
+        return f"process {holder.pid} on {holder.host} since {holder.since}"
+
+    def _write(self) -> None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._file.truncate(0)
+        self._file.write(msgspec.json.encode(Holder(os.getpid(), socket.gethostname(), since)))
+        self._file.flush()

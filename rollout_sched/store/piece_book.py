@@ -1,0 +1,117 @@
+"""Which pieces of tokens there are, whose they are, and where they lie."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.database import Piece
+from rollout_sched.store.errors import PieceDamaged
+from rollout_sched.store.token_files import TokenFiles
+
+#: Who reads a disk and counts checksums needs no more of them.
+_READERS = 4
+
+
+class PieceBook:
+    """One thread writes and any may read: a place that was looked up stays what it is while the
+    lock is held, for nothing is forgotten meanwhile."""
+
+    def __init__(self, files: TokenFiles) -> None:
+        self._files = files
+        self._pieces: dict[str, dict[int, Piece]] = {}
+        self._lock = Lock()
+
+    def load(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Take up what the rows say, at opening. Returns the pieces that are damaged: those are
+        not here."""
+        by_file: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_file.setdefault(piece.place.file, []).append(piece)
+        with ThreadPoolExecutor(_READERS) as readers:
+            damaged = [p for some in readers.map(self._damaged, by_file.values()) for p in some]
+        gone = {(piece.owner, piece.ordinal) for piece in damaged}
+        for here in by_file.values():
+            self._add(piece for piece in here if (piece.owner, piece.ordinal) not in gone)
+        self._files.take_up(p.place for owned in self._pieces.values() for p in owned.values())
+        return damaged
+
+    def owners(self) -> list[str]:
+        with self._lock:
+            return list(self._pieces)
+
+    def read(self, owner: str) -> dict[int, bytes]:
+        """By ordinal, ascending. Raises PieceDamaged."""
+        with self._lock:
+            found = self._pieces.get(owner, {})
+            return {ordinal: self.read_piece(found[ordinal]) for ordinal in sorted(found)}
+
+    def read_piece(self, piece: Piece) -> bytes:
+        """Raises PieceDamaged."""
+        data = self._files.read(piece.place)
+        if checksum(piece.owner, piece.ordinal, data) != piece.crc:
+            raise PieceDamaged(f"piece {piece.ordinal} of {piece.owner!r} is not what was written")
+        return data
+
+    def append(self, changes: Changes) -> list[Piece]:
+        """Write the bytes of what is to be there; it counts once it is noted. Raises OSError."""
+        written = list(changes.written())
+        places = self._files.append([data for _, _, data in written])
+        return [
+            Piece(owner, ordinal, place, checksum(owner, ordinal, data))
+            for (owner, ordinal, data), place in zip(written, places, strict=True)
+        ]
+
+    def going(self, changes: Changes) -> list[Piece]:
+        """The pieces that go: of who is cleared, those taken back, and those written anew."""
+        keys = {*changes.gone(), *((owner, ordinal) for owner, ordinal, _ in changes.written())}
+        for owner in changes.cleared:
+            keys |= {(owner, ordinal) for ordinal in self._pieces.get(owner, ())}
+        known = (self._pieces.get(owner, {}).get(ordinal) for owner, ordinal in keys)
+        return [piece for piece in known if piece is not None]
+
+    def note(self, added: Sequence[Piece], gone: Sequence[Piece]) -> None:
+        """The rows say so now."""
+        with self._lock:
+            for piece in gone:
+                owned = self._pieces[piece.owner]
+                del owned[piece.ordinal]
+                if not owned:
+                    del self._pieces[piece.owner]
+            self._add(added)
+            self._files.forget(piece.place for piece in gone)
+
+    def sparse(self) -> list[Piece]:
+        """What is to be moved, so that the file it lies in can be written over."""
+        file = self._files.sparsest()
+        if file is None:
+            return []
+        every = (piece for owned in self._pieces.values() for piece in owned.values())
+        return [piece for piece in every if piece.place.file == file]
+
+    def settled(self) -> None:
+        """What has gone will not come back."""
+        with self._lock:
+            self._files.settled()
+
+    def _add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._pieces.setdefault(piece.owner, {})[piece.ordinal] = piece
+
+    def _damaged(self, pieces: list[Piece]) -> list[Piece]:
+        """Of pieces of one file."""
+        damaged = []
+        for piece in sorted(pieces, key=lambda piece: piece.place):
+            try:
+                self.read_piece(piece)
+            except PieceDamaged:
+                damaged.append(piece)
+        return damaged
+
+
+def checksum(owner: str, ordinal: int, data: bytes) -> int:
+    """Of a piece, and of whose it is."""
+    return zlib.crc32(data, zlib.crc32(f"{owner}\0{ordinal}".encode()))

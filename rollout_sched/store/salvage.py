@@ -1,0 +1,112 @@
+"""What is sound of a damaged store, put into new rows beside the old tokens."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_sched.store.database import FACTS, PIECES, Database, Row, Write, fact_of, piece_of
+from rollout_sched.store.disk import Disk
+from rollout_sched.store.errors import StoreError
+from rollout_sched.store.lock import StoreLock
+from rollout_sched.store.store import ROWS, Losses, Store
+
+#: Ids that are tried where nobody can tell which was the last.
+_MOST = 2**14
+
+
+class Salvaged(msgspec.Struct, frozen=True):
+    """Rows that were sound, where the damaged ones are kept, and what else was damaged, in so far
+    as that can be told."""
+
+    facts: int
+    pieces: int
+    kept_as: Path
+    losses: Losses
+
+
+def salvage(folder: Path) -> Salvaged:
+    """Make a store usable again, with what is sound of it. What was there is kept beside it.
+
+    Raises StoreError if it is in use, or nothing can be read.
+    """
+    rows = folder / ROWS
+    if not rows.exists():
+        raise StoreError(f"store {folder}: there is no {ROWS}; is this a store?")
+    with closing(StoreLock(folder)):
+        try:
+            facts, pieces = _rows(rows, FACTS, fact_of), _rows(rows, PIECES, piece_of)
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"store {folder}: nothing of it can be read ({error}); move the folder away to "
+                "begin anew"
+            ) from error
+        new = folder / f"{ROWS}.new"
+        _clear_away(new)
+        write = Write()
+        for fact in facts:
+            write.put_fact(fact)
+        write.put_pieces(pieces)
+        with closing(Database(new, Disk())) as database:
+            database.begin_anew()
+            database.write(write, synced=True)
+            database.checkpoint()
+        kept = _keep_the_old(rows)
+        _clear_away(new, but=new)
+        new.rename(rows)
+    with closing(Store(folder)) as store:
+        return Salvaged(len(facts), len(pieces), kept, store.losses)
+
+
+def _rows(path: Path, select: str, read: Callable[[tuple[Any, ...]], Row | None]) -> list[Row]:
+    """Those that are sound, last things last. Raises sqlite3.Error if there is no such table."""
+    with closing(Database(path, Disk())) as database:
+        database.check_tables()
+        found = (read(row) for row in _readable(database, select))
+        return [row for row in found if row is not None]
+
+
+def _readable(database: Database, select: str) -> Iterator[tuple[Any, ...]]:
+    """Row by row; where a page cannot be read, on from the next id that can."""
+    last, end = 0, _last_id(database, select)
+    while last < end:
+        try:
+            for row in database.rows(f"{select} WHERE id > {last} ORDER BY id"):
+                last = row[0]
+                yield row
+            return
+        except sqlite3.Error:
+            last += 1
+
+
+def _last_id(database: Database, select: str) -> int:
+    try:
+        return next((row[0] for row in database.rows(f"{select} ORDER BY id DESC LIMIT 1")), 0)
+    except sqlite3.Error:
+        return _MOST
+
+
+def _keep_the_old(rows: Path) -> Path:
+    number = 1
+    while (kept := rows.with_name(f"{rows.name}.damaged-{number}")).exists():
+        number += 1
+    for path in _files(rows):
+        if path.exists():
+            path.rename(str(path).replace(str(rows), str(kept)))
+    return kept
+
+
+def _clear_away(rows: Path, *, but: Path | None = None) -> None:
+    for path in _files(rows):
+        if path != but:
+            path.unlink(missing_ok=True)
+
+
+def _files(rows: Path) -> list[Path]:
+    """The database and what SQLite keeps beside it."""
+    return [Path(f"{rows}{suffix}") for suffix in ("", "-wal", "-shm")]

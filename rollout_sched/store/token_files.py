@@ -1,0 +1,203 @@
+"""Files of tokens: appended to, never changed, and written over as soon as nothing in them lives.
+
+To write over a file that is there costs a twentieth of growing a new one, whose every page the
+kernel has to make; so files that are empty are kept for the next ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rollout_sched.store.disk import Disk
+from rollout_sched.store.errors import PieceDamaged
+
+#: Bytes after which the next file is begun.
+CAPACITY = 2**24
+
+#: Files more than twice of what lives that may be kept, for what is to come.
+SPARE = 4
+
+_NAME = re.compile(r"(\d{8})\.tokens")
+
+
+class Place(NamedTuple):
+    """Where a piece lies."""
+
+    file: int
+    offset: int
+    length: int
+
+
+class TokenFiles:
+    """The files of one folder. At opening, `take_up` says what lives in them.
+
+    A file in which nothing lives is written over only once that is certain to survive a loss of
+    power, which `settled` tells: until then an old row may come back that names it.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, capacity: int = CAPACITY) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._capacity = capacity
+        folder.mkdir(exist_ok=True)
+        self._sizes = {n: (folder / _name(n)).stat().st_size for n in _numbers(folder)}
+        self._live: dict[int, int] = dict.fromkeys(self._sizes, 0)  # bytes that live in each
+        self._open: dict[int, int] = {}  # descriptors
+        self._emptied: set[int] = set()
+        self._free: set[int] = set()
+        self._current: int | None = None
+        self._end = 0  # of what was appended to the current one
+        self._unsynced: set[int] = set()
+        self._made = False  # a file, since the folder was last synced
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self._live.values())
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """Of files in which nothing lives, but which may not be written over yet."""
+        return sum(self._sizes[number] for number in self._emptied)
+
+    @property
+    def disk_bytes(self) -> int:
+        """On the disk, that is."""
+        return sum(self._sizes.values())
+
+    def take_up(self, places: Iterable[Place]) -> None:
+        """What lives, at opening; the rest may be written over. Nobody knows whether those who
+        wrote it came to sync it."""
+        for place in places:
+            self._live[place.file] = self._live.get(place.file, 0) + place.length
+        self._free = {number for number, live in self._live.items() if not live}
+        self._unsynced = set(self._live) - self._free
+        self._made = True
+
+    def append(self, pieces: Sequence[bytes]) -> list[Place]:
+        """Where each now lies. After an error none of them does."""
+        places: list[Place] = []
+        try:
+            while len(places) < len(pieces):
+                places += self._append_to(self._room(), pieces[len(places) :])
+        except BaseException:
+            self.forget(places)
+            raise
+        return places
+
+    def _append_to(self, number: int, pieces: Sequence[bytes]) -> list[Place]:
+        """As many of them as there is room for in this file, and one at least."""
+        places: list[Place] = []
+        start = end = self._end
+        for data in pieces:
+            if places and end >= self._capacity:
+                break
+            places.append(Place(number, end, len(data)))
+            end += len(data)
+        self._unsynced.add(number)
+        self._disk.write(self._file(number), pieces[: len(places)], start)
+        self._live[number] += end - start
+        self._end = end
+        self._sizes[number] = max(self._sizes[number], end)
+        return places
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Nothing lives there any more."""
+        for place in places:
+            self._live[place.file] -= place.length
+            if not self._live[place.file] and place.file != self._current:
+                self._emptied.add(place.file)
+
+    def settled(self) -> None:
+        """All that was forgotten will not come back, whatever happens."""
+        self._free |= self._emptied
+        self._emptied.clear()
+        spare = self._capacity * SPARE
+        for number in sorted(self._free, reverse=True):
+            if self.disk_bytes <= 2 * self.live_bytes + spare:
+                break
+            self._remove(number)
+
+    def sparsest(self) -> int | None:
+        """The file whose pieces should be moved, so that the disk holds no more than twice of what
+        lives; None where that is so."""
+        free = sum(self._sizes[number] for number in self._free | self._emptied)
+        if self.disk_bytes - free <= 2 * self.live_bytes + self._capacity * SPARE:
+            return None
+        full = {n for n, live in self._live.items() if live and n != self._current}
+        return min(full, key=lambda number: self._live[number] / self._sizes[number], default=None)
+
+    def read(self, place: Place) -> bytes:
+        """Raises PieceDamaged if there is not so much, or no such file."""
+        try:
+            data = self._disk.read(self._file(place.file, make=False), place.length, place.offset)
+        except OSError as error:
+            raise PieceDamaged(f"{_name(place.file)}: {error.strerror}") from error
+        if len(data) != place.length:
+            raise PieceDamaged(f"{_name(place.file)} ends before it")
+        return data
+
+    def sync(self) -> None:
+        """Until all that was appended is on the disk."""
+        for number in tuple(self._unsynced):
+            self._disk.sync(self._file(number))
+            self._unsynced.discard(number)
+        if self._made:
+            self._disk.sync_folder(self._folder)
+            self._made = False
+
+    def close(self) -> None:
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+
+    def _room(self) -> int:
+        """The file that is appended to, at `_end`."""
+        if self._current is None or self._end >= self._capacity:
+            before, self._current, self._end = self._current, self._next(), 0
+            if before is not None and not self._live[before]:
+                self._emptied.add(before)
+        return self._current
+
+    def _next(self) -> int:
+        if self._free:
+            number = min(self._free)
+            self._free.discard(number)
+            return number
+        number = max(self._live, default=0) + 1
+        self._live[number] = self._sizes[number] = 0
+        return number
+
+    def _file(self, number: int, *, make: bool = True) -> int:
+        file = self._open.get(number)
+        if file is None:
+            path = self._folder / _name(number)
+            if not path.exists():
+                if not make:
+                    raise FileNotFoundError(2, "no such file", str(path))
+                self._made = True
+            file = self._open[number] = self._disk.open(path)
+        return file
+
+    def _remove(self, number: int) -> None:
+        self._free.discard(number)
+        self._unsynced.discard(number)
+        file = self._open.pop(number, None)
+        if file is not None:
+            os.close(file)
+        with suppress(OSError):  # it is written over one day, if not removed
+            (self._folder / _name(number)).unlink()
+        del self._sizes[number], self._live[number]
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}.tokens"
+
+
+def _numbers(folder: Path) -> list[int]:
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return [int(match[1]) for match in found if match is not None]

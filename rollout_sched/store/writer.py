@@ -1,0 +1,169 @@
+"""A thread that writes to a store, so that an event loop waits only for what it has promised."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition, Thread
+
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.disk import is_full
+from rollout_sched.store.errors import StoreBroken, StoreFull
+from rollout_sched.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which changes are gathered that nobody waits for: each transaction has its price.
+GATHER_S = 0.02
+
+#: Seconds between two tries, and between two looks, where the disk has no room.
+AGAIN_S = 0.5
+
+#: Bytes that have to be free for new work to be taken: what is under way must find room to end.
+HEADROOM = 2**26
+
+#: Bytes that may wait for the disk before no new work is taken.
+MOST_WAITING = 2**28
+
+
+class StoreWriter:
+    """Applies changes to a store, in order, those that wait together in one transaction.
+
+    `full`: why no new work is taken, "" while it is; what was begun is written as soon as there is
+    room. `broken`: the disk has failed for good; nothing more is written, whoever was promised
+    something is told, and `on_broken` is called once, from the thread.
+    """
+
+    def __init__(self, store: Store, on_broken: Callable[[StoreBroken], None]) -> None:
+        self.store = store
+        self.full = ""
+        self.broken: StoreBroken | None = None
+        self._on_broken = on_broken
+        self._waiting = Changes()
+        self._promises: list[Future[None]] = []
+        self._closing = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def write(self, changes: Changes) -> None:
+        """Have it written soon; nobody waits. What comes after it is never there without it."""
+        with self._changed:
+            if self.broken is None:
+                self._waiting.add(changes)
+                self._changed.notify()
+
+    def promise(self, changes: Changes | None = None) -> Future[None]:
+        """Have it written; done when it, and all before, is as durable as the store makes things.
+        Raises StoreBroken there."""
+        promise: Future[None] = Future()
+        with self._changed:
+            if self.broken is not None:
+                promise.set_exception(self.broken)
+                return promise
+            if changes is not None:
+                self._waiting.add(changes)
+            self._promises.append(promise)
+            self._changed.notify()
+        return promise
+
+    def check_room(self) -> None:
+        """Raises StoreFull if no new work is to be taken, StoreBroken if it cannot be."""
+        if self.broken is not None:
+            raise self.broken
+        if self.full:
+            raise StoreFull(self.full)
+        if self._waiting.size > MOST_WAITING:
+            raise StoreFull(
+                f"store {self.store.folder}: {self._waiting.size} bytes wait for its disk, which "
+                "does not keep up; submit less at once, or give it a faster one"
+            )
+
+    def close(self) -> None:
+        """Write what is left, and close the store. On a full disk there is one more try."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        try:
+            self.store.close()
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error, [])
+
+    # -- in the thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        changes, promises = Changes(), list[Future[None]]()
+        while self.broken is None:
+            more, asked, closing = self._next(again=bool(changes or promises))
+            changes.add(more)
+            promises += asked
+            try:
+                if changes or promises:
+                    self.store.apply(changes, promised=bool(promises))
+                    self._kept(promises)
+                    changes, promises = Changes(), []
+                    self.store.tidy()
+                self._look_for_room()
+            except Exception as error:
+                if is_full(error):
+                    self._no_room(str(error))
+                else:
+                    self._fail(error, promises)
+            if closing:
+                self._break(promises, StoreBroken(self.full or "the store was closed"))
+                return
+
+    def _next(self, *, again: bool) -> tuple[Changes, list[Future[None]], bool]:
+        """What is to be written next: waited for, and then gathered, while nobody waits."""
+        with self._changed:
+            if again or self.full:
+                self._changed.wait_for(lambda: self._closing, AGAIN_S)
+            else:
+                self._changed.wait_for(lambda: self._waiting or self._promises or self._closing)
+                if self.store.durable != "event":
+                    self._changed.wait_for(lambda: self._promises or self._closing, GATHER_S)
+            changes, self._waiting = self._waiting, Changes()
+            promises, self._promises = self._promises, []
+            return changes, promises, self._closing
+
+    def _kept(self, promises: list[Future[None]]) -> None:
+        for promise in promises:
+            if promise.set_running_or_notify_cancel():
+                promise.set_result(None)
+
+    def _look_for_room(self) -> None:
+        room = self.store.disk.room(self.store.folder)
+        if room < HEADROOM:
+            self._no_room(f"{room} bytes are free")
+        elif self.full:
+            self.full = ""
+            log.warning("store %s: there is room again", self.store.folder)
+
+    def _no_room(self, why: str) -> None:
+        if not self.full:
+            self.full = (
+                f"store {self.store.folder}: the disk is full ({why}): no new prompts are taken "
+                f"until {HEADROOM} bytes are free; what is under way goes on"
+            )
+            log.error("%s", self.full)
+
+    def _fail(self, error: Exception, promises: list[Future[None]]) -> None:
+        broken = StoreBroken(
+            f"store {self.store.folder} cannot be written: {error!r}; what it held before is safe: "
+            "start again on the same store once the disk is sound"
+        )
+        log.critical("%s", broken)
+        with self._changed:
+            self.broken = broken
+            promises = promises + self._promises
+            self._promises = []
+        self._break(promises, broken)
+        self._on_broken(broken)
+
+    def _break(self, promises: list[Future[None]], why: StoreBroken) -> None:
+        for promise in promises:
+            if promise.set_running_or_notify_cancel():
+                promise.set_exception(why)

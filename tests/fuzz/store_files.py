@@ -1,0 +1,111 @@
+"""Stores with flipped bytes: opened with what is sound, or refused in so many words.
+
+An input is a list of flips of five bytes each: which file, where in it (three bytes) and what is
+put there. Nothing that is read is other than it was written, and no error is other than the
+store's own.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.errors import PieceDamaged, StoreError
+from rollout_sched.store.salvage import salvage
+from rollout_sched.store.store import Store
+from tests.fuzz.laws import hold
+
+_FLIP = 5
+
+#: Of one input; what follows is not looked at.
+MOST_FLIPS = 200
+
+#: Where SQLite keeps what the rest depends on: heads of the file and its first pages.
+_HEADS = tuple(range(120)) + tuple(range(4096, 4110)) + tuple(range(8192, 8210))
+
+
+class StoreFiles:
+    name = "store-files"
+    words = (b"\x00" * _FLIP, b"\xff" * _FLIP, b"\x00\x00\x00\x10\x00")
+    corpus = (b"", b"\x00\x00\x00\x00\x00", b"\x00\x00\x00\x3c\x09", b"\x02\x00\x00\x10\xff")
+
+    def __init__(self) -> None:
+        self._sound: Path | None = None  # made when first needed
+        self._facts: dict[str, bytes] = {}
+        self._pieces: dict[tuple[str, int], bytes] = {}
+
+    def make(self, dice: random.Random) -> bytes:
+        flips = []
+        for _ in range(dice.randint(1, 4)):
+            at = dice.choice(_HEADS) if dice.random() < 0.4 else dice.randrange(2**24)
+            flips.append(bytes([dice.randrange(8), *at.to_bytes(3, "big"), dice.randrange(256)]))
+        return b"".join(flips)
+
+    def check(self, data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = Path(shutil.copytree(self._a_sound_store(), Path(folder) / "store"))
+            _flip(damaged, data)
+            self._check_opened(damaged)
+            with suppress(StoreError):
+                salvage(damaged)
+                self._check_opened(damaged)
+
+    def spend(self, data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = Path(shutil.copytree(self._a_sound_store(), Path(folder) / "store"))
+            _flip(damaged, data)
+            with suppress(StoreError):
+                Store(damaged, durable="off").close()
+
+    def _check_opened(self, folder: Path) -> None:
+        try:
+            store = Store(folder, durable="off")
+        except StoreError:
+            return
+        facts = store.facts("kind")
+        facts.pop("new", None)
+        hold("a fact is as it was written", facts.items() <= self._facts.items(), facts)
+        for owner in {*store.owners()} - {"new"}:
+            with suppress(PieceDamaged):
+                held = {(owner, number): data for number, data in store.pieces(owner).items()}
+                hold("tokens are as written", held.items() <= self._pieces.items(), held)
+        changes = Changes()
+        changes.put("kind", "new", b"x")
+        changes.append("new", 0, b"x")
+        with suppress(sqlite3.Error):  # which the writer tells
+            store.apply(changes)
+        with suppress(sqlite3.Error):
+            store.close()
+
+    def _a_sound_store(self) -> Path:
+        if self._sound is None:
+            self._sound = Path(tempfile.mkdtemp()) / "store"
+            self._facts = {f"name{n}": b"%d " % n * 100 for n in range(30)}
+            self._pieces = {(f"owner{n % 5}", n): b"%d." % n * 50 for n in range(30)}
+            store = Store(self._sound, durable="off", capacity=1000)
+            changes = Changes()
+            for name, value in self._facts.items():
+                changes.put("kind", name, value)
+            for (owner, ordinal), data in self._pieces.items():
+                changes.append(owner, ordinal, data)
+            store.apply(changes)
+            store.close()
+        return self._sound
+
+
+def _flip(folder: Path, data: bytes) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    contents = {path: bytearray(path.read_bytes()) for path in files}
+    rows = folder / "rows.sqlite"
+    for start in range(0, min(MOST_FLIPS, len(data) // _FLIP) * _FLIP, _FLIP):
+        which, *place, value = data[start : start + _FLIP]
+        # Half of all flips are for the rows: there is most to go wrong.
+        content = contents[rows if which < 4 else files[which % len(files)]]
+        content[int.from_bytes(place, "big") % len(content)] = value
+    for path, content in contents.items():
+        path.write_bytes(content)

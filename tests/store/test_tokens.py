@@ -1,0 +1,55 @@
+"""Tokens as bytes."""
+
+from __future__ import annotations
+
+import struct
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rollout_sched.store.errors import PieceDamaged
+from rollout_sched.store.tokens import Tokens, decode, encode
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
+
+
+@given(ids=IDS, observed=st.none() | IDS, data=st.data(), width=st.sampled_from((32, 64)))
+def test_what_was_written_is_read(ids, observed, data, width):
+    floats = st.floats(allow_nan=False, width=width)
+    logprobs = data.draw(st.none() | st.lists(floats, min_size=len(ids), max_size=len(ids)))
+    tokens = Tokens(ids, logprobs, observed)
+    read = decode(encode(tokens))
+    assert read.ids == ids
+    assert read.observed == observed
+    assert read.logprobs == logprobs or not ids
+
+
+def test_eight_bytes_a_token_and_twelve_a_piece():
+    ids, logprobs = list(range(100)), [-0.5] * 100
+    assert len(encode(Tokens(ids))) == 12 + 400
+    assert len(encode(Tokens(ids, logprobs))) == 12 + 800
+    assert len(encode(Tokens(ids, [-0.1] * 100))) == 12 + 1200  # 0.1 is no float32
+
+
+def test_an_id_beyond_31_bits_is_refused():
+    with pytest.raises(OverflowError):
+        encode(Tokens([2**31]))
+
+
+@given(st.binary(max_size=64))
+def test_other_bytes_are_damaged_or_tokens(data):
+    try:
+        tokens = decode(data)
+    except PieceDamaged:
+        return
+    assert len(data) >= 12 + 4 * len(tokens.ids)
+
+
+def test_a_piece_that_ends_early_is_damaged():
+    data = encode(Tokens([1, 2, 3], [-1.0, -2.0, -3.0]))
+    for end in range(len(data)):
+        with pytest.raises(PieceDamaged):
+            decode(data[:end])
+    with pytest.raises(PieceDamaged):
+        decode(struct.pack("<BBxxII", 3, 0, 0, 0))

@@ -1,0 +1,158 @@
+"""The thread that writes to a store."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from rollout_sched.store import writer as writer_module
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.disk import Disk
+from rollout_sched.store.errors import StoreBroken, StoreFull
+from rollout_sched.store.store import Store
+from rollout_sched.store.writer import HEADROOM, StoreWriter
+
+#: Seconds that nothing here comes near to.
+LONG_S = 60
+
+
+def put(name, value=b"1"):
+    changes = Changes()
+    changes.put("group", name, value)
+    return changes
+
+
+class TroubledDisk(Disk):
+    """Fails with `error` while there is one, and says how much room there is."""
+
+    def __init__(self):
+        self.error = None
+        self.free = 2**40
+        self.tried = threading.Event()
+
+    def commit(self, database):
+        if self.error is not None and self.tried is not None:
+            self.tried.set()
+            raise self.error
+        super().commit(database)
+
+    def room(self, folder):
+        self.tried.set()
+        return self.free
+
+
+@pytest.fixture
+def disk():
+    return TroubledDisk()
+
+
+@pytest.fixture
+def broken():
+    return []
+
+
+@pytest.fixture
+def writer(tmp_path, disk, broken):
+    writer = StoreWriter(Store(tmp_path / "s", disk=disk), broken.append)
+    yield writer
+    disk.error, disk.free = None, 2**40
+    writer.close()
+
+
+def reopened(writer):
+    writer.close()
+    return Store(writer.store.folder).facts("group")
+
+
+def test_a_promise_is_kept_with_all_that_came_before(writer):
+    for number in range(100):
+        writer.write(put(str(number)))
+    writer.promise(put("last")).result(LONG_S)
+    rows = writer.store._database.facts()[0]
+    assert {fact.name for fact in rows if fact.kind == "group"} == {*map(str, range(100)), "last"}
+
+
+def test_an_empty_promise_is_about_what_came_before(writer):
+    writer.write(put("a"))
+    writer.promise().result(LONG_S)
+    assert "a" in {fact.name for fact in writer.store._database.facts()[0]}
+
+
+def test_what_nobody_waits_for_is_written_all_the_same(tmp_path, disk):
+    writer = StoreWriter(Store(tmp_path, disk=disk), print)
+    writer.write(put("a"))
+    assert reopened(writer) == {"a": b"1"}
+
+
+def test_a_full_disk_takes_no_new_work_and_finishes_the_old(writer, disk, monkeypatch):
+    monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    promise = writer.promise(put("a"))
+    assert disk.tried.wait(LONG_S)
+    while not writer.full:
+        pass
+    with pytest.raises(StoreFull, match=r"disk is full \(.*No space left.*no new prompts"):
+        writer.check_room()
+    assert not promise.done()
+    writer.write(put("b"))
+    disk.error = None
+    promise.result(LONG_S)
+    writer.promise().result(LONG_S)
+    while writer.full:
+        pass
+    writer.check_room()
+    assert reopened(writer) == {"a": b"1", "b": b"1"}
+
+
+def test_little_room_is_as_none_for_new_work_only(writer, disk, monkeypatch):
+    monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
+    disk.free = HEADROOM - 1
+    writer.promise(put("a")).result(LONG_S)
+    while not writer.full:
+        pass
+    with pytest.raises(StoreFull, match=f"{HEADROOM - 1} bytes are free"):
+        writer.check_room()
+    writer.promise(put("b")).result(LONG_S)
+    disk.free = HEADROOM
+    while writer.full:
+        pass
+    writer.check_room()
+
+
+def test_work_that_the_disk_does_not_keep_up_with_is_not_added_to(writer, monkeypatch):
+    monkeypatch.setattr(writer_module, "MOST_WAITING", -1)
+    with pytest.raises(StoreFull, match="does not keep up"):
+        writer.check_room()
+
+
+def test_a_broken_disk_is_told_to_all_who_were_promised_something(writer, disk, broken):
+    disk.error = OSError(errno.EIO, "Input/output error")
+    promise = writer.promise(put("a"))
+    with pytest.raises(StoreBroken, match=r"Input/output error.*start again on the same store"):
+        promise.result(LONG_S)
+    with pytest.raises(StoreBroken):
+        writer.promise(put("b")).result(LONG_S)
+    with pytest.raises(StoreBroken):
+        writer.check_room()
+    writer.write(put("c"))  # goes nowhere
+    writer._thread.join(LONG_S)
+    assert broken == [writer.broken]
+
+
+def test_what_a_full_disk_has_not_taken_at_the_end_is_told(tmp_path, disk):
+    writer = StoreWriter(Store(tmp_path, disk=disk), print)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    promise = writer.promise(put("a"))
+    assert disk.tried.wait(LONG_S)
+    writer.close()
+    with pytest.raises(StoreBroken, match="the disk is full"):
+        promise.result(LONG_S)
+
+
+def test_a_promise_that_was_cancelled_hurts_nobody(writer):
+    gone, kept = writer.promise(put("a")), writer.promise(put("b"))
+    gone.cancel()
+    kept.result(LONG_S)
+    assert writer.broken is None
