@@ -8,6 +8,12 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.roles import Dice, FleetView, Instance, Request
+from rollout_sched.policies.affinity import (
+    MARGIN,
+    PREFILL_TOKENS_PER_S,
+    WAIT_S,
+    worth_staying,
+)
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -193,18 +199,17 @@ class SessionAffinity(msgspec.Struct, frozen=True):
     Who has none goes where the fewest sessions are (prime-rl's sticky routing, PR 3563), for those
     between two turns will be back; the samples of a prompt of `shared_tokens` or more go where the
     first of them is, for it is prefilled and kept once there, until that instance is ahead by a
-    whole group. A request leaves home only if home has more than `margin` requests more than that
-    one *and* the wait saved, `wait_s` seconds per request of that difference, exceeds what
-    computing the context again costs at `prefill_tokens_per_s`. A blind threshold loses 18-20 % to
-    re-prefills (verl PR 6533); a margin of 2 per session won (verl PR 7435). A home that is full or
-    not serving is left at once.
+    whole group. A request leaves home only if that is worth the re-prefill (`policies.affinity`). A
+    home that is full or not serving is left at once. So it keeps sessions, and affinity is not
+    asked.
     """
 
-    margin: Annotated[int, msgspec.Meta(ge=0)] = 2
-    prefill_tokens_per_s: Positive = 25_000.0
-    wait_s: Positive = 0.05
+    margin: Annotated[int, msgspec.Meta(ge=0)] = MARGIN
+    prefill_tokens_per_s: Positive = PREFILL_TOKENS_PER_S
+    wait_s: Positive = WAIT_S
     shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
     weighs_tokens = False
+    keeps_sessions = True
 
     def load(self, instance: Instance) -> int:
         return instance.sessions
@@ -218,11 +223,15 @@ class SessionAffinity(msgspec.Struct, frozen=True):
         )
         if home is None or least is None:
             return self._with_siblings(request, fleet, least)
-        ahead = home.in_flight - least.in_flight
-        if ahead <= self.margin:
-            return home
-        reprefill_s = request.context_tokens / self.prefill_tokens_per_s
-        return least if ahead * self.wait_s > reprefill_s else home
+        stays = worth_staying(
+            request,
+            home,
+            least,
+            margin=self.margin,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            wait_s=self.wait_s,
+        )
+        return home if stays else least
 
     def _with_siblings(
         self, request: Request, fleet: FleetView, least: Instance | None

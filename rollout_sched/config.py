@@ -27,6 +27,7 @@ from rollout_sched.core.roles import Roles
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.policies import (
     admission,
+    affinity,
     batching,
     freshness,
     interruption,
@@ -56,6 +57,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "static_split": routing.StaticSplit,
         "vllm_internal_lb": routing.VllmInternalLb,
     },
+    "affinity": {"by_cost": affinity.ByCost, "none": affinity.Ignored},
     "ordering": {
         "fifo": ordering.Fifo,
         "longest_first": ordering.LongestFirst,
@@ -107,6 +109,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
 
 DEFAULTS = {
     "routing": "least_requests",
+    "affinity": "by_cost",
     "ordering": "fifo",
     "admission": "slots",
     "prediction": "none",

@@ -233,6 +233,8 @@ class Service:
                 f"anybody who reaches {self.options.host} may use this gateway; "
                 f"--api-key-file closes it"
             )
+        if not self.live.driver.view.keeps_sessions:
+            self._say("X-Session-ID is ignored: the policy's [affinity] is none")
         if auth.is_open:
             self._say("/admin and the trainer's API are open to programs on this machine only")
 

@@ -117,6 +117,21 @@ class Routing(Protocol):
         """An open instance, or None to let it wait."""
 
 
+class Affinity(Protocol):
+    """Does a request of a session go back to where its KV is, though others have less to do?
+
+    A *session* here is the conversation of direct requests that clients name. A routing that sees
+    to that itself says so in an attribute `keeps_sessions` that is true; then nobody else is asked.
+    """
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """False: never asked."""
+
+    def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
+        """Both are open: where its session was last, and where the routing would send it."""
+
+
 class Ordering(Protocol):
     """Which waiting request goes first?"""
 
@@ -298,6 +313,7 @@ class Roles(msgspec.Struct, frozen=True):
     """One answerer for every question: what a policy file assembles."""
 
     routing: Routing
+    affinity: Affinity
     ordering: Ordering
     admission: Admission
     prediction: Prediction
@@ -342,6 +358,16 @@ class Roles(msgspec.Struct, frozen=True):
         return bool(getattr(self.admission, "counts_finished", False))
 
     @property
+    def routing_keeps_sessions(self) -> bool:
+        """True if the routing sees to sessions, so that affinity is not asked."""
+        return bool(getattr(self.routing, "keeps_sessions", False))
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether it means anything to name a session."""
+        return self.routing_keeps_sessions or self.affinity.keeps_sessions
+
+    @property
     def sessions(self) -> SessionAdmission | None:
         """The admission, if it bounds sessions."""
         admission: Any = self.admission
@@ -350,6 +376,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Admission",
+    "Affinity",
     "Attempt",
     "Batching",
     "Capacity",

@@ -136,12 +136,14 @@ class Scheduler:
             self.anomalies,
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,
+            keeps_sessions=roles.keeps_sessions,
         )
         # A round that starts over what it leaves behind, or verifies it, has nothing that could
         # grow stale.
         keeps_old = roles.interruption.keeps_partial and not roles.verifies
         self._carries_over = keeps_old or not roles.batching.stops_at_delivery
         self._part_prompts = roles.batching.part_prompts
+        self._asks_affinity = not roles.routing_keeps_sessions and roles.affinity.keeps_sessions
         self._out = out
 
     def _handlers(
@@ -433,6 +435,8 @@ class Scheduler:
                 return
             if instance.open_index < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
+            if request.session and self._asks_affinity:
+                instance = self._home_or(request, instance)
             choosy = request.failed_on or fleet.unlike or capped
             if choosy and not self._suits(request, instance):
                 instance = self._elsewhere(request)
@@ -441,6 +445,15 @@ class Scheduler:
                     continue
             waiting.remove(request)
             self._send(request, instance)
+
+    def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
+        """Where its session was last, if that is open and worth it."""
+        if request.last_instance is None:
+            return elsewhere
+        home = self.fleet.open_instance(request.last_instance)
+        if home is None or home is elsewhere:
+            return elsewhere
+        return home if self.roles.affinity.stays(request, home, elsewhere) else elsewhere
 
     def _suits(self, request: Request, instance: Instance) -> bool:
         if instance.id in request.failed_on:

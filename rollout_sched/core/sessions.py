@@ -9,9 +9,13 @@ LIMIT = 100_000
 
 
 class Sessions:
-    """Session -> the instance its last request was sent to; the longest unused are forgotten."""
+    """Session -> the instance its last request was sent to; the longest unused are forgotten.
+
+    `moves` counts the requests that were sent elsewhere than the one before.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
+        self.moves = 0
         self._limit = limit
         self._instances: OrderedDict[str, str] = OrderedDict()
 
@@ -22,6 +26,7 @@ class Sessions:
         return self._instances.get(session)
 
     def sent(self, session: str, instance: str) -> None:
+        self.moves += self._instances.get(session, instance) != instance
         self._instances[session] = instance
         self._instances.move_to_end(session)
         if len(self._instances) > self._limit:

@@ -29,7 +29,8 @@ class SchedulerView:
     """A scheduler as drivers, gateways and metrics see it. It always shows the present.
 
     `keeps_partial`: whether who was interrupted goes on from its tokens. `leniency`: of the test of
-    drafts (see `core.verification`); None where nothing is verified.
+    drafts (see `core.verification`); None where nothing is verified. `keeps_sessions`: whether it
+    means anything to name a session.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class SchedulerView:
         *,
         keeps_partial: bool,
         leniency: float | None,
+        keeps_sessions: bool,
     ) -> None:
         self.keeps_partial = keeps_partial
         self.leniency = leniency
+        self.keeps_sessions = keeps_sessions
         self.anomalies = anomalies
         self._fleet = fleet
         self._groups = groups
@@ -121,6 +124,16 @@ class SchedulerView:
         """Whether the tool is waited for that follows the turn made by this attempt."""
         found = self._requests.get(request)
         return found is not None and found.state is ACTING and found.last_attempt == attempt
+
+    @property
+    def sessions(self) -> int:
+        """Sessions of clients whose last instance is known."""
+        return len(self._sessions)
+
+    @property
+    def session_moves(self) -> int:
+        """Requests of a session that were sent elsewhere than the one before."""
+        return self._sessions.moves
 
     def knows_session(self, session: str) -> bool:
         return self._sessions.last_instance(session) is not None

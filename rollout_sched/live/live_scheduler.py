@@ -96,6 +96,7 @@ class LiveScheduler:
                 "waiting": view.waiting,
                 "parked": view.parked,
             },
+            "sessions": {"known": view.sessions, "moves": view.session_moves},
             "groups": {
                 **{str(state): view.groups(state) for state in HERE},
                 "delivered": progress.delivered,

@@ -425,6 +425,8 @@ WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
 
 #: What is not searched, "role.policy" or "role.policy.parameter", and why.
 LEFT_OUT: dict[str, str] = {
+    "affinity.by_cost": "what is trained has no sessions: clients' own requests have",
+    "affinity.none": "as the other one",
     "admission.aimd_concurrency.most": "a guard that nothing in a trace comes near",
     "interruption.partial.leniency": "a replay rejects as the scenario says, however lenient",
     "interruption.none.at_update": "there is only one",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
+from rollout_sched.config import load_policy, shipped
 from rollout_sched.core.actions import Answer, Discard, Dispatch, Interrupt
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
+    Event,
     InstanceJoined,
     InstanceLost,
     RequestFailed,
@@ -99,6 +104,83 @@ def test_a_session_goes_home() -> None:
     assert dispatch.instance == "i0"
     told(SessionEnded("talk"), SessionEnded("talk"))
     assert told.anomalies == {"unknown_session": 1}
+
+
+TURNS = 5
+CLIENTS = 12
+
+
+def converse(told: Told, *, sessions: bool) -> list[tuple[str, str]]:
+    """So many clients with so many turns each: what was sent where. Answers come, and clients ask
+    on, in any order. A turn's context holds the one before it."""
+    dice = random.Random(0)
+    where: list[tuple[str, str]] = []
+    turns: Counter[int] = Counter()
+    thinking = list(range(CLIENTS))
+    running: dict[str, Dispatch] = {}
+    while running or thinking:
+        place = dice.randrange(len(running) + len(thinking))
+        event: Event
+        if place < len(thinking):
+            client = thinking.pop(place)
+            turns[client] += 1
+            name, session = f"c{client}.{turns[client]}", f"s{client}" if sessions else ""
+            event = RequestSubmitted(name, name, PROMPT + 40 * turns[client], LIMIT, session)
+        else:
+            name = sorted(running)[place - len(thinking)]
+            event = RequestFinished(name, running.pop(name).attempt, 30)
+            client = int(name[1:].split(".")[0])
+            if turns[client] < TURNS:
+                thinking.append(client)
+        for action in told(event):
+            if isinstance(action, Dispatch):
+                running[action.request] = action
+                where.append((action.request, action.instance))
+    return where
+
+
+def moved(where: list[tuple[str, str]]) -> int:
+    """Clients who were not always sent to the same instance."""
+    places: dict[str, set[str]] = {}
+    for name, instance in where:
+        places.setdefault(name.split(".")[0], set()).add(instance)
+    return sum(len(some) > 1 for some in places.values())
+
+
+@pytest.mark.parametrize("preset", shipped("policies/presets"))
+def test_a_session_stays_where_its_kv_is_under_every_preset(preset: str) -> None:
+    told = Told(instances=0)
+    told.scheduler = load_policy(preset).scheduler(prompts_per_step=4)
+    told(*(InstanceJoined(f"i{number}", 8, 10**6) for number in range(3)))
+    where = converse(told, sessions=True)
+    assert len(where) == TURNS * CLIENTS
+    assert moved(where) <= 3
+
+
+def test_without_affinity_sessions_move() -> None:
+    told = Told(instances=3, affinity="none")
+    assert moved(converse(told, sessions=True)) >= CLIENTS - 2
+    assert told.scheduler.view.session_moves > CLIENTS
+    assert told.scheduler.view.sessions == CLIENTS
+    assert not told.scheduler.view.keeps_sessions
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "random", "least_tokens"])
+def test_who_names_no_session_is_sent_as_if_there_was_no_affinity(routing: str) -> None:
+    runs = [
+        converse(Told(instances=3, routing=routing, affinity=affinity), sessions=False)
+        for affinity in ("by_cost", "none")
+    ]
+    assert runs[0] == runs[1]
+    assert moved(runs[0]) >= CLIENTS - 2
+
+
+def test_a_home_that_is_lost_is_left_and_that_counts() -> None:
+    told = Told(instances=2)
+    told(ask("d1", "g", "talk"), RequestFinished("d1", 1, 5), InstanceLost("i0", "gone"))
+    (dispatch,) = told(ask("d2", "h", "talk"))
+    assert isinstance(dispatch, Dispatch)
+    assert (dispatch.instance, told.scheduler.view.session_moves) == ("i1", 1)
 
 
 def test_one_of_a_session_passes_those_whose_kv_is_nowhere() -> None:

@@ -82,6 +82,10 @@ CHECKS: dict[str, Check] = {
         p.load(t.instance("i0")) <= p.load(t.instance("i0"))
         and isinstance(p.choose(t.request("c/0"), t.scheduler.fleet), Instance | None)
     ),
+    "affinity": lambda p, t: (
+        isinstance(p.keeps_sessions, bool)
+        and isinstance(p.stays(t.request("c/0"), t.instance("i0"), t.instance("i1")), bool)
+    ),
     "ordering": lambda p, t: p.key(t.request("b/0")) <= p.key(t.request("b/0")),
     "admission": lambda p, t: isinstance(p.admits(t.instance("i0")), bool),
     "prediction": lambda p, t: (

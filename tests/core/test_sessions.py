@@ -30,3 +30,11 @@ def test_the_longest_unused_is_forgotten_first() -> None:
     assert len(sessions) == 2
     assert sessions.last_instance("b") is None
     assert sessions.last_instance("a") == "i0"
+
+
+def test_moves_are_counted() -> None:
+    sessions = Sessions()
+    for instance in ("i0", "i0", "i1", "i0"):
+        sessions.sent("a", instance)
+    sessions.sent("b", "i1")
+    assert sessions.moves == 2

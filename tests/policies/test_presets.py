@@ -14,7 +14,7 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
 SCENARIOS = config.shipped("simulators/replay/scenarios")
-OURS = {"static_split", "round_robin_sync", "dplb", "async_rolling"}
+OURS = {"agentic", "static_split", "round_robin_sync", "dplb", "async_rolling"}
 LITERATURE = {
     "aimd_concurrency",
     "april",

@@ -44,6 +44,12 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
     )
     yield _one("in_flight", "Attempts on instances.", view.in_flight)
     yield _one("waiting", "Requests that wait for an instance.", view.waiting)
+    yield _one("sessions", "Sessions of clients whose last instance is known.", view.sessions)
+    yield _one(
+        "session_moves_total",
+        "Requests of a session sent elsewhere than the one before.",
+        view.session_moves,
+    )
     yield _one("parked", "Requests in the replay buffer.", view.parked)
     journal = gateway.journal
     if journal is not None:

@@ -100,3 +100,18 @@ def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
             assert state["journal"]["broken"] == "No space left on device"
 
     run(scene())
+
+
+def test_sessions_that_moved_are_told() -> None:
+    async def scene() -> None:
+        async with House() as house:
+            sessions = house.driver.pump.scheduler.sessions
+            for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
+                sessions.sent(name, instance)
+            text = prometheus_text(house.service.gateway)
+            assert "\nrollout_sched_sessions 2\n" in text
+            assert "\nrollout_sched_session_moves_total 1\n" in text
+            _, state = await house.ask("GET", "/admin/state")
+            assert state["sessions"] == {"known": 2, "moves": 1}
+
+    run(scene())

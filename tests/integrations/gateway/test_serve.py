@@ -78,6 +78,17 @@ def test_in_front_of_vllm(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.parametrize("use", ["by_cost", "none"])
+def test_a_header_that_is_ignored_is_said(use: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        policy = tmp_path / "mine.toml"
+        policy.write_text(f'[affinity]\nuse = "{use}"\n')
+        async with House(policy=str(policy)) as house:
+            assert any("X-Session-ID is ignored" in line for line in house.said) is (use == "none")
+
+    run(scene())
+
+
 def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
     async def scene() -> None:
         late = Upstream("http://late:1")
