@@ -231,14 +231,10 @@ def make_policy(name: str = "made", **roles: Any) -> PolicyFile:
 class Watched:
     """A closed loop that has run: the seconds it took and all that was said in it."""
 
+    scheduler: Scheduler
     loop: ClosedLoop
     total_s: float = 0.0
     log: list[tuple[float, Event, list[Action]]] = field(default_factory=list)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The last, where it restarts."""
-        return self.loop.scheduler
 
     @property
     def kinds(self) -> set[type[Any]]:
@@ -283,16 +279,13 @@ def watch(
     if isinstance(policy, str):
         policy = load_policy(policy)
     workload = Workload(trace, scenario.job, seed=seed, traffic=scenario.traffic)
-
-    def make_scheduler() -> Scheduler:
-        return policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
-
+    scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
     log: list[tuple[float, Event, list[Action]]] = []
 
     def note(now: float, event: Event, actions: list[Action]) -> None:
         log.append((now, event, list(actions)))
         if check:
-            loop.scheduler.check_invariants()
+            scheduler.check_invariants()
 
-    loop = ClosedLoop(make_scheduler(), workload, scenario, [note], successor=make_scheduler)
-    return Watched(loop, loop.run(), log)
+    loop = ClosedLoop(scheduler, workload, scenario, [note])
+    return Watched(scheduler, loop, loop.run(), log)

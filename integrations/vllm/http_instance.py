@@ -5,7 +5,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.bearer import authorization, check_key
@@ -14,15 +16,21 @@ from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Control
+from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Control, decoded
 from rollout_sched.integrations.vllm.detection import MOST_SLOTS, Findings, Way, detect
 from rollout_sched.integrations.vllm.instance_url import checked_url
 from rollout_sched.integrations.vllm.order_calls import OrderCalls
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.integrations.vllm.proxy import ProxyCalls
+from rollout_sched.integrations.vllm.ranks import MOST_RANKS
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import Description, Gauges, OnTokens, Order, Output
+from rollout_sched.live.ports import Description, Gauges, InstanceError, OnTokens, Order, Output
+
+
+class _WorldSize(msgspec.Struct):
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+
 
 _JSON = (b"content-type", b"application/json")
 
@@ -160,6 +168,17 @@ class HttpInstance:
     ) -> None:
         """A step of vLLM's weight transfer, by the name of its endpoint. Never repeated."""
         await self.control.call(f"/{step}", body, repeatable=False, limit_s=limit_s)
+
+    async def world_size(self) -> int:
+        """How many ranks it has in a weight transfer (`integrations.vllm.ranks`)."""
+        answer = await self.control.get(endpoints.WORLD_SIZE)
+        if answer.status != 200:
+            raise InstanceError(
+                f"{self.name} does not tell how many ranks it has ({endpoints.WORLD_SIZE} answered "
+                f"{answer.status}): start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+        told: _WorldSize = decoded(endpoints.WORLD_SIZE, answer.body, _WorldSize)
+        return told.world_size
 
     async def gauges(self) -> Gauges:
         answer = await self.control.get(endpoints.METRICS)

@@ -127,6 +127,10 @@ class InProcessInstance:
         """A step of vLLM's weight transfer, by the name of its endpoint; `body` as there."""
         await self.collective_rpc(step, body, limit_s)
 
+    async def world_size(self) -> int:
+        """How many ranks it has in a weight transfer (`integrations.vllm.ranks`)."""
+        return int(self.engine.vllm_config.parallel_config.world_size_across_dp)
+
     async def gauges(self) -> Gauges:
         if self._gauges is None:
             raise CallerError(

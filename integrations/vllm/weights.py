@@ -9,9 +9,10 @@ A user's own loader is any `async def apply(client, version)`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -21,7 +22,8 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
 from rollout_sched.integrations.vllm.off_loop import off_loop
 from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.live.ports import InstanceClient
+from rollout_sched.integrations.vllm.ranks import VLLM, deal
+from rollout_sched.live.ports import InstanceClient, InstanceError
 
 LOAD_LIMIT_S = 900.0
 CHECK_LIMIT_S = 60.0
@@ -45,6 +47,8 @@ class Workers(Protocol):
     async def weight_transfer(
         self, step: str, body: Mapping[str, Any], limit_s: float | None = None
     ) -> None: ...
+
+    async def world_size(self) -> int: ...
 
 
 class ReloadFromDisk:
@@ -113,6 +117,10 @@ class WeightTransfer:
     `init_info` and `update_info` are what the backend of `--weight-transfer-config` wants: a
     mapping, or a function of (client, version), plain or async, that makes it. An `update_info`
     that is a list of mappings makes one update call for each, such as one for each bucket.
+
+    `fleet`: the instances of which a group of ranks is made, if `init_info` names a `rank_offset`:
+    each gets ranks of its own then (`integrations.vllm.ranks`). They meet when they are set up, so
+    all of them must be updated together, and who comes later has no part in the group.
     """
 
     def __init__(
@@ -120,17 +128,20 @@ class WeightTransfer:
         update_info: Info | list[Mapping[str, Any]],
         init_info: Info | None = None,
         *,
+        fleet: Callable[[], Sequence[InstanceClient]] | None = None,
         limit_s: float = LOAD_LIMIT_S,
     ) -> None:
         self._init_info: Info = {} if init_info is None else init_info
         self._update_info = update_info
         self._limit_s = limit_s
         self._initialized: WeakKeyDictionary[InstanceClient, float] = WeakKeyDictionary()
+        self._fleet = fleet
+        self._group: asyncio.Task[dict[InstanceClient, Any]] | None = None
 
     async def __call__(self, client: InstanceClient, version: int) -> None:
         workers = _workers(client)
         if self._initialized.get(client) != workers.started_at:
-            body = {"init_info": await _made(self._init_info, client, version)}
+            body = {"init_info": await self._own_init_info(client, version)}
             await workers.weight_transfer(endpoints.INIT_TRANSFER, body, self._limit_s)
             self._initialized[client] = workers.started_at
         infos = await _made(self._update_info, client, version)
@@ -140,6 +151,34 @@ class WeightTransfer:
                 endpoints.UPDATE_WEIGHTS, {"update_info": info}, self._limit_s
             )
         await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, self._limit_s)
+
+    async def _own_init_info(self, client: InstanceClient, version: int) -> Any:
+        """Raises InstanceError if it has no part in the group that was set up."""
+        info = await _made(self._init_info, client, version)
+        ranked = isinstance(info, Mapping) and VLLM.first in info
+        if self._fleet is None or not ranked or callable(self._init_info):
+            return info
+        if self._group is None:
+            self._group = asyncio.ensure_future(_dealt(info, self._fleet()))
+        try:
+            dealt = await asyncio.shield(self._group)
+        except (CallerError, InstanceError):
+            self._group = None
+            raise
+        if client not in dealt or client in self._initialized:
+            raise InstanceError(
+                "it was not here when the ranks of the weight transfer were dealt, so it would "
+                "wait for the others for ever: publish with another init_info, such as a new port"
+            )
+        return dealt[client]
+
+
+async def _dealt(
+    info: Mapping[str, Any], fleet: Sequence[InstanceClient]
+) -> dict[InstanceClient, Any]:
+    """`info` with the ranks of each."""
+    sizes = await asyncio.gather(*(_workers(client).world_size() for client in fleet))
+    return dict(zip(fleet, deal(info, VLLM, sizes), strict=True))
 
 
 async def _made(info: Any, client: InstanceClient, version: int) -> Any:

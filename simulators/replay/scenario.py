@@ -21,7 +21,6 @@ from rollout_sched.simulators.replay.faults import (
     Failing,
     Fault,
     Joins,
-    SchedulerRestarts,
     ToolsFailing,
     name_of,
 )
@@ -167,9 +166,7 @@ def _check_sense(name: str, scenario: Scenario) -> None:
                 f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
                 f"come to an end; give it for_s, a share below 1, or one instance"
             )
-        instance = None
-        if not isinstance(fault, ToolsFailing | SchedulerRestarts):
-            instance = fault.instance
+        instance = None if isinstance(fault, ToolsFailing) else fault.instance
         if instance is not None and instance >= fleet.instances:
             raise ConfigError(
                 f"{name}: faults[{number}].instance = {instance}: the fleet has "

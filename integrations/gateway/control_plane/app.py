@@ -19,12 +19,14 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth
 from rollout_sched.integrations.gateway.control_plane.codec import refusal
+from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
 from rollout_sched.integrations.gateway.control_plane.scheduler_routes import SchedulerRoutes
 from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
@@ -44,7 +46,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: know may change an instance, and is passed on for administrators only.
 _INFERENCE = re.compile(
     r"/(v1|v2|inference/v1)/[\w/.-]+|/(tokenize|detokenize|tokenizer_info|pooling|classify|score"
-    r"|rerank|invocations|generate)"
+    r"|rerank|invocations|generate|skyrl/v1/generate)"
 )
 
 _UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
@@ -65,7 +67,8 @@ def make_app(
     """All routes. `max_body`: bytes of a request's body; more is answered 413. `max_samples`: see
     `TrainerApi`.
     """
-    guards = _Guards(gateway, auth)
+    control = FleetControl(gateway)
+    guards = _Guards(gateway, auth, control)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -75,12 +78,13 @@ def make_app(
     app[STOPPING] = asyncio.Event()
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
-    public, workers = Public(gateway), Workers(gateway)
+    public, workers = Public(gateway), Workers(gateway, control)
     app.add_routes(public.routes())
     for route in (*public.keyed_routes(), *workers.keyed_routes()):
         guards.keyed.add(route.handler)
         app.add_routes([route])
     for room in (
+        control,
         workers,
         Admin(gateway),
         TrainerApi(gateway, max_samples),
@@ -96,11 +100,12 @@ def make_app(
 class _Guards:
     """Asks for the key that a route needs; `keyed` takes a client's, `closed` the admin's."""
 
-    def __init__(self, gateway: Gateway, auth: AdminAuth) -> None:
+    def __init__(self, gateway: Gateway, auth: AdminAuth, control: FleetControl) -> None:
         self.keyed: set[object] = set()
         self.closed: set[object] = set()
         self._gateway = gateway
         self._auth = auth
+        self._control = control
 
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.match_info.handler
@@ -113,13 +118,17 @@ class _Guards:
             why = self._auth.refusal(request.remote, request.headers, by_socket=by_socket)
             if why:
                 return refusal(401 if self._auth.has_keys else 403, why)
-            if passed_on and request.method == "POST" and len(self._gateway.supervisors()) > 1:
+            if passed_on and self._would_change_one_of_many(request):
                 return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
         elif wanted in self.keyed or passed_on:
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not self._gateway.data_plane.keys.admit(given):
                 return refusal(401, UNADMITTED)
         return await handler(request)
+
+    def _would_change_one_of_many(self, request: web.Request) -> bool:
+        one = request.method == "GET" or self._control.goes_to_one(request.method, request.path)
+        return not one and len(self._gateway.supervisors()) > 1
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """To the least loaded instance, or to any if all are full."""
@@ -147,6 +156,8 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
         return refusal(404, str(error))
     except NotAllowed as error:
         return refusal(403, str(error))
+    except Conflict as error:
+        return refusal(409, str(error))
     except CallerError as error:
         return refusal(400, str(error))
     except InstanceSilent as error:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from rollout_sched.integrations.gateway.control_plane.gateway import id_of
+from rollout_sched.integrations.gateway.control_plane.instance_access import id_of
 from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
-from rollout_sched.integrations.vllm.protocol.endpoints import HOLDING, RELEASING
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.ports import InstanceError
 
+#: `results` by instance, `failed`, `total`, `succeeded`.
+Answer = dict[str, Any]
+
 
 class Call(NamedTuple):
-    """What every instance is asked; `query` without "?"."""
+    """What every instance is asked; `query` without "?". `pause` says whether it stands still after
+    it, or goes on."""
 
     method: str
     path: str
@@ -25,6 +28,7 @@ class Call(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     timeout_s: float
+    pause: Literal["hold", "release"] | None = None
 
 
 class Refused(InstanceError):
@@ -37,32 +41,44 @@ class Refused(InstanceError):
 
 
 async def broadcast(
-    supervisors: Sequence[InstanceSupervisor], call: Call
-) -> tuple[int, dict[str, Any]]:
-    """As `to_each`; every result has the status and the body of an instance's answer."""
-    return await to_each(supervisors, lambda supervisor: _ask(supervisor, call))
+    supervisors: Sequence[InstanceSupervisor],
+    call: Call,
+    bodies: Mapping[str, bytes] | None = None,
+) -> tuple[int, Answer]:
+    """As `to_each`; every result has the status and the body of an instance's answer.
+
+    `bodies`: by an instance's name, where they are not the same for all.
+    """
+
+    async def order(supervisor: InstanceSupervisor) -> dict[str, Any]:
+        own = call if bodies is None else call._replace(body=bodies[supervisor.name])
+        return await _ask(supervisor, own)
+
+    return await to_each(supervisors, order)
 
 
 async def to_each(
     supervisors: Sequence[InstanceSupervisor],
     order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]],
-) -> tuple[int, dict[str, Any]]:
-    """(status, answer): 200, 207 if some failed, 502 if all did, 503 if there is nobody to ask."""
+) -> tuple[int, Answer]:
+    """(`multi_status`, answer)"""
     answers = await asyncio.gather(*(_done(supervisor, order) for supervisor in supervisors))
     failed = [answer for answer in answers if "error" in answer]
     results = {answer.pop("worker_id"): answer for answer in answers if "error" not in answer}
-    if not answers:
-        status = 503
-    elif failed:
-        status = 207 if results else 502
-    else:
-        status = 200
-    return status, {
+    answer: Answer = {
         "results": results,
         "failed": failed,
         "total": len(answers),
         "succeeded": len(results),
     }
+    return multi_status(answer), answer
+
+
+def multi_status(answer: Answer) -> int:
+    """As smg's: 200, 207 if some failed, 502 if all did, 503 if there was nobody to ask."""
+    if answer["failed"]:
+        return 207 if answer["results"] else 502
+    return 200 if answer["total"] or answer.get("done_before") else 503
 
 
 async def _done(
@@ -95,15 +111,15 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
         body = _readable(response.body)
         if response.status >= 300:
             raise Refused(response.status, body)
-        _note(supervisor, call.path)
+        _note(supervisor, call)
     return {"status": response.status, "body": body}
 
 
-def _note(supervisor: InstanceSupervisor, path: str) -> None:
+def _note(supervisor: InstanceSupervisor, call: Call) -> None:
     """Whoever watches the instance must know that it stands still."""
-    if path in HOLDING:
+    if call.pause == "hold":
         supervisor.note_held()
-    elif path in RELEASING:
+    elif call.pause == "release":
         supervisor.note_released()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -11,7 +10,12 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.counters import Counters
-from rollout_sched.integrations.gateway.control_plane.instance_access import AllowList, checked_url
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
+    AllowList,
+    checked_url,
+    id_of,
+)
+from rollout_sched.integrations.gateway.control_plane.trainer_updates import TrainerUpdates
 from rollout_sched.integrations.gateway.control_plane.weight_update import (
     WeightLoaders,
     WeightUpdate,
@@ -89,6 +93,7 @@ class Gateway:
         self.journal = live.journal
         self.data_plane = data_plane
         self.weight_loaders = WeightLoaders(live.driver)
+        self.trainer_updates = TrainerUpdates(live.driver)
         self.counters = Counters()
         self.created = int(time.time())
         self._make_client = make_client
@@ -152,18 +157,14 @@ class Gateway:
         )
 
     def state(self) -> dict[str, Any]:
-        """The state of the scheduler, and what clients have here."""
+        """The state of the scheduler, what clients have here, and a trainer's update through us."""
         calls = {
             "open": self.data_plane.calls.requests,
             "open_bytes": self.data_plane.calls.body_bytes,
             "refused": self.data_plane.refused,
         }
-        return {**self._live.state(), "calls": calls}
-
-
-def id_of(name: str) -> str:
-    """A name that can stand in a path, the same in every run."""
-    return f"{zlib.crc32(name.encode()):08x}"
+        update = self.trainer_updates.state()
+        return {**self._live.state(), "calls": calls, "trainer_update": update}
 
 
 def notes_of(supervisor: InstanceSupervisor) -> list[str]:

@@ -7,6 +7,7 @@ key but its own, and nothing that it says is passed on.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -94,6 +95,11 @@ class AddedInstance(HttpInstance):
             return await super().describe()
         except AnswerRefused as error:
             raise InstanceError(f"{self.name}: {error.unquoted}") from None
+
+
+def id_of(name: str) -> str:
+    """An instance's name as it can stand in a path, the same in every run."""
+    return f"{zlib.crc32(name.encode()):08x}"
 
 
 def checked_url(url: str) -> str:

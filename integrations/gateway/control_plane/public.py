@@ -23,6 +23,7 @@ class Public:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/health", self.health),
+            web.get("/liveness", self.liveness),
             web.get("/ping", self.health),
             web.post("/ping", self.health),  # as SageMaker does, and so vLLM
             web.get("/version", self.version),
@@ -39,6 +40,11 @@ class Public:
             return web.Response()
         broken = self._gateway.driver.broken
         return refusal(503, f"the scheduler stopped: {broken}" if broken else "no instance is here")
+
+    async def liveness(self, request: web.Request) -> web.Response:
+        """200 while the scheduler works, whoever is here: the path prime-rl asks of its servers."""
+        broken = self._gateway.driver.broken
+        return refusal(503, f"the scheduler stopped: {broken}") if broken else web.Response()
 
     async def version(self, request: web.Request) -> web.Response:
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})

@@ -29,7 +29,8 @@ class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's weight transfer: what its backend wants for the set-up and for the update.
 
-    `update_info` as a list makes one call for each.
+    `update_info` as a list makes one call for each. A `rank_offset` of `init_info` is that of the
+    first instance; the others get what follows.
     """
 
     update_info: dict[str, Any] | list[dict[str, Any]]
@@ -85,11 +86,16 @@ class WeightLoaders:
         """One object for all versions: it knows which instances are set up already."""
         if self._init_info != transfer.init_info:
             self._init_info = transfer.init_info
-            self._transfer = WeightTransfer(self._update_info, transfer.init_info)
+            self._transfer = WeightTransfer(
+                self._update_info, transfer.init_info, fleet=self._fleet
+            )
         oldest = self._driver.view.run.fleet_version
         self._update_infos = {v: i for v, i in self._update_infos.items() if v >= oldest}
         self._update_infos[version] = transfer.update_info
         return self._transfer
+
+    def _fleet(self) -> list[InstanceClient]:
+        return [each.client for each in self._driver.supervisors.values() if each.joined]
 
     def _update_info(self, client: InstanceClient, version: int) -> Any:
         return self._update_infos[version]

@@ -1,4 +1,4 @@
-"""The routes by which other routers' users manage instances, and vLLM's control for all at once.
+"""The routes by which other routers' users manage instances.
 
 What they are called and what they answer is the convention of sglang-router and vllm-router
 (/add_worker, /remove_worker, /list_workers, /workers, /finish_session) and of smg (/v1/rl), so a
@@ -8,29 +8,32 @@ trainer that was written for one of them needs no change.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import SessionEnded
-from rollout_sched.integrations.gateway.control_plane.broadcast import Call, broadcast
-from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.broadcast import broadcast, multi_status
+from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
+from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl, call_of
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
     InstanceView,
     NewInstance,
 )
-from rollout_sched.integrations.gateway.control_plane.relay import forwardable, is_plain
-from rollout_sched.integrations.vllm.protocol.endpoints import CONTROL_PATHS
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.integrations.gateway.control_plane.relay import is_plain
+
+#: Selectors that ask for nothing in particular.
+EVERYBODY = ("", "*", "all")
 
 
 class Workers:
     """Routes for administrators, except for the end of a session, which clients tell."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, control: FleetControl) -> None:
         self._gateway = gateway
+        self._control = control
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -45,7 +48,6 @@ class Workers:
             web.get("/v1/rl/workers/{id}", self.show_rl),
             web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", self.engine_of_one),
             web.route("*", "/v1/rl/engine/{path:.+}", self.engine),
-            *(web.route("*", path, self.control) for path in sorted(CONTROL_PATHS)),
         ]
 
     def keyed_routes(self) -> list[web.RouteDef]:
@@ -101,7 +103,12 @@ class Workers:
 
     async def engine(self, request: web.Request) -> web.Response:
         """To all instances, or to those that `selector` takes: "key=value,..." of the list."""
+        call = await call_of(self._gateway, request, _path_of_engine(request))
         selector = request.query.get("selector", "")
+        rule = shipped().of(call.method, call.path)
+        if rule is not None and selector in EVERYBODY:
+            answer = await self._control.carry_out(call, rule)
+            return reply(request, answer, multi_status(answer))
         chosen = [
             supervisor
             for supervisor in self._gateway.supervisors()
@@ -109,40 +116,22 @@ class Workers:
         ]
         if not chosen and selector:
             return refusal(404, f"selector {selector!r} takes no instance")
-        return await self._broadcast(request, _path_of_engine(request), chosen)
+        status, answer = await broadcast(chosen, call)
+        return reply(request, answer, status)
 
     async def engine_of_one(self, request: web.Request) -> web.Response:
         supervisor = self._gateway.supervisor(request.match_info["id"])
-        call = await self._call(request, _path_of_engine(request))
+        call = await call_of(self._gateway, request, _path_of_engine(request))
         _, answer = await broadcast([supervisor], call)
         for worker_id, result in answer["results"].items():
             return reply(request, {"worker_id": worker_id, **result}, result["status"])
         failure = answer["failed"][0]
         return reply(request, failure, failure["status"] or 502)
 
-    async def control(self, request: web.Request) -> web.Response:
-        """vLLM's own control path, sent to us as if we were one server."""
-        return await self._broadcast(request, request.path, self._gateway.supervisors())
-
     # -- inside ----------------------------------------------------------------------------
 
     def _views(self) -> list[InstanceView]:
         return [self._gateway.view(supervisor) for supervisor in self._gateway.supervisors()]
-
-    async def _broadcast(
-        self, request: web.Request, path: str, supervisors: list[InstanceSupervisor]
-    ) -> web.Response:
-        status, answer = await broadcast(supervisors, await self._call(request, path))
-        return reply(request, answer, status)
-
-    async def _call(self, request: web.Request, path: str) -> Call:
-        # As it came: decoded, "%26" would become another parameter for the instances.
-        pairs = request.raw_path.partition("?")[2].split("&")
-        query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
-        headers = forwardable(request.raw_headers)
-        settings = self._gateway.driver.settings
-        body = await body_of(request)
-        return Call(request.method, path, query, headers, body, settings.update_timeout_s)
 
 
 def _path_of_engine(request: web.Request) -> str:
@@ -192,7 +181,7 @@ def _rl_worker(view: InstanceView) -> dict[str, Any]:
 
 def _selected(worker: dict[str, Any], selector: str) -> bool:
     """Whether a worker has all that is asked for; "" and "*" ask for nothing."""
-    if selector in ("", "*", "all"):
+    if selector in EVERYBODY:
         return True
     for term in selector.split(","):
         key, equals, value = term.strip().partition("=")

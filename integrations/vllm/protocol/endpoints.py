@@ -1,4 +1,4 @@
-"""Where vLLM's HTTP server answers (vLLM 0.32), and which of its control an SGLang user knows."""
+"""Where vLLM's HTTP server answers (vLLM 0.32)."""
 
 from __future__ import annotations
 
@@ -34,49 +34,10 @@ IS_PAUSED = "/is_paused"
 SET_LABEL = "/update_weight_version"
 WEIGHT_INFO = "/weight_info"
 COLLECTIVE_RPC = "/collective_rpc"
+WORLD_SIZE = "/get_world_size"
 
 #: Steps of a weight transfer: an endpoint each, and a method of the engine in process.
 INIT_TRANSFER = "init_weight_transfer_engine"
 START_UPDATE = "start_weight_update"
 UPDATE_WEIGHTS = "update_weights"
 FINISH_UPDATE = "finish_weight_update"
-
-#: Paths of vLLM's, and SGLang's, control that concern every instance of a fleet.
-CONTROL_PATHS = frozenset(
-    (
-        "/abort_request",
-        "/continue_generation",
-        "/flush_cache",
-        "/is_sleeping",
-        "/pause_generation",
-        "/release_kv_cache_memory",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/reset_prefix_cache",
-        "/resume_kv_cache_memory",
-        "/sleep",
-        "/start_profile",
-        "/stop_profile",
-        "/update_weights_from_disk",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/wake_up",
-        "/weight_checker",
-        COLLECTIVE_RPC,
-        DEV_ABORT,
-        IS_PAUSED,
-        OPEN_ABORT,
-        PAUSE,
-        RESUME,
-        SET_LABEL,
-        WEIGHT_INFO,
-        f"/{FINISH_UPDATE}",
-        f"/{INIT_TRANSFER}",
-        f"/{START_UPDATE}",
-        f"/{UPDATE_WEIGHTS}",
-    )
-)
-
-#: After these an instance makes no tokens, until one of those that undo it.
-HOLDING = frozenset((PAUSE, "/pause_generation", "/sleep"))
-RELEASING = frozenset((RESUME, "/continue_generation", "/wake_up"))

@@ -32,6 +32,7 @@ class Upstream(Scripted):
         self.request_headers = [(b"authorization", b"Bearer instance")]
         self.answering: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.stream: asyncio.Queue[bytes | None] | None = None
+        self.workers = 1
         self.pool: Pool
         self._server: web.AppRunner
 
@@ -52,6 +53,9 @@ class Upstream(Scripted):
     async def go_down(self) -> None:
         """Its server is gone; whoever asks is refused the connection."""
         await self._server.cleanup()
+
+    async def world_size(self) -> int:
+        return self.workers
 
     def pass_on(
         self,

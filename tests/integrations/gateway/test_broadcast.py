@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway.control_plane.broadcast import (
     broadcast,
     to_each,
 )
-from rollout_sched.integrations.gateway.control_plane.gateway import id_of
+from rollout_sched.integrations.gateway.control_plane.instance_access import id_of
 from tests.integrations.gateway.house import House, Upstream, run
 
 A, B = "http://a:1", "http://b:1"
@@ -73,8 +73,8 @@ def test_a_failure_says_whether_it_was_refused_or_not_reached() -> None:
     assert unreached["message"] == "OSError"
 
 
-def call(path: str = "/flush_cache", query: str = "") -> Call:
-    return Call("POST", path, query, [(b"x-a", b"1")], b"body", 5.0)
+def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> Call:
+    return Call("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
 
 
 def test_every_instance_is_asked_with_its_own_key() -> None:
@@ -93,16 +93,14 @@ def test_every_instance_is_asked_with_its_own_key() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize(
-    ("path", "held"), [("/pause", True), ("/sleep", True), ("/flush_cache", False)]
-)
-def test_who_watches_an_instance_knows_that_it_stands_still(path: str, held: bool) -> None:
+@pytest.mark.parametrize(("pause", "held"), [("hold", True), ("release", False), (None, False)])
+def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bool) -> None:
     async def scene() -> None:
         async with House(Upstream(A)) as house:
             (supervisor,) = house.service.gateway.supervisors()
-            await broadcast([supervisor], call(path))
+            await broadcast([supervisor], call("/pause", pause=pause))
             assert supervisor.held is held
-            await broadcast([supervisor], call("/resume"))
+            await broadcast([supervisor], call("/resume", pause="release"))
             assert not supervisor.held
 
     run(scene())
@@ -113,10 +111,21 @@ def test_what_was_refused_has_not_been_done() -> None:
         async with House(Upstream(A)) as house:
             house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
             (supervisor,) = house.service.gateway.supervisors()
-            status, answer = await broadcast([supervisor], call("/pause"))
+            status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
             assert (status, answer["failed"][0]["status"]) == (502, 500)
             assert "no JSON" in answer["failed"][0]["message"]
             assert not supervisor.held
+
+    run(scene())
+
+
+def test_each_may_be_sent_a_body_of_its_own() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            supervisors = house.service.gateway.supervisors()
+            await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
+            sent = [instance.asked[0]["body"] for instance in house.instances.values()]
+            assert sent == ["for a", "for b"]
 
     run(scene())
 

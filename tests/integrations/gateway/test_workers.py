@@ -101,11 +101,11 @@ def test_a_part_that_failed_is_told() -> None:
             assert (failure["url"], failure["status"]) == (B, 500)
             assert failure["message"] == {"error": "bad path"}
             await second.go_down()
-            status, answer = await house.ask("POST", "/update_weights", {})
+            status, answer = await house.ask("POST", "/v1/rl/engine/reset_mm_cache", {})
             assert status == 207
             assert answer["failed"][0]["error"] == "unreachable"
-            first.answers["/update_weights"] = (500, b"no JSON")
-            status, answer = await house.ask("POST", "/update_weights", {})
+            first.answers["/reset_mm_cache"] = (500, b"no JSON")
+            status, answer = await house.ask("POST", "/v1/rl/engine/reset_mm_cache", {})
             assert (status, answer["results"]) == (502, {})
             assert answer["failed"][0]["message"] == "no JSON"
 

@@ -19,8 +19,9 @@ class Recorder:
 
     name = "i0"
 
-    def __init__(self, fails=""):
+    def __init__(self, fails="", workers=1):
         self.started_at = 1.0
+        self.workers = workers
         self.calls = []
         self._fails = fails
 
@@ -29,6 +30,9 @@ class Recorder:
 
     async def weight_transfer(self, step, body, limit_s=None):
         self._note(step, body)
+
+    async def world_size(self):
+        return self.workers
 
     def _note(self, what, body):
         self.calls.append((what, body))
@@ -169,3 +173,52 @@ def test_a_client_without_workers():
 
     with pytest.raises(CallerError, match="i1: Other cannot load weights"):
         apply(ReloadFromDisk("/w", visible_here=False), 1, client=Other())
+
+
+RANKS = {"master_address": "t", "master_port": 1, "rank_offset": 1, "world_size": 4}
+
+
+class TestRanks:
+    def offsets(self, clients):
+        return [body["init_info"]["rank_offset"] for c in clients for step, body in c.calls[:1]]
+
+    def test_each_instance_gets_its_own(self):
+        clients = [Recorder(workers=2), Recorder(workers=1)]
+        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+
+        async def scene():
+            await asyncio.gather(*(loader(client, 1) for client in clients))
+
+        asyncio.run(scene())
+        assert self.offsets(clients) == [1, 3]
+
+    def test_a_group_of_another_size_is_refused_before_anybody_waits_in_it(self):
+        clients = [Recorder(), Recorder()]
+        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+        with pytest.raises(CallerError, match="it must be 3"):
+            apply(loader, 1, client=clients[0])
+        assert not clients[0].calls
+
+    def test_who_came_later_or_was_restarted_has_no_part_in_the_group(self):
+        clients = [Recorder(workers=3)]
+        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+        late = Recorder()
+
+        async def scene():
+            await loader(clients[0], 1)
+            with pytest.raises(InstanceError, match="another init_info"):
+                await loader(late, 1)
+            clients[0].started_at = 2.0
+            with pytest.raises(InstanceError, match="another init_info"):
+                await loader(clients[0], 1)
+
+        asyncio.run(scene())
+        assert not late.calls
+
+    @pytest.mark.parametrize("info", [{"port": 1}, lambda client, version: {"rank_offset": 7}])
+    def test_what_names_no_rank_or_is_made_for_each_is_left_as_it_is(self, info):
+        client = Recorder()
+        loader = WeightTransfer({}, info, fleet=lambda: [client])
+        apply(loader, 1, client=client)
+        told = {"rank_offset": 7} if callable(info) else info
+        assert client.calls[0] == ("init_weight_transfer_engine", {"init_info": told})

@@ -1,0 +1,146 @@
+"""Calls that are meant for one vLLM server, for a fleet: whom they go to is a table in a file.
+
+A client that knows of one server gets what one would answer: the status, and the fields that all
+answers share. What each instance said stands beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from rollout_sched.integrations.gateway.control_plane.broadcast import Answer, Call, broadcast
+from rollout_sched.integrations.gateway.control_plane.codec import body_of, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.fanout_table import Rule, shipped
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.integrations.gateway.control_plane.relay import forwardable
+from rollout_sched.integrations.gateway.data_plane.call import error_body
+
+#: What a client may send again: it goes to those alone that have failed, or does no harm. TRL 1.16
+#: does so by itself after 500, 502 and 503, prime-rl (2026-08) after anything from 500 on.
+REPEATABLE = 502
+
+#: What nobody sends again by itself: all ranks meet in it, so it would wait for the others.
+NOT_REPEATABLE = 424
+
+_AGAIN = {
+    REPEATABLE: "sent again, it goes to those alone that have not done it",
+    NOT_REPEATABLE: "do not send it again, for the others would not meet it: set the transfer up "
+    "again, and begin the update anew",
+}
+
+
+class FleetControl:
+    """Routes for administrators: the calls of the table that go to more than one."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._updates = gateway.trainer_updates
+        self._table = shipped()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.RouteDef(method, path, self.call, {"allow_head": False} if method == "GET" else {})
+            for (method, path), rule in self._table.calls.items()
+            if rule.to != "one"
+        ]
+
+    def goes_to_one(self, method: str, path: str) -> bool:
+        """Whether any instance may answer for all."""
+        rule = self._table.of(method, path)
+        return rule is not None and rule.to == "one"
+
+    async def call(self, request: web.Request) -> web.Response:
+        """Raises CallerError, or InstanceError where an instance cannot be asked what is needed."""
+        rule = self._table.calls[request.method, request.path]
+        if rule.to == "refuse" and len(self._gateway.supervisors()) > 1:
+            return refusal(
+                409,
+                f"{request.path} is passed on to no more than one: {rule.because}; send it to one "
+                f"at /v1/rl/workers/ID/engine{request.path}",
+            )
+        call = await call_of(self._gateway, request, request.path)
+        together = self._updates.ranks_meet_in(self._table.step(rule, call.body))
+        answer = await self.carry_out(call, rule)
+        return _as_one_server(request, rule, answer, NOT_REPEATABLE if together else REPEATABLE)
+
+    async def carry_out(self, call: Call, rule: Rule) -> Answer:
+        """By all whom it concerns; the failures of those that have not joined are apart, `away`."""
+        step = self._table.step(rule, call.body)
+        if step is not None:
+            return await self._updates.send(call, step, rule.ranks)
+        if rule.pause == "release":
+            self._updates.check_release(call.path)
+        everybody = self._gateway.supervisors()
+        here = {supervisor.name for supervisor in everybody if supervisor.joined}
+        asked = [each for each in everybody if rule.away or each.name in here]
+        _, answer = await broadcast(asked, call)
+        away = [failure for failure in answer["failed"] if failure["url"] not in here]
+        failed = [failure for failure in answer["failed"] if failure["url"] in here]
+        if rule.pause == "release":
+            self._updates.released(each.name for each in asked)
+        elif rule.pause == "hold":
+            self._updates.held(result["url"] for result in answer["results"].values())
+        return {**answer, "failed": failed, "away": away}
+
+
+async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:
+    """What instances are asked, on a path of theirs. The query as it came: decoded, "%26" would
+    become another parameter for them; less the `selector`, which is for us."""
+    pairs = request.raw_path.partition("?")[2].split("&")
+    query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
+    headers = forwardable(request.raw_headers)
+    body = await body_of(request)
+    limit_s = gateway.driver.settings.update_timeout_s
+    rule = shipped().of(request.method, path)
+    pause = None if rule is None else rule.pause
+    return Call(request.method, path, query, headers, body, limit_s, pause)
+
+
+def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: int) -> web.Response:
+    """`failing`: the status if it was not done by all who have joined."""
+    results, failed = answer["results"], answer["failed"]
+    if failed or (not results and not answer.get("done_before")):
+        status, text = _failure(request.path, answer, failing)
+        error = msgspec.json.decode(error_body(status, text))
+        return reply(request, {**error, **answer}, status)
+    bodies = [result["body"] for result in results.values()]
+    return reply(request, {**_shared(bodies, rule.sum), **answer})
+
+
+def _failure(path: str, answer: Answer, failing: int) -> tuple[int, str]:
+    failed = answer["failed"]
+    if not answer["total"]:
+        return 503, "no instance is here"
+    if not failed:
+        return failing, f"{path} reached nobody: no instance that has joined is here"
+    statuses = {failure["status"] for failure in failed}
+    names = ", ".join(
+        f"{failure['url']} ({failure['status'] or 'no answer'})" for failure in failed
+    )
+    text = f"{path} failed on {names}"
+    refused = statuses.pop() if len(statuses) == 1 and not answer["results"] else None
+    if refused is not None and 400 <= refused < 500:
+        return refused, text
+    return failing, f"{text}; {_AGAIN[failing]}"
+
+
+def _shared(bodies: list[Any], summed: str) -> dict[str, Any]:
+    """The fields of the answers that say the same; a flag is what all of them say."""
+    objects = [body for body in bodies if isinstance(body, dict)]
+    if not objects or len(objects) < len(bodies):
+        return {}
+    first, *others = objects
+    shared = {}
+    for field, value in first.items():
+        values = [value, *(other.get(field) for other in others)]
+        if field == summed and all(type(value) is int for value in values):
+            shared[field] = sum(values)
+        elif all(isinstance(value, bool) for value in values):
+            shared[field] = all(values)
+        elif all(value == values[0] for value in values):
+            shared[field] = value
+    return shared

@@ -1,0 +1,265 @@
+"""Weights that a trainer loads through the gateway, by the calls it would make to one server.
+
+The protocol is followed (`weight_protocol`): from the first call on the gates of its instances are
+closed, so that nothing new is sent under half-loaded weights, and when the last call has succeeded
+on all of them they serve the next version, their tokens are labelled with it, and the gates open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import InstanceLost
+from rollout_sched.core.model import InstanceStatus
+from rollout_sched.integrations.gateway.control_plane.broadcast import (
+    Answer,
+    Call,
+    broadcast,
+    to_each,
+)
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
+    Conflict,
+    Member,
+    Step,
+    UpdateState,
+    WeightProtocol,
+)
+from rollout_sched.integrations.vllm.protocol.answers import version_of
+from rollout_sched.integrations.vllm.ranks import RankFields, deal
+from rollout_sched.live.asking import ask
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.fleet_versions import THROUGH_US
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+
+log = logging.getLogger(__name__)
+
+#: Why the gate of an instance is closed. What is sent to one that is held would be made by whatever
+#: weights it has when it goes on.
+LOADING = "the trainer loads weights"
+HELD = "the trainer has paused it"
+
+_OURS = (InstanceStatus.DRAINING, InstanceStatus.PAUSING, InstanceStatus.UPDATING)
+
+
+class HasRanks(Protocol):
+    """A client that knows how many workers its server has."""
+
+    async def world_size(self) -> int: ...
+
+
+class TrainerUpdates:
+    """Carries out the weight calls of a trainer, one after the other."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._protocol = WeightProtocol()
+        self._turn = asyncio.Lock()
+        driver.pump.watch(self._lost, InstanceLost)
+
+    def state(self) -> dict[str, Any]:
+        """For whoever looks why nothing is dispatched."""
+        half = self._protocol.half_done
+        return {
+            "state": str(self._protocol.state),
+            "failed": sorted(member.name for member in half.failed) if half else [],
+            "remedy": half.remedy if half else "",
+        }
+
+    def ranks_meet_in(self, step: Step | None) -> bool:
+        """Whether a call of this step is one that all ranks of a group take part in together, so
+        that some of them must not get it again."""
+        begun = self._protocol.state is UpdateState.BEGUN
+        return step is Step.SET_UP or (step is Step.LOAD and begun)
+
+    async def send(self, call: Call, step: Step, ranks: RankFields | None) -> Answer:
+        """As `broadcast`, over all instances that have a part in it; `done_before` counts those
+        that had done this very call and were not asked again. `ranks`: where the body names some.
+
+        Raises CallerError, and InstanceError where an instance does not say how many ranks it has.
+        """
+        async with self._turn:
+            if step is Step.SET_UP:
+                return await self._set_up(call, ranks)
+            if step is Step.LABEL:
+                return await self._label(call)
+            return await self._load(call, step)
+
+    # -- pauses ----------------------------------------------------------------------------
+
+    def held(self, names: Iterable[str]) -> None:
+        """They stand still, and get nothing new."""
+        for name in names:
+            self._driver.versions.close_gate(name, HELD)
+
+    def check_release(self, path: str) -> None:
+        """Raises Conflict while instances have weights that are neither old nor new."""
+        if self._protocol.half_loaded:
+            raise Conflict(
+                f"{path} would go on with weights that are half loaded: finish the update first, "
+                "or begin it anew"
+            )
+
+    def released(self, names: Iterable[str]) -> None:
+        """They were told to go on; who could not be told is not here."""
+        for name in names:
+            self._driver.versions.open_gate(name, HELD)
+
+    # -- set up ----------------------------------------------------------------------------
+
+    async def _set_up(self, call: Call, ranks: RankFields | None) -> Answer:
+        here = self._here()
+        if ranks is None or not here:
+            return (await broadcast(here, call))[1]
+        info = _object(call.body)
+        sizes = await asyncio.gather(*(self._world_size(each) for each in here))
+        dealt = [msgspec.json.encode(own) for own in deal(info, ranks, sizes)]
+        names = [supervisor.name for supervisor in here]
+        return (await broadcast(here, call, dict(zip(names, dealt, strict=True))))[1]
+
+    async def _world_size(self, supervisor: InstanceSupervisor) -> int:
+        client = cast(HasRanks, supervisor.client)
+        return await ask(client.world_size(), self._driver.settings.control_timeout_s)
+
+    # -- load ------------------------------------------------------------------------------
+
+    async def _load(self, call: Call, step: Step) -> Answer:
+        protocol = self._protocol
+        identity = f"{call.path}?{call.query}\n".encode() + call.body
+        self._check_that_we_load_nothing()
+        protocol.check(step, identity)
+        told = self._told(call.body, "weight_version") if step is Step.FINISH else None
+        members = protocol.members([_member(each) for each in self._here()], step)
+        pending = [self._driver.supervisors[m.name] for m in protocol.pending(identity, members)]
+        for member in members:
+            self._driver.versions.close_gate(member.name, LOADING)
+        _, answer = await broadcast(pending, call)
+        answer["done_before"] = len(members) - len(pending)
+        failed = {failure["url"] for failure in answer["failed"]}
+        if failed and not _left_as_it_was(answer, step):
+            lacking = [member for member in members if member.name in failed]
+            protocol.half_did(identity, call.path, members, lacking)
+            log.warning("%s", self.state()["remedy"])
+        elif members and not failed and protocol.did(step, identity, members):
+            await self._serve_anew(members, told)
+        self._open_gates()
+        if step is Step.FINISH and not failed and protocol.half_done is not None:
+            raise Conflict(protocol.half_done.remedy)
+        return answer
+
+    def _check_that_we_load_nothing(self) -> None:
+        for instance in self._driver.view.instances:
+            if instance.status in _OURS:
+                version = self._driver.view.run.version
+                raise Conflict(
+                    f"version {version} is being loaded by the gateway; wait until it is `loaded` "
+                    "in GET /admin/state"
+                )
+
+    async def _serve_anew(self, members: Collection[Member], told: int | None) -> None:
+        """They have new weights, all of them."""
+        version = self._driver.view.run.version + 1 if told is None else told
+        supervisors = [self._driver.supervisors[member.name] for member in members]
+
+        async def label(supervisor: InstanceSupervisor) -> dict[str, Any]:
+            limit_s = self._driver.settings.control_timeout_s
+            async with supervisor.control_lock:
+                await ask(supervisor.client.set_version(version), limit_s)
+            return {}
+
+        _, answer = await to_each(supervisors, label)
+        unlabelled = {failure["url"] for failure in answer["failed"]}
+        if unlabelled:  # they are not believed to have it
+            log.warning("version %d: %s cannot be labelled", version, ", ".join(sorted(unlabelled)))
+        self._publish(version, [s for s in supervisors if s.name not in unlabelled])
+
+    def _publish(self, version: int, supervisors: Sequence[InstanceSupervisor]) -> None:
+        for supervisor in supervisors:
+            self._driver.versions.moved(supervisor.name, version, THROUGH_US)
+
+    def _open_gates(self) -> None:
+        """If nothing is half loaded."""
+        if not self._protocol.half_loaded:
+            for name in self._driver.supervisors:
+                self._driver.versions.open_gate(name, LOADING)
+
+    def _lost(self, event: InstanceLost) -> None:
+        """When it comes back it has the weights of its start, and no part in what is under way."""
+        for why in (LOADING, HELD):
+            self._driver.versions.open_gate(event.instance, why)
+
+    # -- label -----------------------------------------------------------------------------
+
+    async def _label(self, call: Call) -> Answer:
+        """The trainer says which version its weights are."""
+        if self._protocol.half_loaded:
+            raise Conflict(
+                "weights are half loaded: label them with the weight_version of "
+                "/finish_weight_update, or when they are whole"
+            )
+        version = self._told(call.body, "new_version")
+        here = self._here()
+        status, answer = await broadcast(here, call)
+        if status == 200 and version is not None:
+            self._publish(version, here)
+        return answer
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _here(self) -> list[InstanceSupervisor]:
+        return [each for each in self._driver.supervisors.values() if each.joined]
+
+    def _told(self, body: bytes, field: str) -> int | None:
+        """The version that a call names; None if it names none. Raises CallerError."""
+        label = _object(body).get(field)
+        if label is None:
+            return None
+        version, newest = version_of(label), self._driver.view.run.version
+        if version is None:
+            raise CallerError(
+                f'{field}: a label is the number of a version, such as "{newest + 1}"; without '
+                "one the gateway counts"
+            )
+        if version < newest:
+            raise Conflict(
+                f"{field} is {version}, but version {newest} was published before; versions grow"
+            )
+        return version
+
+
+def _member(supervisor: InstanceSupervisor) -> Member:
+    assert supervisor.description is not None  # it has joined
+    return Member(supervisor.name, supervisor.description.started_at)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object, an empty one as an empty one. Raises CallerError."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CallerError("body: not a JSON object") from error
+
+
+def _left_as_it_was(answer: dict[str, Any], step: Step) -> bool:
+    """Whether all have refused a call before they touched their weights.
+
+    A begin that is refused has not begun. A status of 4xx is about the call itself, but for AReaL's
+    servers, which say with 400 and `success` that a load has failed.
+    """
+    if answer["results"]:
+        return False
+    return all(
+        failure["status"] is not None
+        and (step is Step.BEGIN or (failure["status"] < 500 and not _says_that_it_failed(failure)))
+        for failure in answer["failed"]
+    )
+
+
+def _says_that_it_failed(failure: dict[str, Any]) -> bool:
+    said = failure["message"]
+    return isinstance(said, dict) and said.get("success") is False

@@ -1,0 +1,148 @@
+"""How far a trainer is that loads weights by calls to the gateway as if that were one server.
+
+A weight update is one call, or begins, loads and finishes (vLLM's four calls, SkyRL's methods).
+Between its first call and the last one that succeeds on every instance the weights are half loaded,
+and nothing new may be sent there:
+
+    SETTLED --whole--> SETTLED, loaded            prime-rl, AReaL, reload_weights, adapters
+    SETTLED --begin--> BEGUN --load--> BEGUN --finish--> SETTLED, loaded
+
+A call that failed on some instances is *half done*: sent again, it goes to those alone, and then
+counts as done everywhere. Until then no load leads on, and what is finished is not whole; to begin
+anew, or a whole update, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import StrEnum
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+
+
+class Conflict(CallerError):
+    """A call that is right in itself, but not now."""
+
+
+class Step(StrEnum):
+    """What a call does to the weights."""
+
+    SET_UP = "set up"  # of a transfer: no weights are touched
+    BEGIN = "begin"
+    LOAD = "load"
+    FINISH = "finish"
+    WHOLE = "whole"  # all three in one
+    LABEL = "label"  # what the weights that are there are called
+    BY_METHOD = "by method"  # whatever the worker's method is that it calls
+
+
+class UpdateState(StrEnum):
+    """Of the fleet's weights, as far as the trainer loads them through us."""
+
+    SETTLED = "settled"
+    BEGUN = "begun"
+
+
+class Move(msgspec.Struct, frozen=True):
+    """`loaded`: the weights are new and whole then."""
+
+    to: UpdateState
+    loaded: bool = False
+
+
+SETTLED, BEGUN = UpdateState
+
+MOVES: dict[UpdateState, dict[Step, Move]] = {
+    SETTLED: {
+        Step.BEGIN: Move(BEGUN),
+        # prime-rl's /update_weights; vLLM refuses what has not begun.
+        Step.LOAD: Move(SETTLED, loaded=True),
+        Step.WHOLE: Move(SETTLED, loaded=True),
+        Step.FINISH: Move(SETTLED),
+    },
+    BEGUN: {
+        Step.BEGIN: Move(BEGUN),
+        Step.LOAD: Move(BEGUN),
+        Step.WHOLE: Move(BEGUN),
+        Step.FINISH: Move(SETTLED, loaded=True),
+    },
+}
+
+
+class Member(msgspec.Struct, frozen=True):
+    """An instance from one start to the next."""
+
+    name: str
+    started_at: float
+
+
+class HalfDone(msgspec.Struct, frozen=True):
+    """A call that some instances did and others did not."""
+
+    call: bytes
+    what: str
+    done: frozenset[Member]
+    failed: frozenset[Member]
+
+    @property
+    def remedy(self) -> str:
+        names = ", ".join(sorted(member.name for member in self.failed))
+        return (
+            f"{self.what} has failed on {names}, so the weights are not whole: send it again, "
+            "which goes to those alone, begin anew, or restart or remove them and send it again"
+        )
+
+
+class WeightProtocol:
+    """The table, and what of it is under way. `call` is a call's identity, body and all.
+
+    half_done   the last call, if it was done by some only
+    """
+
+    def __init__(self) -> None:
+        self.state: UpdateState = SETTLED
+        self.half_done: HalfDone | None = None
+        self._begun_with: frozenset[Member] = frozenset()
+
+    @property
+    def half_loaded(self) -> bool:
+        """Whether an instance may have weights that are neither the old ones nor the new ones."""
+        return self.state is BEGUN or self.half_done is not None
+
+    def members(self, here: Collection[Member], step: Step) -> list[Member]:
+        """Of the instances that are here those that a step concerns: who came after an update had
+        begun has no part in it."""
+        anew = self.state is SETTLED or step is Step.BEGIN
+        return [member for member in here if anew or member in self._begun_with]
+
+    def pending(self, call: bytes, members: Iterable[Member]) -> list[Member]:
+        """Those that have not done it yet."""
+        half = self.half_done
+        done = half.done if half is not None and half.call == call else frozenset()
+        return [member for member in members if member not in done]
+
+    def check(self, step: Step, call: bytes) -> None:
+        """Raises Conflict if it would load on where a load is half done."""
+        half = self.half_done
+        goes_on = step is Step.LOAD and self.state is BEGUN
+        if half is not None and half.call != call and goes_on:
+            raise Conflict(half.remedy)
+
+    def did(self, step: Step, call: bytes, members: Collection[Member]) -> bool:
+        """All `members` have done it. Returns whether the weights are new and whole now."""
+        half, move = self.half_done, MOVES[self.state][step]
+        self.state = move.to
+        self._begun_with = frozenset(members)
+        if step is Step.FINISH and half is not None and half.call != call:
+            return False
+        self.half_done = None
+        return move.loaded
+
+    def half_did(
+        self, call: bytes, what: str, members: Collection[Member], failed: Collection[Member]
+    ) -> None:
+        """Of the `members` some have `failed`."""
+        done = frozenset(members) - frozenset(failed)
+        self.half_done = HalfDone(call, what, done, frozenset(failed))

@@ -1,0 +1,118 @@
+"""States and calls of an update that a trainer drives, without a gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
+    MOVES,
+    Conflict,
+    Member,
+    Step,
+    UpdateState,
+    WeightProtocol,
+)
+
+A, B = Member("http://a:1", 1.0), Member("http://b:1", 1.0)
+BOTH = [A, B]
+
+
+def call(step: Step) -> bytes:
+    return step.encode()
+
+
+def begun() -> WeightProtocol:
+    protocol = WeightProtocol()
+    assert not protocol.did(Step.BEGIN, call(Step.BEGIN), BOTH)
+    return protocol
+
+
+def half(protocol: WeightProtocol, step: Step) -> WeightProtocol:
+    protocol.half_did(call(step), f"/{step}", BOTH, [B])
+    return protocol
+
+
+def test_every_state_knows_every_step_that_touches_weights() -> None:
+    steps = {Step.BEGIN, Step.LOAD, Step.FINISH, Step.WHOLE}
+    assert {state: set(moves) for state, moves in MOVES.items()} == dict.fromkeys(
+        UpdateState, steps
+    )
+
+
+def test_four_calls_are_one_update() -> None:
+    protocol = begun()
+    for chunk in (b"1", b"2"):
+        assert not protocol.did(Step.LOAD, chunk, BOTH)
+        assert protocol.half_loaded
+    assert protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    assert not protocol.half_loaded
+
+
+@pytest.mark.parametrize("step", [Step.WHOLE, Step.LOAD])
+def test_one_call_is_one_update(step: Step) -> None:
+    protocol = WeightProtocol()
+    assert protocol.did(step, call(step), BOTH)
+    assert not protocol.half_loaded
+
+
+def test_what_never_began_does_not_finish() -> None:
+    assert not WeightProtocol().did(Step.FINISH, b"", BOTH)
+
+
+@pytest.mark.parametrize("step", [Step.BEGIN, Step.LOAD, Step.FINISH, Step.WHOLE])
+def test_a_call_that_is_half_done_goes_to_the_others_and_is_done_then(step: Step) -> None:
+    protocol = WeightProtocol() if step in (Step.BEGIN, Step.WHOLE) else begun()
+    before = protocol.state
+    half(protocol, step)
+    assert protocol.half_loaded
+    assert protocol.state is before
+    protocol.check(step, call(step))
+    assert protocol.pending(call(step), BOTH) == [B]
+    loaded = protocol.did(step, call(step), BOTH)
+    assert loaded is (step in (Step.FINISH, Step.WHOLE))
+    assert protocol.half_done is None
+
+
+def test_a_call_that_is_done_is_a_new_one_the_next_time() -> None:
+    protocol = half(WeightProtocol(), Step.WHOLE)
+    protocol.did(Step.WHOLE, call(Step.WHOLE), BOTH)
+    assert protocol.pending(call(Step.WHOLE), BOTH) == BOTH
+
+
+def test_nobody_loads_on_where_a_load_is_half_done() -> None:
+    protocol = half(begun(), Step.LOAD)
+    with pytest.raises(Conflict, match="/load has failed on http://b:1"):
+        protocol.check(Step.LOAD, b"the next chunk")
+    for step in (Step.BEGIN, Step.FINISH, Step.WHOLE):
+        protocol.check(step, b"another")
+
+
+def test_what_was_half_loaded_is_not_whole_when_it_is_finished() -> None:
+    protocol = half(begun(), Step.LOAD)
+    assert not protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    assert protocol.half_loaded
+    assert not protocol.did(Step.BEGIN, call(Step.BEGIN), BOTH)
+    assert not protocol.did(Step.LOAD, call(Step.LOAD), BOTH)
+    assert protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    assert not protocol.half_loaded
+
+
+def test_a_whole_update_repairs_a_half_one() -> None:
+    protocol = half(WeightProtocol(), Step.WHOLE)
+    assert protocol.did(Step.WHOLE, b"another checkpoint", BOTH)
+    assert not protocol.half_loaded
+
+
+def test_who_came_or_was_restarted_after_it_had_begun_has_no_part_in_it() -> None:
+    again, newcomer = Member(B.name, 2.0), Member("http://c:1", 1.0)
+    here = [A, again, newcomer]
+    protocol = begun()
+    assert protocol.members(here, Step.LOAD) == [A]
+    assert protocol.members(here, Step.BEGIN) == here
+    assert WeightProtocol().members(here, Step.WHOLE) == here
+
+
+def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
+    protocol = WeightProtocol()
+    protocol.half_did(b"load", "/load", BOTH, [A])
+    assert protocol.pending(b"load", [A, Member(B.name, 2.0)]) == [A, Member(B.name, 2.0)]
