@@ -39,6 +39,7 @@ class Envelope:
     samples      how many responses are asked for, to each prompt
     keep_ids     the client wants token ids in the answer
     says_ours    whether the body has a field already that is ours to say
+    tools        whether it offers tools, so that the server may read a call out of the whole answer
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Envelope:
         "says_ours",
         "session",
         "stream",
+        "tools",
     )
 
     def __init__(self, fields: Fields, endpoint: Endpoint) -> None:
@@ -79,6 +81,7 @@ class Envelope:
         )
         self.group = fields.group_id or ""
         self.session = fields.session_id or ""
+        self.tools = endpoint == "chat" and bytes(fields.tools) not in _NO_TOOLS
 
 
 _DECODER = msgspec.json.Decoder(Fields)
@@ -87,6 +90,7 @@ _FLAT_IDS = re.compile(rb"\[\s*\d")
 #: Below so many bytes Python counts faster than numpy has begun to.
 _LARGE = 2048
 
+_NO_TOOLS = (b"", b"null", b"[]")
 _NO_PROMPTS = re.compile(rb"\[\s*\]")
 
 #: One of several prompts, a text or a flat list of ids, in a list that is known to be JSON.

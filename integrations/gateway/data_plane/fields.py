@@ -41,6 +41,7 @@ class Fields(msgspec.Struct):
     cache_salt: str | UnsetType | None = UNSET
     group_id: str | None = None
     session_id: str | None = None
+    tools: msgspec.Raw = NOTHING
 
 
 #: As vLLM takes it.

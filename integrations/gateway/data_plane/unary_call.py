@@ -143,8 +143,11 @@ class UnaryCall:
         finish = said.finish
         if whole and finish != "abort" and not (segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, Raw(body))
-        answer = answers.read_object(body)
         parts = self.transcript.parts()
+        if finish == "abort" and not parts and self.call.request.envelope.tools:
+            # What goes on is text, and nobody would read a tool's call out of it.
+            return Outcome(0, "abort", (), None)
+        answer = answers.read_object(body)
         part = dialects.part_of(self.call.endpoint, answer)
         if part is not None and not parts:
             part.prompt_ids = self.call.prompt_ids([part])

@@ -454,6 +454,43 @@ class TestGoingOn:
 
         run(scene())
 
+    def test_a_chat_with_tools_starts_over(self) -> None:
+        async def scene() -> None:
+            instance = Instance()
+            async with Stage(instance, interruption=PARTIAL) as stage:
+                tool = {"type": "function", "function": {"name": "add"}}
+                messages = [{"role": "user", "content": "hi"}]
+                body = {"model": "tiny", "messages": messages, "max_tokens": 9, "tools": [tool]}
+                call = stage.call(body, "/v1/chat/completions")
+                await instance.asked()
+                await stage.update(1)
+                await until(lambda: instance.calls)
+                said: dict[str, Any] = {
+                    "prompt_token_ids": PROMPT,
+                    "choices": [
+                        {
+                            "index": 0,
+                            "message": {"role": "assistant", "content": "<tool_ca"},
+                            "finish_reason": "abort",
+                            "token_ids": [4],
+                        }
+                    ],
+                    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+                }
+                await instance.answer(0, said)
+                again = await instance.asked(1)
+                assert (again.target, again.body["messages"]) == ("/v1/chat/completions", messages)
+                assert again.body["max_tokens"] == 9
+                called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+                choice = {**said["choices"][0], "message": called, "finish_reason": "tool_calls"}
+                await instance.answer(1, {**said, "choices": [choice]})
+                answer = await call.json()
+                assert answer["choices"][0]["message"] == called
+                assert [s["version"] for s in segments(answer)] == [1]
+                stage.settled()
+
+        run(scene())
+
     def test_generate_joins_its_own_dialect(self) -> None:
         async def scene() -> None:
             instance = Instance()

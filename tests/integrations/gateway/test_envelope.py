@@ -18,7 +18,7 @@ from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fie
 
 ASKED = (
     *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
-    *("group", "session"),
+    *("group", "session", "tools"),
 )
 
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
@@ -163,3 +163,18 @@ def test_fields_go_in_front() -> None:
     body = envelopes.with_fields(b' {"a": 1}', {"b": "x", "c": True})
     assert json.loads(body) == {"a": 1, "b": "x", "c": True}
     assert envelopes.with_fields(b"{}", {}) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said", "tools"),
+    [
+        ("chat", {}, False),
+        ("chat", {"tools": None}, False),
+        ("chat", {"tools": []}, False),
+        ("chat", {"tools": [{"type": "function"}]}, True),
+        ("completions", {"tools": "any"}, False),
+    ],
+)
+def test_only_a_chat_offers_tools(endpoint: Any, said: dict[str, Any], tools: bool) -> None:
+    body = json.dumps({"messages": [1], "prompt": "a", **said}, separators=(",", ":")).encode()
+    assert envelopes.read(body, endpoint).tools is tools
