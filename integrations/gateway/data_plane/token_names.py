@@ -10,22 +10,35 @@ from __future__ import annotations
 
 import re
 
-#: A quote within a text is escaped, so these are keys wherever they stand.
-_ID = re.compile(rb'"token_id"\s*:\s*(\d+)')
-_NAME = re.compile(rb'"token"\s*:\s*"token_id:(\d+)"')
+#: A quote within a text is escaped, so these are keys wherever they stand. First as vLLM writes it.
+_IDS = (re.compile(rb'"token_id":(\d+)'), re.compile(rb'"token_id"\s*:\s*(\d+)'))
+_NAMES = (re.compile(rb'"token"\s*:\s*"token_id:(\d+)"'),)
 
 
 def both_spellings(data: bytes) -> bytes:
     """A whole answer, or whole events of one that is streamed.
 
-    Costs a quarter of a microsecond for each token that is named, and each candidate.
+    Costs 0.2 microseconds for each token that is named, and each candidate; one search where there
+    are no log-probs.
     """
-    has_id = data.find(b'"token_id"') >= 0
-    if data.find(b'"token"') < 0:
-        pieces = _ID.split(data) if has_id else []
-    else:
-        pieces = [] if has_id else _NAME.split(data)
-    if len(pieces) < 3:
+    if data.find(b'"logprob"') < 0:
         return data
-    pieces[1::2] = [b'"token":"token_id:%b","token_id":%b' % (i, i) for i in pieces[1::2]]
-    return b"".join(pieces)
+    has_id, has_name = data.find(b'"token_id"') >= 0, data.find(b'"token"') >= 0
+    if has_id != has_name:
+        for pattern in _IDS if has_id else _NAMES:
+            pieces = pattern.split(data)
+            if len(pieces) > 1:
+                return _told_twice(pieces)
+    return data
+
+
+def _told_twice(pieces: list[bytes]) -> bytes:
+    """Of ids and what stands around them, in turn. By slices, so that no loop runs over tokens."""
+    ids = pieces[1::2]
+    parts = [b""] * (5 * len(ids) + 1)
+    parts[0::5] = pieces[0::2]
+    parts[1::5] = [b'"token":"token_id:'] * len(ids)
+    parts[2::5] = ids
+    parts[3::5] = [b'","token_id":'] * len(ids)
+    parts[4::5] = ids
+    return b"".join(parts)

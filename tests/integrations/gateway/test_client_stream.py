@@ -40,7 +40,7 @@ def test_it_begins_with_what_is_sent_first() -> None:
 @pytest.mark.parametrize(("endpoint", "named"), [("generate", True), ("chat", False)])
 def test_log_probs_of_tokens_name_them_in_both_ways(endpoint: Any, named: bool) -> None:
     reply = Begun()
-    ClientStream(endpoint, reply).send(b'data: {"token_id":5}\n\n')
+    ClientStream(endpoint, reply).send(b'data: {"token_id":5,"logprob":-1}\n\n')
     assert (b'"token":"token_id:5"' in reply.said[0]) is named
 
 
