@@ -30,11 +30,12 @@ def test_every_module_has_a_mirrored_test():
     simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
+    neighbours = [f"integrations/{room}" for room in ("torch", "trl")]
     rooms = (".", "client", "core", "metrics", "inspection", "store")
     ours = [f"rollout_sched/{room}" for room in rooms]
     sources = [
         path.relative_to(ROOT)
-        for room in (*ours, *ROOMS, *simulators, *gateway, *vllm)
+        for room in (*ours, *ROOMS, *simulators, *gateway, *vllm, *neighbours)
         for path in sorted((ROOT / room).glob("*.py"))
         if path.name not in ("__init__.py", "errors.py")  # classes with nothing in them
     ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -41,7 +43,7 @@ class BlockingRollouts:
         self._thread = _LoopThread()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread.open()
         try:
             self._thread.run(self._rollouts.__aenter__())
         except BaseException:
@@ -64,6 +66,15 @@ class BlockingRollouts:
     remove_instance = _blocking(RolloutScheduler.remove_instance)
     state = _blocking(RolloutScheduler.state)
 
+    def acknowledge(self, batch: int) -> None:
+        """See `RolloutScheduler.acknowledge`."""
+        self._rollouts.acknowledge(batch)
+
+    def start(self, work: Callable[[RolloutScheduler], Coroutine[Any, Any, R]]) -> Future[R]:
+        """Begin what goes on beside the caller, in the thread of the event loop; `work` awaits what
+        it asks of the scheduler. Cancel the future to end it."""
+        return self._thread.start(work(self._rollouts))
+
     def batches(self) -> Iterator[Batch]:
         """See `RolloutScheduler.batches`."""
         while (batch := self.next_batch()) is not None:
@@ -82,8 +93,9 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event
         self._thread: threading.Thread
+        self._process = 0
 
-    def start(self) -> None:
+    def open(self) -> None:
         running = threading.Event()
 
         async def live() -> None:
@@ -91,6 +103,7 @@ class _LoopThread:
             running.set()
             await self._end.wait()
 
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=lambda: event_loop.run(live()), name="rollouts", daemon=True
         )
@@ -99,20 +112,29 @@ class _LoopThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """What it returns or raises. A wait that is broken off, as by Ctrl-C, cancels it."""
-        if self._loop is None or threading.current_thread() is self._thread:
+        if self._loop is not None and threading.current_thread() is self._thread:
             work.close()
             raise CallerError(
-                "use it as `with`: its event loop does not run"
-                if self._loop is None
-                else "a tool or a loader runs in the event loop that this call waits for; give it "
+                "a tool or a loader runs in the event loop that this call waits for; give it "
                 "what it needs before"
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        if self._loop is None or self._process != os.getpid():
+            work.close()
+            raise CallerError(
+                "use it as `with`: its event loop does not run"
+                if self._loop is None
+                else "its event loop did not come along when this process was forked; connect to a "
+                "gateway from here"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
         assert self._loop is not None  # started

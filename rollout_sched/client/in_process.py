@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
-from rollout_sched.client.rollout_scheduler import NOTHING, Position, RolloutScheduler
+from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.weight_update import WeightLoaders
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
@@ -37,7 +37,6 @@ class InProcess(RolloutScheduler):
         self._start = start
         self._instances = instances
         self._api_key = api_key
-        self._received: Position
         self._live: LiveScheduler
         self._weight_loaders: WeightLoaders
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
-from rollout_sched.client.rollout_scheduler import NOTHING, Position, RolloutScheduler
+from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerClient
 from rollout_sched.live.ports import InstanceClient
@@ -30,7 +30,7 @@ class Remote(RolloutScheduler):
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         self._gateway = TrainerClient(url, admin_key)
-        self._received: Position = NOTHING
+        self._received = NOTHING
 
     async def __aenter__(self) -> Self:
         await self._gateway.open()

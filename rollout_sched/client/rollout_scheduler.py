@@ -34,6 +34,9 @@ NOTHING: Position = (None, None)
 class RolloutScheduler(ABC):
     """Prompts in, batches out; to be used as `async with`."""
 
+    #: What has been received; it is said when the next batch is asked for.
+    _received: Position
+
     @staticmethod
     def from_toml(
         policy: str | Path,
@@ -132,6 +135,11 @@ class RolloutScheduler(ABC):
 
     @abstractmethod
     async def _next_batch(self, parts: bool) -> Batch | None: ...
+
+    def acknowledge(self, batch: int) -> None:
+        """A trainer that goes on from a checkpoint has trained up to the batch of this number: what
+        is asked for next is what follows it, where the scheduler has kept that."""
+        self._received = batch, None
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
         """Version `version` is ready; with `wait`, until every instance that is here, and at least

@@ -78,6 +78,7 @@ class LiveScheduler:
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
 
+        "failed": why, of the groups of which no batch has told yet.
         "loaded": every instance that is here, and at least one, has loaded the newest version.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
         """
@@ -102,6 +103,7 @@ class LiveScheduler:
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
+            "failed": self.trainer.untold_failures(),
             "in_batch": progress.in_batch,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,

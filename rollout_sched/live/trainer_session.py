@@ -242,6 +242,10 @@ class TrainerSession:
         self._failed.append(FailedGroup(group, _why(error)))
         self._check_end()
 
+    def untold_failures(self) -> dict[str, str]:
+        """Groups that the next batch will say have failed, and why."""
+        return {failed.uid: failed.reason for failed in self._failed}
+
     def _take_failed(self) -> list[FailedGroup]:
         failed, self._failed = self._failed, []
         return failed

@@ -13,6 +13,7 @@ import pytest
 
 from rollout_sched.client import (
     Applied,
+    Batch,
     BlockingRollouts,
     Prompt,
     RolloutScheduler,
@@ -115,6 +116,42 @@ def test_a_tool_cannot_call_back() -> None:
         assert batch is not None
         (failed,) = batch.failed
         assert "event loop that this call waits for" in failed.reason
+
+
+def test_what_goes_on_beside_the_caller() -> None:
+    async def first_batch(rollouts: RolloutScheduler) -> Batch | None:
+        return await rollouts.next_batch()
+
+    with rollouts_of() as rollouts:
+        future = rollouts.start(first_batch)
+        assert not future.done()
+        rollouts.submit(prompts("a"))
+        batch = future.result(20)
+        assert batch is not None
+        assert batch.samples[0].uid == "a"
+        endless = rollouts.start(first_batch)
+        assert endless.cancel()
+        assert rollouts.state()["batches"] == 1
+
+
+def test_what_a_checkpoint_has_trained_does_not_come_again() -> None:
+    with rollouts_of() as rollouts:
+        rollouts.submit(prompts("a", "b"))
+        first = rollouts.next_batch()
+        assert first is not None
+        rollouts.acknowledge(first.number)
+        second = rollouts.next_batch()
+        assert second is not None
+        assert second.samples[0].uid == "b"
+
+
+def test_a_fork_has_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rollouts_of() as rollouts:
+        with monkeypatch.context() as patched:
+            patched.setattr("os.getpid", lambda: -1)
+            with pytest.raises(CallerError, match="connect to a gateway"):
+                rollouts.state()
+        assert rollouts.state()["batches"] == 0
 
 
 def test_a_wait_that_is_broken_off_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 NAME = "test_disk"
 
 
-def install(folder: Path) -> None:
-    """Make `folder` a place from which vLLM loads this plugin."""
-    shutil.copy(__file__, folder)
-    metadata = folder / "disk_transfer-1.dist-info"
+def install(folder: Path, plugin: Path = Path(__file__), name: str = NAME) -> None:
+    """Make `folder` a place from which vLLM loads this plugin, or another with a `register`."""
+    shutil.copy(plugin, folder)
+    metadata = folder / f"{plugin.stem}-1.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: disk-transfer\nVersion: 1\n")
-    entry = f"[vllm.general_plugins]\n{NAME} = {Path(__file__).stem}:register\n"
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {plugin.stem}\nVersion: 1\n")
+    entry = f"[vllm.general_plugins]\n{name} = {plugin.stem}:register\n"
     (metadata / "entry_points.txt").write_text(entry)
 
 

@@ -1,0 +1,112 @@
+"""A scheduler's batches as a data set, for a DataLoader with or without workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from rollout_sched.live.samples import Batch
+
+#: Seconds between two looks at whether the weights have been published that a batch waits for.
+LOOK_S = 0.1
+
+
+class Rollouts(Protocol):
+    """What is asked of a scheduler: `rollout_sched.client.BlockingRollouts` is one."""
+
+    def next_batch(self, *, parts: bool = False) -> Batch | None: ...
+    def acknowledge(self, batch: int) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+
+
+class BatchDataset(IterableDataset[Batch]):
+    """Every batch once, in order, until submissions are closed and nothing is left.
+
+        loader = DataLoader(
+            BatchDataset(partial(connect, "http://gateway:8000")),
+            batch_size=None,
+            num_workers=1,
+            collate_fn=partial(padded, pad_token_id=0),
+        )
+
+    open                makes the scheduler whose batches they are, as a context manager. With
+                        workers it is called in one of them, so it must be picklable and connect to
+                        a gateway. The others stay without work: one is enough.
+    parts               batches as their groups become whole
+    batches_per_version how many batches the trainer trains with weights of one version
+
+    A worker runs ahead of the trainer; a batch that was asked for before the weights were published
+    that it is meant for would be staler than the scheduler knows. So a worker asks for the next one
+    when the trainer has published as often as it should have.
+    """
+
+    def __init__(
+        self,
+        open: Callable[[], AbstractContextManager[Rollouts]],
+        *,
+        parts: bool = False,
+        batches_per_version: int = 1,
+    ) -> None:
+        self._open = open
+        self._parts = parts
+        self._batches_per_version = batches_per_version
+        self._received: int | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        if worker is not None and worker.id:
+            return
+        with self._open() as rollouts:
+            if self._received is not None:
+                rollouts.acknowledge(self._received)
+            taken = _Taken(self._batches_per_version)
+            while (batch := rollouts.next_batch(parts=self._parts)) is not None:
+                if batch.last:
+                    self._received = batch.number
+                    taken.count(batch.version)
+                yield batch
+                if worker is not None:
+                    taken.wait(rollouts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the last whole batch that was handed out. Where a worker has the data set,
+        that is for it to tell, as it does to torchdata's StatefulDataLoader."""
+        return {"received": self._received}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after that batch, where the scheduler has kept what follows it, as a gateway that
+        runs on does. Without it the batch comes again that nobody has said to have received."""
+        self._received = state["received"]
+
+
+class _Taken:
+    """How many batches were taken of the trainer's present version."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._version = -1
+        self._batches = 0
+
+    def count(self, version: int) -> None:
+        if version != self._version:
+            self._version, self._batches = version, 0
+        self._batches += 1
+
+    def wait(self, rollouts: Rollouts) -> None:
+        """Until another may be asked for, or there is none."""
+        while self._batches >= self._most:
+            state = rollouts.state()
+            if state["version"] != self._version or _over(state):
+                return
+            time.sleep(LOOK_S)
+
+
+def _over(state: dict[str, Any]) -> bool:
+    """Nothing is here any more, and nothing will come."""
+    groups = state["groups"]
+    here = sum(groups.values()) - groups["delivered"]
+    return bool(state["closed"]) and not here and not state["in_batch"]

@@ -1,0 +1,63 @@
+"""Weights as a folder of safetensors files, which vLLM loads by `reload_weights`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+#: The most that one file holds, and with it what is kept in memory beside the model.
+SHARD_BYTES = 4 * 2**30
+
+
+class Checkpoints:
+    """A folder for each version in `root`, made by one process.
+
+    `root` is a path that every instance sees. Older folders are deleted, but the newest `keep`, for
+    an instance that has just come may still load the last but one.
+    """
+
+    def __init__(self, root: str | Path, *, keep: int = 2, shard_bytes: int = SHARD_BYTES) -> None:
+        self._root = Path(root).absolute()
+        self._keep = keep
+        self._shard_bytes = shard_bytes
+
+    def write(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
+        """A folder with these named tensors, by the names of the model's own checkpoint; it is
+        whole when it is there under its name. Raises OSError."""
+        folder = self._folder(version)
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for number, shard in enumerate(self._shards(tensors)):
+            save_file(shard, unfinished / f"model-{number:05d}.safetensors", {"format": "pt"})
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+        return folder
+
+    def delete_before(self, version: int) -> None:
+        """What no instance needs any more that has this version or a newer one."""
+        there = sorted(int(path.name) for path in self._root.iterdir() if path.name.isdecimal())
+        for old in there[: -self._keep]:
+            if old < version:
+                shutil.rmtree(self._folder(old), ignore_errors=True)
+
+    def _folder(self, version: int) -> Path:
+        return self._root / str(version)
+
+    def _shards(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterable[dict[str, torch.Tensor]]:
+        shard: dict[str, torch.Tensor] = {}
+        held = 0
+        for name, tensor in tensors:
+            shard[name] = tensor.detach().cpu().contiguous()
+            held += tensor.nbytes
+            if held >= self._shard_bytes:
+                yield shard
+                shard, held = {}, 0
+        if shard:
+            yield shard

@@ -1,0 +1,7 @@
+"""TRL's trainers on a scheduler: GRPOTrainer's rollout_func, AsyncGRPOTrainer's worker."""
+
+from rollout_sched.integrations.trl.checkpoint_transfer import CheckpointTransfer
+from rollout_sched.integrations.trl.rollout_func import RolloutFunc
+from rollout_sched.integrations.trl.rollout_worker import RolloutWorker
+
+__all__ = ["CheckpointTransfer", "RolloutFunc", "RolloutWorker"]

@@ -1,0 +1,72 @@
+"""What a TRL trainer asks for, as groups of the scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_sched.live.samples import Prompt
+
+#: Of GRPOConfig and AsyncGRPOConfig, by vLLM's names.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Prompts:
+    """Makes groups of prompts by a config of TRL's (GRPOConfig or AsyncGRPOConfig) and the
+    trainer's tokenizer or processor.
+
+    Every sample has a seed of its own: instances that were started alike draw alike, and siblings
+    on two of them would be the same text.
+    """
+
+    def __init__(self, args: Any, processing_class: Any) -> None:
+        self._args = args
+        self._processing_class = processing_class
+        self._dice = random.Random(args.seed)
+        self._run = uuid.uuid4().hex
+
+    def of(self, prompts: Sequence[Any], samples: int, first: int) -> list[Prompt]:
+        """A group of so many `samples` for each, text or messages; they are counted from `first`,
+        which makes their uids."""
+        return [
+            Prompt(
+                f"{self._run}/{number}",
+                token_ids,
+                samples,
+                self._args.max_completion_length,
+                self._sampling(),
+                [{"seed": self._dice.getrandbits(63)} for _ in range(samples)],
+                prompt_key=_key(token_ids),
+            )
+            for number, token_ids in enumerate(self.tokenized(prompts), first)
+        ]
+
+    def tokenized(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """As TRL does it: messages by the chat template, up to where the model is to go on."""
+        if not prompts:
+            return []
+        if isinstance(prompts[0], str):
+            ids = self._processing_class(text=list(prompts))["input_ids"]
+        else:
+            ids = self._processing_class.apply_chat_template(
+                conversation=list(prompts),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                **(self._args.chat_template_kwargs or {}),
+            )["input_ids"]
+        return [list(token_ids) for token_ids in ids]
+
+    def _sampling(self) -> dict[str, Any]:
+        given = {name: getattr(self._args, name) for name in _SAMPLING}
+        extra = getattr(self._args, "generation_kwargs", None) or {}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {**known, "logprobs": 0, **extra}
+
+
+def _key(token_ids: Sequence[int]) -> str:
+    """The same prompt in another epoch has the same."""
+    return hashlib.blake2b(repr(token_ids).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,30 @@
+"""GRPOTrainer with nothing of ours in it: the gateway as its `vllm_server_base_url`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.neighbours.fleet import fleet
+from tests.neighbours.trl import nccl, stage
+
+
+def test_it_trains_through_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[dict[str, Any]] = []
+    sent: list[int] = []
+    nccl.replace(monkeypatch, joined.append, lambda _, tensors: sent.append(len(list(tensors))))
+    model = stage.write_model(tmp_path / "model")
+    with fleet(2, policy="round_robin_sync", fake=stage.FAKE) as ours:
+        args = stage.config(
+            tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=ours.url
+        )
+        trainer = stage.trainer(model, args)
+        before = stage.copy_of(trainer.model)
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert stage.moved(before, trainer.model)
+        assert [info["world_size"] for info in joined] == [3], "both instances and the trainer"
+        assert sent == [len(list(trainer.model.named_parameters()))] * 2
+        assert all(instance.metric("vllm:request_success_total") for instance in ours.instances)
