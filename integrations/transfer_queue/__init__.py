@@ -1,0 +1,1 @@
+"""TransferQueue: our batches as samples that training processes fetch, each once."""

@@ -1,0 +1,59 @@
+"""Samples as columns, keys and tags."""
+
+from __future__ import annotations
+
+from rollout_sched.integrations.transfer_queue import columns
+from rollout_sched.live.samples import Batch, Sample, Span
+
+
+def sample(index: int, response: list[int], *, drawn: list[float] | None = None) -> Sample:
+    return Sample(
+        uid="a",
+        index=index,
+        prompt_ids=[1, 2],
+        response_ids=response,
+        response_mask=[1] * len(response),
+        rollout_log_probs=[-1.0] * len(response),
+        versions=[4] * len(response),
+        segments=[Span(4, "http://a", 0, len(response))],
+        staleness=1,
+        finish_reason="length",
+        status="TRUNCATED",
+        num_interruptions=0,
+        extra={"answer": 42},
+        drawn_log_probs=drawn,
+    )
+
+
+def test_a_tag_says_what_can_be_chosen_by():
+    one = sample(3, [5, 6, 7])
+    assert columns.key_of(one) == "a_3_0"
+    assert columns.tag_of(one, Batch(9, 5, [one])) == {
+        "status": "success",
+        "prompt_len": 2,
+        "response_len": 3,
+        "seq_len": 5,
+        "global_steps": 5,
+        "min_global_steps": 4,
+        "max_global_steps": 4,
+        "staleness": 1,
+        "batch": 9,
+    }
+
+
+def test_every_column_has_a_row_for_each_sample():
+    samples = [sample(0, [5, 6]), sample(1, [7])]
+    tokens = columns.ragged(samples)
+    assert tokens["input_ids"] == [[1, 2, 5, 6], [1, 2, 7]]
+    assert tokens["position_ids"] == [[0, 1, 2, 3], [0, 1, 2]]
+    assert tokens["loss_mask"] == tokens["response_mask"] == [[1, 1], [1]]
+    assert columns.objects(samples)["extra"] == [{"answer": 42}] * 2
+
+
+def test_log_probs_are_there_where_every_sample_has_them():
+    both = [sample(0, [5], drawn=[-2.0]), sample(1, [7], drawn=[-3.0])]
+    assert columns.log_probs(both) == {
+        "rollout_log_probs": [[-1.0], [-1.0]],
+        "drawn_log_probs": [[-2.0], [-3.0]],
+    }
+    assert "drawn_log_probs" not in columns.log_probs([*both, sample(2, [8])])
