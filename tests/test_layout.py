@@ -30,7 +30,8 @@ def test_every_module_has_a_mirrored_test():
     simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    neighbours = [f"integrations/{room}" for room in ("torch", "trl")]
+    names = ("torch", "transfer_queue", "trl", "verl")
+    neighbours = [f"integrations/{name}" for name in names]
     rooms = (".", "client", "core", "metrics", "inspection", "store")
     ours = [f"rollout_sched/{room}" for room in rooms]
     sources = [

@@ -1,0 +1,143 @@
+"""A call of verl's `LLMServerClient.generate` as our gateway takes it, and the gateway's answer.
+
+verl 0.9.1: `workers/rollout/llm_server.py` (the client), `vllm_rollout/vllm_async_server.py` (what
+its own servers make of sampling parameters, limits and reasons to stop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+#: What names the limit of a response in verl's sampling parameters.
+_LIMITS = ("max_tokens", "max_new_tokens")
+
+#: How verl's servers call the end of a response.
+COMPLETED, ABORTED = "completed", "aborted"
+
+
+class RolloutLengths(msgspec.Struct, frozen=True):
+    """Of verl's rollout configuration, in tokens."""
+
+    prompt_length: int
+    response_length: int
+    max_model_len: int | None = None
+
+    def room_after(self, prompt_tokens: int, limit: int | None = None) -> int:
+        """Tokens that a response may have: at most `limit`, if its call names one, else what is
+        left of `prompt_length` and `response_length`; and no more than the model takes. At least 1,
+        as with verl's servers."""
+        if limit is None:
+            both = self.prompt_length + self.response_length
+            limit = min(self.response_length, both - prompt_tokens)
+        if self.max_model_len is not None:
+            limit = min(limit, self.max_model_len - prompt_tokens)
+        return max(1, limit)
+
+
+def sampling_of(sampling_params: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """vLLM's sampling parameters of verl's, and the limit that they name.
+
+    verl says `logprobs` as a truth value, and means those of the tokens that were drawn.
+    """
+    sampling = dict(sampling_params)
+    limits = [sampling.pop(key, None) for key in _LIMITS]
+    limit = next((limit for limit in limits if limit is not None), None)
+    if sampling.pop("logprobs", False):
+        sampling["logprobs"] = 0
+    return sampling, limit
+
+
+def body_of(
+    model: str,
+    prompt_ids: Sequence[int],
+    sampling_params: Mapping[str, Any],
+    lengths: RolloutLengths,
+    priority: int = 0,
+) -> bytes:
+    """The body of a POST to /inference/v1/generate."""
+    sampling, limit = sampling_of(sampling_params)
+    sampling["max_tokens"] = lengths.room_after(len(prompt_ids), limit)
+    body: dict[str, Any] = {
+        "model": model,
+        "token_ids": list(prompt_ids),
+        "sampling_params": sampling,
+    }
+    if priority:
+        body["priority"] = priority
+    return msgspec.json.encode(body)
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: _Logprobs | None = None
+
+
+class _Segment(msgspec.Struct):
+    version: int
+    start: int
+    end: int
+    instance: str
+
+
+class _Ours(msgspec.Struct, frozen=True):
+    segments: tuple[_Segment, ...] = ()
+
+
+class Generated(msgspec.Struct):
+    """An answer, as far as verl wants to know it."""
+
+    choices: list[_Choice]
+    rollout_sched: _Ours = _Ours()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def log_probs(self) -> list[float] | None:
+        """One for each token; None if none were asked for."""
+        told = self.choices[0].logprobs
+        return None if told is None else [token.logprob for token in told.content]
+
+    @property
+    def stop_reason(self) -> str:
+        return ABORTED if self.choices[0].finish_reason == "abort" else COMPLETED
+
+    @property
+    def interruptions(self) -> int:
+        """How often it went on elsewhere or under other weights, as far as its segments tell."""
+        return max(0, len(self.rollout_sched.segments) - 1)
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """The versions that made it, by verl's names; None where it has no tokens. `versions` has
+        one for each token."""
+        segments = self.rollout_sched.segments
+        made = [segment.version for segment in segments]
+        oldest, newest = (min(made), max(made)) if made else (None, None)
+        return {
+            "global_steps": newest,
+            "min_global_steps": oldest,
+            "max_global_steps": newest,
+            "versions": [s.version for s in segments for _ in range(s.start, s.end)],
+        }
+
+
+_decoder = msgspec.json.Decoder(Generated)
+
+
+def read(answer: bytes) -> Generated:
+    """Raises msgspec.DecodeError if it is no answer of a gateway."""
+    return _decoder.decode(answer)

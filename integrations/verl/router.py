@@ -1,0 +1,128 @@
+"""A router for verl's own LLM servers: `rollout.router_config_path` names a YAML file with
+
+router_class: rollout_sched.integrations.verl.router.Router
+policy: session_affinity.toml   # or a preset
+slots: 256                      # rollout.max_num_seqs
+kv_tokens: 400000               # of a server's KV cache
+max_tokens: 8192                # rollout.response_length
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import ray
+
+from rollout_sched.config import ConfigError, load_policy
+from rollout_sched.integrations.verl.generate_call import sampling_of
+from rollout_sched.integrations.verl.placement import Placement
+
+#: Calls that may be open at once: those that wait for a server must leave room for those that give
+#: one back.
+_OPEN_CALLS = 1_000_000
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The YAML file. `slots` and `kv_tokens` are those of each server; `max_tokens` what a response
+    may have that names no limit; `router_class` is verl's to read."""
+
+    slots: Count
+    kv_tokens: Count
+    max_tokens: Count
+    policy: str = "dplb"
+    seed: int = 0
+    router_class: str = ""
+
+
+class RequestRouter:
+    """verl's RequestLoadBalancer (verl 0.9.1, `workers/rollout/router.py`) with our routing,
+    ordering and admission: a server is waited for until the policy sends the request there.
+
+    Weights are verl's affair, and all of its servers have the same, so versions mean nothing here.
+    """
+
+    def __init__(self, servers: Mapping[str, Any], yaml_config: Mapping[str, Any]) -> None:
+        """Raises ConfigError naming the key."""
+        try:
+            self._settings = msgspec.convert(dict(yaml_config), RouterSettings)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"rollout.router_config_path: {error}") from None
+        policy = load_policy(self._settings.policy)
+        self._scheduler = policy.scheduler(1, seed=self._settings.seed)
+        self._handles = dict(servers)
+        self._made: Placement | None = None
+
+    @property
+    def _placement(self) -> Placement:
+        """Made in the actor's event loop, in which all but its constructor runs."""
+        if self._made is None:
+            settings = self._settings
+            self._made = Placement(self._scheduler, settings.slots, settings.kv_tokens)
+            self._made.add(self._handles)
+        return self._made
+
+    async def acquire_server(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int] = (),
+        sampling_params: Mapping[str, Any] | None = None,
+    ) -> tuple[str, Any]:
+        """(id, handle) of the server for this turn of `request_id`.
+
+        Raises RuntimeError, in verl's words, where no servers are; else as `Placement.acquire`.
+        """
+        if not self._handles:
+            raise RuntimeError("No available servers in load balancer")
+        _, limit = sampling_of(sampling_params or {})
+        server = await self._placement.acquire(
+            request_id, len(prompt_ids), limit or self._settings.max_tokens
+        )
+        return server, self._handles[server]
+
+    async def release_server(self, server_id: str, request_id: str | None = None) -> None:
+        self._placement.release(server_id, request_id or "")
+
+    async def require_acquire_fields(self) -> list[str]:
+        return ["prompt_ids", "sampling_params"]
+
+    async def require_release_fields(self) -> list[str]:
+        return ["request_id"]
+
+    async def add_servers(self, servers: Mapping[str, Any]) -> None:
+        self._handles.update(servers)
+        self._placement.add(servers)
+
+    async def remove_servers(self, server_ids: Sequence[str]) -> None:
+        self._placement.remove(server_ids)
+        for server in server_ids:
+            self._handles.pop(server, None)
+
+    async def get_all_servers(self) -> list[str]:
+        return list(self._handles)
+
+    async def get_total_inflight(self) -> int:
+        return sum(self._loads().values())
+
+    async def get_status(self) -> dict[str, Any]:
+        loads = self._loads()
+        return {
+            "servers": loads,
+            "total_inflight": sum(loads.values()),
+            "active_servers": len(loads),
+        }
+
+    async def clear_sticky_cache(self) -> dict[str, Any]:
+        """See `Placement.forget_sessions`."""
+        forgotten = self._placement.forget_sessions()
+        return {"cleared_entries": forgotten, "server_loads": self._loads()}
+
+    def _loads(self) -> dict[str, int]:
+        return {server: self._placement.in_flight(server) for server in self._handles}
+
+
+#: What verl is to load: it makes an actor of any class, but lets an actor class be what it is.
+Router = ray.remote(max_concurrency=_OPEN_CALLS)(RequestRouter)

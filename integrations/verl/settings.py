@@ -1,0 +1,64 @@
+"""What verl's configuration says of us: `actor_rollout_ref.rollout.custom.rollout_sched`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.config import ConfigError
+
+#: Where verl keeps what it does not know itself, and our table there.
+WHERE = "actor_rollout_ref.rollout.custom.rollout_sched"
+_TABLE = "rollout_sched"
+
+
+class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who generates, and how to ask for it.
+
+    gateway         the URL of a `rollout-sched serve`
+    api_key_file    whose first line is a client's key; "": none is asked for
+    admin_key_file  whose first line is a trainer's key; "": the gateway is on this machine
+    look_s          seconds between two looks at whether the trainer needs another batch
+    """
+
+    gateway: Annotated[str, msgspec.Meta(min_length=1)]
+    api_key_file: str = ""
+    admin_key_file: str = ""
+    look_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
+
+    @property
+    def api_key(self) -> str | None:
+        """Raises ConfigError if the file cannot be read."""
+        return _key_of(self.api_key_file, "api_key_file")
+
+    @property
+    def admin_key(self) -> str | None:
+        """As `api_key`."""
+        return _key_of(self.admin_key_file, "admin_key_file")
+
+
+def settings_of(custom: Mapping[str, Any] | None) -> RoomSettings:
+    """Our table of `rollout.custom`. Raises ConfigError naming the key."""
+    table = dict(custom or {}).get(_TABLE)
+    if table is None:
+        raise ConfigError(f"{WHERE} is missing; give at least its `gateway`, a URL")
+    try:
+        return msgspec.convert(table, RoomSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{WHERE}: {error}") from None
+
+
+def _key_of(path: str, key: str) -> str | None:
+    if not path:
+        return None
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{WHERE}.{key}: {path}: {error.strerror}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{WHERE}.{key}: {path} holds no key")
+    return keys[0]

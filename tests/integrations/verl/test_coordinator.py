@@ -1,0 +1,174 @@
+"""Between verl's workers and a scheduler: groups in, samples back by batches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_sched.client import Batch, FailedGroup, GatewayError, Prompt, Sample
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.verl.coordinator import Coordinator
+from rollout_sched.integrations.verl.groups import GroupFailed
+
+RUNNING = {"is_prompt": True, "status": "running"}
+
+#: Seconds that anything here may take, on a machine that does much else besides.
+PATIENCE_S = 60.0
+
+
+def prompt(uid: str) -> Prompt:
+    return Prompt(uid, [1, 2], samples=2, max_tokens=8)
+
+
+def sample(uid: str, index: int) -> Sample:
+    return Sample(
+        uid=uid,
+        index=index,
+        prompt_ids=[1, 2],
+        response_ids=[3],
+        response_mask=[1],
+        rollout_log_probs=None,
+        versions=[0],
+        segments=[],
+        staleness=0,
+        finish_reason="stop",
+        status="COMPLETED",
+        num_interruptions=0,
+    )
+
+
+class Rollouts:
+    """A scheduler that delivers what it is told to; `asked` counts the questions for a batch."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.asked = 0
+        self._batches: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
+
+    async def submit(self, prompts: list[Prompt]) -> None:
+        self.submitted += [one.uid for one in prompts]
+
+    async def next_batch(self, *, parts: bool) -> Batch | None:
+        assert parts
+        self.asked += 1
+        batch = await self._batches.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def deliver(self, batch: Batch | Exception | None) -> None:
+        self._batches.put_nowait(batch)
+
+
+class World:
+    """A coordinator at work before a scheduler and a TransferQueue that a test writes."""
+
+    def __init__(self) -> None:
+        self.rollouts = Rollouts()
+        self.tags: dict[str, dict[str, Any]] = {}
+        self.coordinator = Coordinator(self.rollouts, self._tags, groups_per_step=2, look_s=0.001)
+
+    async def _tags(self) -> dict[str, dict[str, Any]]:
+        return self.tags
+
+    async def ask(self, *uids: str) -> list[asyncio.Task[list[Sample]]]:
+        tasks = []
+        for uid in uids:
+            self.tags[uid] = RUNNING
+            tasks.append(asyncio.create_task(self.coordinator.samples(prompt(uid))))
+        await until(lambda: set(uids) <= set(self.rollouts.submitted))
+        return tasks
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def in_a_world(test: Any) -> None:
+    async def main() -> None:
+        world = World()
+        try:
+            await test(world)
+        finally:
+            await world.coordinator.close()
+
+    asyncio.run(main())
+
+
+def test_groups_get_their_samples_in_the_order_of_their_indices():
+    async def test(world: World) -> None:
+        a, b = await world.ask("a", "b")
+        world.rollouts.deliver(Batch(0, 0, [sample("b", 1), sample("a", 0), sample("b", 0)]))
+        assert [one.index for one in await b] == [0, 1]
+        assert [one.uid for one in await a] == ["a"]
+
+    in_a_world(test)
+
+
+def test_parts_are_handed_out_as_they_come():
+    async def test(world: World) -> None:
+        a, b = await world.ask("a", "b")
+        world.rollouts.deliver(Batch(0, 0, [sample("a", 0)], part=0, last=False))
+        assert await a
+        assert not b.done()
+        world.rollouts.deliver(Batch(0, 0, [sample("b", 0)], part=1, last=True))
+        assert await b
+
+    in_a_world(test)
+
+
+def test_the_next_batch_is_asked_for_when_the_trainer_has_cleared_the_last():
+    async def test(world: World) -> None:
+        await asyncio.gather(*[*await world.ask("a", "b"), deliver(world)])
+        looks = world.rollouts.asked
+        world.tags = {"a_0_0": {}, "b_0_0": {}, "c": RUNNING}  # it trains
+        (c,) = await world.ask("c")
+        world.rollouts.deliver(Batch(1, 1, [sample("c", 0)]))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert world.rollouts.asked == looks
+        world.tags = {"c": RUNNING}
+        assert await c
+
+    async def deliver(world: World) -> None:
+        world.rollouts.deliver(Batch(0, 0, [sample("a", 0), sample("b", 0)]))
+
+    in_a_world(test)
+
+
+def test_a_group_that_can_never_be_whole_fails_with_the_reason():
+    async def test(world: World) -> None:
+        (a,) = await world.ask("a")
+        world.rollouts.deliver(Batch(0, 0, [], failed=[FailedGroup("a", "too long")]))
+        with pytest.raises(GroupFailed, match="too long"):
+            await a
+
+    in_a_world(test)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(GatewayError("it is away"), GatewayError), (None, CallerError)]
+)
+def test_when_nothing_more_will_come_all_are_told_and_whoever_asks_later(end, error):
+    async def test(world: World) -> None:
+        (a,) = await world.ask("a")
+        world.rollouts.deliver(end)
+        with pytest.raises(error):
+            await a
+        with pytest.raises(error):
+            await world.coordinator.samples(prompt("b"))
+
+    in_a_world(test)
+
+
+def test_a_group_is_waited_for_once():
+    async def test(world: World) -> None:
+        await world.ask("a")
+        with pytest.raises(CallerError, match="already"):
+            await world.coordinator.samples(prompt("a"))
+
+    in_a_world(test)

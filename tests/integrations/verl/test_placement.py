@@ -1,0 +1,120 @@
+"""Which server a request goes to, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_sched.config import parse_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.verl.placement import NoPlace, Placement
+
+SESSIONS = parse_policy("sessions", {"routing": {"use": "session_affinity"}})
+
+
+def placement(*servers: str, slots: int = 1) -> Placement:
+    made = Placement(SESSIONS.scheduler(1), slots=slots, kv_tokens=1000)
+    made.add(servers)
+    return made
+
+
+async def turns(times: int = 5) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+def run(test: Any) -> None:
+    asyncio.run(test())
+
+
+def test_requests_are_spread_and_what_does_not_fit_waits_for_a_place():
+    async def test() -> None:
+        fleet = placement("a", "b")
+        assert {await fleet.acquire("s", 10, 20), await fleet.acquire("t", 10, 20)} == {"a", "b"}
+        third = asyncio.create_task(fleet.acquire("u", 10, 20))
+        await turns()
+        assert not third.done()
+        fleet.release("b", "t")
+        fleet.release("b", "s")
+        assert await third == "b"
+        assert (fleet.in_flight("a"), fleet.in_flight("b")) == (1, 1)
+
+    run(test)
+
+
+def test_a_session_goes_where_it_was_until_sessions_are_forgotten():
+    async def test() -> None:
+        fleet = placement("a", "b", slots=8)
+        first = await fleet.acquire("s", 10, 20)
+        fleet.release(first, "s")
+        for other in range(3):  # the other server is emptier
+            await fleet.acquire(f"t{other}", 10, 20)
+        loads = {server: fleet.in_flight(server) for server in "ab"}
+        while fleet.in_flight(first) <= max(loads.values()):
+            await fleet.acquire("s", 10, 20)
+        assert await fleet.acquire("s", 10, 20) == first
+        fleet.forget_sessions()
+        assert await fleet.acquire("s", 10, 20) != first
+
+    run(test)
+
+
+def test_a_server_that_is_removed_is_sent_nothing_more():
+    async def test() -> None:
+        fleet = placement("a", "b")
+        await fleet.acquire("s", 10, 20)
+        await fleet.acquire("t", 10, 20)
+        waiting = asyncio.create_task(fleet.acquire("u", 10, 20))
+        await turns()
+        fleet.remove(["a"])
+        await turns()
+        assert fleet.servers == ["b"]
+        assert not waiting.done()  # what ran on the other is its client's to ask for anew
+        fleet.release("a", "s")  # too late: nothing happens
+        fleet.release("a", "t")
+        fleet.release("b", "s")
+        fleet.release("b", "t")
+        assert await waiting == "b"
+
+    run(test)
+
+
+def test_a_server_that_comes_later_takes_what_waits():
+    async def test() -> None:
+        fleet = placement("a")
+        await fleet.acquire("s", 10, 20)
+        waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
+        await turns()
+        fleet.add(["a", "b"])
+        assert await waiting == "b"
+
+    run(test)
+
+
+def test_a_client_that_gives_up_frees_its_place():
+    async def test() -> None:
+        fleet = placement("a")
+        await fleet.acquire("s", 10, 20)
+        waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
+        await turns()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        placed = asyncio.create_task(fleet.acquire("u", 10, 20))
+        await turns()
+        fleet.release("a", "s")
+        placed.cancel()  # it has its server, and does not know yet
+        await asyncio.gather(placed, return_exceptions=True)
+        assert fleet.in_flight("a") == 0
+        assert await fleet.acquire("v", 10, 20) == "a"
+
+    run(test)
+
+
+def test_what_no_server_can_hold_is_refused():
+    async def test() -> None:
+        with pytest.raises((NoPlace, CallerError)):
+            await placement("a").acquire("s", 10, 5000)
+
+    run(test)
