@@ -14,6 +14,7 @@ coroutines. `blocking()` makes of either the same without coroutines.
 from rollout_sched.client.blocking import BlockingRollouts
 from rollout_sched.client.new_weights import Applied
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
+from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
 from rollout_sched.integrations.gateway.control_plane.weight_update import Reload, Transfer
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
@@ -26,6 +27,7 @@ __all__ = [
     "BlockingRollouts",
     "Borrower",
     "FailedGroup",
+    "ForgottenPrompts",
     "GatewayError",
     "Prompt",
     "Reload",

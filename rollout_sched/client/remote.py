@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 from urllib.parse import quote
@@ -11,26 +12,38 @@ import msgspec
 
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
+from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerClient
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.trajectory import Tool
 
+log = logging.getLogger(__name__)
+
 #: Seconds that one question for a batch may take, and between two looks at the fleet's version.
 LONG_POLL_S = 30.0
 LOOK_S = 0.5
+
+#: Names of prompts that are asked about in one call.
+PORTION_UIDS = 4096
 
 #: Prompt tokens sent in one call.
 PORTION_TOKENS = 2**20
 
 
 class Remote(RolloutScheduler):
-    """A gateway does it. A batch counts as received once the next one is asked for."""
+    """A gateway does it. A batch counts as received once the next one is asked for.
+
+    A gateway that is restarted has another epoch. Who waits for a batch hears then of what it has
+    forgotten.
+    """
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         self._gateway = TrainerClient(url, admin_key)
         self._received = NOTHING
+        self._submitted = SubmittedPrompts()
+        self._epoch = ""
 
     async def __aenter__(self) -> Self:
         await self._gateway.open()
@@ -39,6 +52,7 @@ class Remote(RolloutScheduler):
         except BaseException:
             await self._gateway.close()
             raise
+        self._epoch = self._gateway.epoch
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -58,6 +72,7 @@ class Remote(RolloutScheduler):
                 raise CallerError(
                     f"groups {uids}: {error}: it cannot travel to a gateway"
                 ) from error
+            self._submitted.add(prompt.uid for prompt in portion)
 
     async def close_submissions(self) -> None:
         await self._gateway.post("/rollout/v1/groups/close")
@@ -69,12 +84,33 @@ class Remote(RolloutScheduler):
             status, body = await self._gateway.post(
                 "/rollout/v1/batches/next", asked, repeatable=True
             )
+            if self._gateway.epoch != self._epoch:
+                await self._go_on_with_another()
+                continue
             if status == 204:
                 return None
             if status == 200:
                 batch = msgspec.msgpack.decode(body, type=Batch)
                 self._received = batch.number, batch.part
+                self._submitted.received(batch)
                 return batch
+
+    async def _go_on_with_another(self) -> None:
+        """It was restarted. Raises ForgottenPrompts if that lost anything."""
+        earlier, state = self._epoch, await self.state()
+        self._epoch = self._gateway.epoch
+        log.warning("the gateway was restarted: epoch %s after %s", self._epoch, earlier)
+        number, _ = self._received
+        if number is not None and state["batches"] <= number:
+            self._received = NOTHING  # it has begun anew, and so have its numbers
+        uids, forgotten = self._submitted.uids, list[str]()
+        for at in range(0, len(uids), PORTION_UIDS):
+            asked = uids[at : at + PORTION_UIDS]
+            _, body = await self._gateway.post("/rollout/v1/groups/unknown", asked, repeatable=True)
+            forgotten += msgspec.msgpack.decode(body, type=dict[str, list[str]])["unknown"]
+        if forgotten:
+            self._submitted.remove(forgotten)
+            raise ForgottenPrompts(forgotten)
 
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
         if is_coroutine(apply):

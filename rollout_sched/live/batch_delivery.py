@@ -41,6 +41,12 @@ class BatchDelivery:
         return self._requested is not None and not (self._ended or self._whole)
 
     @property
+    def uids(self) -> set[str]:
+        """The groups that were handed out, or will be, and are not acknowledged."""
+        samples = {sample.uid for part in self._parts for sample in part.samples}
+        return samples | {group.uid for part in self._parts for group in part.failed}
+
+    @property
     def begun(self) -> bool:
         """Whether a part of a batch has come, and not the last one."""
         return bool(self._parts) and not self._whole

@@ -108,6 +108,11 @@ class Driver:
         pump.on(Wake, pump.wake)
 
     @property
+    def epoch(self) -> str:
+        """Names this run of a scheduler; the next one has another name."""
+        return self._run_id
+
+    @property
     def broken(self) -> Exception | None:
         """Why the scheduler cannot go on; None while it can."""
         return self.pump.broken

@@ -84,6 +84,7 @@ class LiveScheduler:
         """
         view, progress = self.driver.view, self.driver.view.run
         return {
+            "epoch": self.driver.epoch,
             "version": progress.version,
             "fleet_version": progress.fleet_version,
             "loaded": self.trainer.has_loaded(progress.version),

@@ -121,6 +121,11 @@ class TrainerSession:
                 raise
             self.open_samples += prompt.samples
 
+    def unknown(self, uids: Iterable[str]) -> list[str]:
+        """Of these groups those that are not here, nor in a batch that is not acknowledged."""
+        known = {group.uid for group in self._failed} | self._batches.uids | self._prompts.keys()
+        return [uid for uid in uids if uid not in known]
+
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted
         return submitted if self._lengths is None else self._lengths.complete(submitted)

@@ -8,13 +8,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_sched.client import GatewayError, Prompt, RolloutScheduler
+from rollout_sched.client import ForgottenPrompts, GatewayError, Prompt, RolloutScheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
 from tests.integrations.gateway.house import House, Upstream, run
+from tests.live.scripted import until
+
+NAME = "http://a:1"
+
+
+def prompt(uid: str) -> Prompt:
+    return Prompt(uid, [1, 2], 1, 9)
 
 
 def test_a_vllm_server_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,3 +95,60 @@ def test_what_cannot_travel_is_the_callers() -> None:
                 await rollouts.submit([Prompt("a", [1], 1, 9, extra={"mine": object()})])
 
     run(scene())
+
+
+class TestRestarts:
+    """Of a gateway that remembers nothing."""
+
+    def test_what_it_has_forgotten_is_named_and_may_be_submitted_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(trainer_client, "RETRY_S", 0.05)
+
+        async def scene() -> None:
+            first, second = Upstream(NAME), Upstream(NAME)
+            async with House(first) as house:
+                url = house.service.url
+                rollouts = await RolloutScheduler.connect(url).__aenter__()
+                await rollouts.submit([prompt("a"), prompt("b"), prompt("c")])
+                asking = asyncio.create_task(rollouts.next_batch())
+                await first.answer(0, [5])
+                batch = await asking
+                assert batch is not None
+                assert (batch.number, list(batch.groups())) == (0, ["a"])
+            async with House(second, port=int(url.rsplit(":", 1)[1])):
+                with pytest.raises(ForgottenPrompts) as caught:
+                    await rollouts.next_batch()
+                assert caught.value.uids == ["b", "c"]
+                await rollouts.submit([prompt(uid) for uid in caught.value.uids])
+                asking = asyncio.create_task(rollouts.next_batch())
+                await second.answer(0, [6])
+                batch = await asking
+                assert batch is not None
+                # It counts from 0 again, and what we had of the earlier one is not taken for it.
+                assert (batch.number, list(batch.groups())) == (0, ["b"])
+                await rollouts.__aexit__()
+
+        run(scene())
+
+    def test_where_nothing_was_waited_for_nothing_is_forgotten(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(trainer_client, "RETRY_S", 0.05)
+
+        async def scene() -> None:
+            second = Upstream(NAME)
+            async with House(Upstream(NAME)) as house:
+                url = house.service.url
+                rollouts = await RolloutScheduler.connect(url).__aenter__()
+            async with House(second, port=int(url.rsplit(":", 1)[1])):
+                asking = asyncio.create_task(rollouts.next_batch())
+                await until(lambda: "the gateway was restarted" in caplog.text)
+                await rollouts.submit([prompt("a")])
+                await second.answer(0, [6])
+                batch = await asking
+                assert batch is not None
+                assert list(batch.groups()) == ["a"]
+                await rollouts.__aexit__()
+
+        run(scene())

@@ -25,7 +25,7 @@ from rollout_sched.integrations.gateway.control_plane.instance_access import Not
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
 from rollout_sched.integrations.gateway.control_plane.scheduler_routes import SchedulerRoutes
-from rollout_sched.integrations.gateway.control_plane.trainer_api import TrainerApi
+from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
@@ -78,6 +78,7 @@ def make_app(
     app[STOPPING] = asyncio.Event()
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
+    app.on_response_prepare.append(_Epoch(gateway).say)
     public, workers = Public(gateway), Workers(gateway, control)
     app.add_routes(public.routes())
     for route in (*public.keyed_routes(), *workers.keyed_routes()):
@@ -95,6 +96,17 @@ def make_app(
             app.add_routes([route])
     app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
     return app
+
+
+class _Epoch:
+    """Tells trainers which run of a scheduler answers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def say(self, request: web.Request, response: web.StreamResponse) -> None:
+        if request.path.startswith(ROLLOUT):
+            response.headers[EPOCH] = self._gateway.driver.epoch
 
 
 class _Guards:

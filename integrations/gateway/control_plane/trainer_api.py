@@ -12,7 +12,14 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.live.batch_delivery import NotYet
-from rollout_sched.live.samples import Prompt
+from rollout_sched.live.samples import Prompt, Uid
+
+#: The trainer's part of the gateway.
+ROLLOUT = "/rollout/v1"
+
+#: A header of every answer there, and of what a trainer asks that has heard of it: names the run
+#: of a scheduler. A gateway that was restarted says another.
+EPOCH = "Rollout-Epoch"
 
 #: Groups that are submitted before others have their turn.
 AT_ONCE = 64
@@ -43,6 +50,7 @@ class TrainerApi:
         return [
             web.post("/rollout/v1/groups", self.submit),
             web.post("/rollout/v1/groups/close", self.close),
+            web.post("/rollout/v1/groups/unknown", self.unknown),
             web.post("/rollout/v1/batches/next", self.next_batch),
         ]
 
@@ -84,9 +92,20 @@ class TrainerApi:
         self._gateway.trainer.close_submissions()
         return web.Response(status=204)
 
+    async def unknown(self, request: web.Request) -> web.Response:
+        """Of a list of uids those of which nothing will come, unless they are submitted (again)."""
+        uids = await read(request, list[Uid])
+        unknown = self._gateway.trainer.unknown(uids)
+        return reply(request, {"unknown": unknown})
+
     async def next_batch(self, request: web.Request) -> web.Response:
-        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time."""
+        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time.
+
+        Who speaks of an earlier epoch is told so at once (202), before anything counts as received.
+        """
         asked = await read(request, NextBatch)
+        if request.headers.get(EPOCH, self._gateway.driver.epoch) != self._gateway.driver.epoch:
+            return reply(request, {"pending": True}, 202)
         try:
             batch = await self._gateway.trainer.next_batch(
                 asked.ack, asked.timeout_s, part=asked.part, parts=asked.parts

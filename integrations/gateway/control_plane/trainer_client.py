@@ -13,6 +13,7 @@ from yarl import URL
 
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
+from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ class GatewayError(RolloutError, RuntimeError):
 
 
 class TrainerClient:
-    """msgpack over HTTP. Raises CallerError for what is the caller's fault, else GatewayError."""
+    """msgpack over HTTP. Raises CallerError for what is the caller's fault, else GatewayError.
+
+    epoch  of the gateway that answered last; "" before
+    """
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         parts = urlsplit(url)
@@ -51,6 +55,7 @@ class TrainerClient:
         self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if admin_key is not None:
             self._headers["Authorization"] = f"Bearer {admin_key}"
+        self.epoch = ""
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -123,11 +128,13 @@ class TrainerClient:
             raise CallerError("use it as `async with`: the connection to the gateway is not open")
         # encoded: an instance's URL within the path keeps its %2F
         url = URL(self.url + path, encoded=True)
+        epoch = {EPOCH: self.epoch} if self.epoch else {}
         try:
             async with self._session.request(
-                method, url, data=data, allow_redirects=False
+                method, url, data=data, headers=epoch, allow_redirects=False
             ) as response:
                 body, status = await response.read(), response.status
+                self.epoch = response.headers.get(EPOCH, self.epoch)
         except aiohttp.ClientResponseError as error:
             raise CallerError(f"{self.url}: what answers there does not speak HTTP") from error
         except (aiohttp.ClientError, OSError) as error:

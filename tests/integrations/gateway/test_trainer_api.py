@@ -320,3 +320,69 @@ def test_a_long_submission_leaves_others_their_turn() -> None:
             assert most <= AT_ONCE
 
     run(scene())
+
+
+def test_every_answer_says_which_run_of_the_scheduler_gives_it() -> None:
+    async def scene() -> None:
+        async with House(Upstream()) as house:
+            said = set()
+            for method, path in (
+                ("GET", "/rollout/v1/state"),
+                ("POST", "/rollout/v1/groups/close"),
+                ("POST", "/rollout/v1/no/such/path"),
+            ):
+                url = house.service.url + path
+                async with house.session.request(method, url) as response:
+                    said.add(response.headers["Rollout-Epoch"])
+            assert said == {house.driver.epoch}
+            _, state = await house.ask("GET", "/rollout/v1/state")
+            assert state["epoch"] == house.driver.epoch
+            async with house.session.get(house.service.url + "/health") as response:
+                assert "Rollout-Epoch" not in response.headers
+
+    run(scene())
+
+
+def test_who_speaks_of_an_earlier_run_is_told_at_once_and_acknowledges_nothing() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance) as house:
+            await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+            await instance.answer(0, [5])
+            _, batch = await asking
+            asked = house.session.post(
+                house.service.url + "/rollout/v1/batches/next",
+                json={"ack": 0, "timeout_s": 600},
+                headers={"Rollout-Epoch": "an earlier one"},
+            )
+            async with asked as response:
+                assert response.status == 202
+            assert (await house.ask("POST", "/rollout/v1/batches/next")) == (200, batch)
+
+    run(scene())
+
+
+def test_of_what_nothing_will_come() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance) as house:
+            await house.ask("POST", "/rollout/v1/groups", [prompt(uid) for uid in "abc"])
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+            await instance.answer(0, [5])
+            await asking
+
+            async def unknown() -> list[str]:
+                path = "/rollout/v1/groups/unknown"
+                _, said = await house.ask("POST", path, ["d", "c", "b", "a"])
+                uids: list[str] = said["unknown"]
+                return uids
+
+            assert await unknown() == ["d"]
+            await house.ask("POST", "/rollout/v1/batches/next", {"ack": 0, "timeout_s": 0})
+            assert await unknown() == ["d", "a"]
+            await instance.fail(1, RequestRejected("no such sampling parameter"))
+            await until(lambda: len(house.driver.pump.scheduler.groups) == 1)
+            assert await unknown() == ["d", "a"]  # the trainer is yet to hear of b
+
+    run(scene())
