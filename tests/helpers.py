@@ -231,10 +231,14 @@ def make_policy(name: str = "made", **roles: Any) -> PolicyFile:
 class Watched:
     """A closed loop that has run: the seconds it took and all that was said in it."""
 
-    scheduler: Scheduler
     loop: ClosedLoop
     total_s: float = 0.0
     log: list[tuple[float, Event, list[Action]]] = field(default_factory=list)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The last, where it restarts."""
+        return self.loop.scheduler
 
     @property
     def kinds(self) -> set[type[Any]]:
@@ -279,13 +283,16 @@ def watch(
     if isinstance(policy, str):
         policy = load_policy(policy)
     workload = Workload(trace, scenario.job, seed=seed, traffic=scenario.traffic)
-    scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+
+    def make_scheduler() -> Scheduler:
+        return policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+
     log: list[tuple[float, Event, list[Action]]] = []
 
     def note(now: float, event: Event, actions: list[Action]) -> None:
         log.append((now, event, list(actions)))
         if check:
-            scheduler.check_invariants()
+            loop.scheduler.check_invariants()
 
-    loop = ClosedLoop(scheduler, workload, scenario, [note])
-    return Watched(scheduler, loop, loop.run(), log)
+    loop = ClosedLoop(make_scheduler(), workload, scenario, [note], successor=make_scheduler)
+    return Watched(loop, loop.run(), log)

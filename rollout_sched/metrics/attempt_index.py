@@ -12,6 +12,7 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
+    Restored,
     TurnFinished,
 )
 from rollout_sched.metrics.fold import Handler
@@ -24,7 +25,7 @@ class AttemptIndex:
             if that was not in flight (any more)
 
     Fold it before those that ask it. An attempt on an instance that is lost, or joins anew, is in
-    flight no more.
+    flight no more, nor is one of an earlier scheduler.
     """
 
     __slots__ = ("closed", "open")
@@ -42,6 +43,7 @@ class AttemptIndex:
             TurnFinished: self._answered,
             InstanceJoined: self._gone,
             InstanceLost: self._gone,
+            Restored: self._restored,
         }
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
@@ -56,3 +58,6 @@ class AttemptIndex:
         lost = [n for n, one in self.open.items() if one.instance == event.instance]
         for number in lost:
             del self.open[number]
+
+    def _restored(self, now: float, event: Restored) -> None:
+        self.open.clear()

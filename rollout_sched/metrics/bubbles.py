@@ -26,6 +26,7 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
+    Restored,
     ToolReturned,
     TrajectoryEnded,
     TurnFinished,
@@ -189,6 +190,7 @@ class Bubbles:
             InstanceLost: self._gone,
             InstanceReported: self._reported,
             InstanceReturned: self._returned,
+            Restored: self._restored,
             RequestFinished: self._ended,
             RequestInterrupted: self._ended,
             RequestFailed: self._ended,
@@ -271,6 +273,11 @@ class Bubbles:
         else:
             self._count(gauge, -1)
         gauge.gone = True
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """They join anew."""
+        for instance in list(self._gauges):
+            self._gone(now, InstanceLost(instance))
 
     def _lend(self, now: float, action: Lend) -> None:
         gauge = self._gauges[action.instance]

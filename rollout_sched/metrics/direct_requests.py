@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.actions import Answer, Discard
-from rollout_sched.core.events import RequestSubmitted, TokensArrived
+from rollout_sched.core.events import RequestSubmitted, Restored, TokensArrived
 from rollout_sched.metrics.averages import quantile
 from rollout_sched.metrics.fold import Handler
 
@@ -19,7 +19,7 @@ class DirectFigures(msgspec.Struct, frozen=True):
     submitted      all of them; those that are none of the next three were under way at the end
     answered       with a response
     withdrawn      their clients had gone
-    failed         given up
+    failed         given up, or broken off when the scheduler restarted
     tokens         of the responses
     latency_*_s    from its submission to its answer, over those that were answered
     first_token_*  the same to the first token that the scheduler heard of, so late by up to the
@@ -56,6 +56,7 @@ class DirectFold:
             TokensArrived: self._arrived,
             Answer: self._answered,
             Discard: self._discarded,
+            Restored: self._restored,
         }
 
     def figures(self) -> DirectFigures:
@@ -93,3 +94,9 @@ class DirectFold:
         if action.ends and self._since.pop(action.request, None) is not None:
             self._first.pop(action.request, None)
             self._ended["withdrawn" if action.reason == "withdrawn" else "failed"] += 1
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """Their connections have gone with the earlier scheduler."""
+        self._ended["failed"] += len(self._since)
+        self._since.clear()
+        self._first.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.actions import Discard, Release
-from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
+from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed, Restored
 from rollout_sched.metrics.fold import Handler
 
 
@@ -21,6 +21,7 @@ class OutageFigures(msgspec.Struct, frozen=True):
     away_s              instance-seconds between going and coming back, or the end
     failed_attempts     attempts without an answer; those an instance took with it are not counted
     failed_prompts      groups that could never be whole
+    scheduler_restarts  how often the scheduler died, and another one went on
     """
 
     instances_lost: int
@@ -29,6 +30,7 @@ class OutageFigures(msgspec.Struct, frozen=True):
     away_s: float
     failed_attempts: int
     failed_prompts: int
+    scheduler_restarts: int = 0
 
 
 class OutageFold:
@@ -41,6 +43,7 @@ class OutageFold:
         self._released: set[str] = set()
         self._gone_at: dict[str, float] = {}
         self._failed_prompts: set[str] = set()
+        self._restarts = 0
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -49,6 +52,7 @@ class OutageFold:
             Release: self._release,
             RequestFailed: self._failed,
             Discard: self._discarded,
+            Restored: self._restored,
         }
 
     def figures(self, total_s: float) -> OutageFigures:
@@ -60,6 +64,7 @@ class OutageFold:
             away_s=self._away_s + sum(total_s - at for at in self._gone_at.values()),
             failed_attempts=self._failed_attempts,
             failed_prompts=len(self._failed_prompts),
+            scheduler_restarts=self._restarts,
         )
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
@@ -92,3 +97,9 @@ class OutageFold:
     def _discarded(self, now: float, action: Discard) -> None:
         if action.ends and action.reason == "failed" and action.group:
             self._failed_prompts.add(action.group)
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """Who was here joins anew, but has not been away."""
+        self._restarts += 1
+        self._here.clear()
+        self._released.clear()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import InstanceJoined, InstanceLost, InstanceReported
+from rollout_sched.core.events import InstanceJoined, InstanceLost, InstanceReported, Restored
 from rollout_sched.metrics.fold import Handler
 
 
@@ -20,6 +20,7 @@ class Waste:
         self.resumed_attempts = 0
         self._reports: dict[str, InstanceReported | None] = {}  # of those that are here
         self._last_reports: list[InstanceReported] = []  # of those that were
+        self._counting: dict[str, InstanceReported | None] = {}  # before the scheduler restarted
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -27,6 +28,7 @@ class Waste:
             InstanceJoined: self._joined,
             InstanceLost: self._gone,
             InstanceReported: self._reported,
+            Restored: self._restored,
         }
 
     @property
@@ -38,8 +40,8 @@ class Waste:
         return sum(report.reprefilled_tokens for report in self._all())
 
     def _all(self) -> list[InstanceReported]:
-        here = [report for report in self._reports.values() if report is not None]
-        return [*self._last_reports, *here]
+        here = [*self._reports.values(), *self._counting.values()]
+        return [*self._last_reports, *[report for report in here if report is not None]]
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
         if action.computed_tokens:
@@ -47,7 +49,7 @@ class Waste:
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
         self._gone(now, event)
-        self._reports[event.instance] = None
+        self._reports[event.instance] = self._counting.pop(event.instance, None)
 
     def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
         report = self._reports.pop(event.instance, None)
@@ -57,3 +59,8 @@ class Waste:
     def _reported(self, now: float, event: InstanceReported) -> None:
         if event.instance in self._reports:
             self._reports[event.instance] = event
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """The counters of an instance go on, whoever schedules."""
+        self._counting.update(self._reports)
+        self._reports.clear()

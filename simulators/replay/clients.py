@@ -56,6 +56,13 @@ class Clients:
         if conversation is not None:
             self._go(conversation)
 
+    def break_off(self) -> None:
+        """Nobody answers those who wait: they ask again, at once."""
+        waiting = list(self._asking.values())
+        self._asking.clear()
+        for conversation in waiting:
+            self._queue.after(0.0, self._ask, conversation)
+
     def _ask(self, conversation: Conversation) -> None:
         self._requests += 1
         request = f"direct.{self._requests}"

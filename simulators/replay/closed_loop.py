@@ -10,7 +10,7 @@ fail: a recorded trajectory is known to be over when its last turn is.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +36,9 @@ from rollout_sched.simulators.instance.reference.instance import ReferenceInstan
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.clients import Clients
 from rollout_sched.simulators.replay.event_queue import EventQueue
-from rollout_sched.simulators.replay.faults import Faults
+from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
 from rollout_sched.simulators.replay.membership import Membership
+from rollout_sched.simulators.replay.restarts import Restarts
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_fleet import SimFleet
@@ -52,6 +53,8 @@ class ClosedLoop:
     """One run of one policy over one workload; `run` returns the seconds it took.
 
     Every observer sees every (now, event, actions), which is all there is to know about a run.
+    `successor` makes a fresh scheduler of the same policy: where the scenario restarts it, one is
+    asked for.
     """
 
     def __init__(
@@ -61,23 +64,24 @@ class ClosedLoop:
         scenario: Scenario,
         observers: Sequence[Observer] = (),
         *,
+        successor: Callable[[], Scheduler] | None = None,
         instance: type[SimInstance] | type[ReferenceInstance] = SimInstance,
     ) -> None:
         workload.check_fits(scenario)
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        self._restarts = _restarts(scheduler, scenario, successor)
         self._observers = tuple(observers)
         self._inbox: deque[Event] = deque()
         self._telling = False
         self._queue = queue = EventQueue()
         drift = scenario.policy_drift if scheduler.verification.on else None
-        view = scheduler.view
-        self._attempts = attempts = SimAttempts(workload, drift, view.is_stopping)
-        self._fleet = SimFleet(scenario, attempts, queue, self._tell, view.is_acting)
+        self._attempts = attempts = SimAttempts(workload, drift, self._is_stopping)
+        self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting)
         self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
         self._trainer = SimTrainer(scenario.trainer, workload, self._fleet.gpus, queue, self._tell)
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
         self._clients = Clients(workload.traffic, attempts, queue, self._tell)
-        self._faults = Faults(scenario.faults, queue, self._membership)
+        self._faults = Faults(scenario.faults, queue, self._membership, self._restart)
         self._do = self._table()
 
     def run(self) -> float:
@@ -107,6 +111,12 @@ class ClosedLoop:
     def training(self) -> bool:
         """Whether a prompt is left to be trained."""
         return self._trainer.left > 0
+
+    @property
+    def anomalies(self) -> dict[str, int]:
+        """Of all schedulers there have been."""
+        earlier = Counter[str]() if self._restarts is None else self._restarts.anomalies
+        return dict(self.scheduler.anomalies + earlier)
 
     def _standstill(self) -> Exception:
         at = (
@@ -140,11 +150,28 @@ class ClosedLoop:
 
     def _handle(self, event: Event) -> None:
         now, do = self._queue.now, self._do
-        actions = self._scheduler.handle(event, now)
+        actions = self.scheduler.handle(event, now)
+        if self._restarts is not None:
+            self._restarts.observe(now, event, actions)
         for observer in self._observers:
             observer(now, event, actions)
         for action in actions:
             do[type(action)](action)
+
+    def _is_stopping(self, attempt: int) -> bool:
+        return self.scheduler.view.is_stopping(attempt)
+
+    def _is_acting(self, request: str, attempt: int) -> bool:
+        return self.scheduler.view.is_acting(request, attempt)
+
+    def _restart(self) -> None:
+        """The scheduler dies, and another one goes on."""
+        assert self._restarts is not None, "a restart that the scenario does not know"
+        self._fleet.break_off()
+        self.scheduler, restored = self._restarts.restart()
+        self._tell(restored)
+        self._membership.join_again()
+        self._clients.break_off()
 
     # -- carrying out actions --------------------------------------------------------------
 
@@ -178,3 +205,12 @@ class ClosedLoop:
 
     def _wake(self, action: Wake) -> None:
         self._queue.at(action.at, self._tell, Woke())
+
+
+def _restarts(
+    scheduler: Scheduler, scenario: Scenario, successor: Callable[[], Scheduler] | None
+) -> Restarts | None:
+    """None where nobody restarts: then nothing need be written down."""
+    if successor is None or not any(isinstance(f, SchedulerRestarts) for f in scenario.faults):
+        return None
+    return Restarts(scheduler, successor)

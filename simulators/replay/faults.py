@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Protocol
 
 import msgspec
@@ -90,13 +90,22 @@ class ToolsFailing(_Fault, frozen=True, tag="tools_failing"):
     seed: int = 0
 
 
-Fault = Lost | Leaving | Joins | Failing | ToolsFailing
+class SchedulerRestarts(_Fault, frozen=True, tag="scheduler_restarts"):
+    """The scheduler dies, and another one goes on from what had been written down by then.
+
+    It does so at once. Attempts, and orders to instances, have broken off; tools and the trainer go
+    on, clients ask again.
+    """
+
+
+Fault = Lost | Leaving | Joins | Failing | ToolsFailing | SchedulerRestarts
 KINDS: dict[str, type[Fault]] = {
     "lost": Lost,
     "leaving": Leaving,
     "joins": Joins,
     "failing": Failing,
     "tools_failing": ToolsFailing,
+    "scheduler_restarts": SchedulerRestarts,
 }
 
 
@@ -148,12 +157,20 @@ class Fleet(Protocol):
 
 
 class Faults:
-    """The instances' faults, each when its time has come. What has gone is not lost again."""
+    """The instances' faults and the scheduler's, each when its time has come. What has gone is not
+    lost again. `restart`: called when the scheduler restarts."""
 
-    def __init__(self, faults: Sequence[Fault], queue: EventQueue, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        queue: EventQueue,
+        fleet: Fleet,
+        restart: Callable[[], None],
+    ) -> None:
         self._faults = tuple(faults)
         self._queue = queue
         self._fleet = fleet
+        self._restart = restart
 
     @property
     def absent(self) -> set[str]:
@@ -165,7 +182,10 @@ class Faults:
             if not isinstance(fault, Failing | ToolsFailing):
                 self._queue.at(fault.at_s, self._happen, fault)
 
-    def _happen(self, fault: Lost | Leaving | Joins) -> None:
+    def _happen(self, fault: Lost | Leaving | Joins | SchedulerRestarts) -> None:
+        if isinstance(fault, SchedulerRestarts):
+            self._restart()
+            return
         name = name_of(fault.instance)
         if isinstance(fault, Lost):
             self._fleet.lose(name, fault.returns_after_s)

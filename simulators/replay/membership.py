@@ -61,12 +61,19 @@ class Membership:
         """It finishes what it has, and goes."""
         node = self._fleet.nodes.get(name)
         if node is not None:
-            node.returns_after_s = returns_after_s
+            node.leaving, node.returns_after_s = True, returns_after_s
             self._tell(InstanceLeaving(name))
 
     def release(self, action: Release) -> None:
         """It has finished what it had; it goes when all that happens now is told."""
         self._queue.after(0.0, self._released, self._fleet.nodes[action.instance])
+
+    def join_again(self) -> None:
+        """All that are here, to a scheduler that does not know them; who was to go, is."""
+        for node in list(self._fleet.nodes.values()):
+            self._tell_joined(node.name, node.instance.version)
+            if node.leaving:
+                self._tell(InstanceLeaving(node.name))
 
     def _released(self, node: SimNode) -> None:
         if self._fleet.is_here(node):
@@ -88,7 +95,7 @@ class Membership:
         if returns_after_s:
             self._queue.after(returns_after_s, self.join, name)
 
-    def _tell_joined(self, name: str) -> None:
+    def _tell_joined(self, name: str, version: int = 0) -> None:
         fleet = self._scenario.fleet
         tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens))
+        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens, version))

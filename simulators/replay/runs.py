@@ -16,6 +16,7 @@ from rollout_sched.config import PolicyFile
 from rollout_sched.core.actions import Action
 from rollout_sched.core.events import Event
 from rollout_sched.core.roles import Freshness
+from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.metrics import Metrics, Step, Summary
 from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
 from rollout_sched.metrics.folded import Folded
@@ -125,7 +126,11 @@ def run_policy(
     PolicyError if the run is not over after `give_up_s`.
     """
     workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
-    scheduler = policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+
+    def make_scheduler() -> Scheduler:
+        return policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
+
+    scheduler = make_scheduler()
     metrics = Metrics(
         reference_batch(workload, scenario),
         workload.offered,
@@ -149,7 +154,7 @@ def run_policy(
             header = journal.Header(journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed)
             writer = stack.enter_context(journal.JournalWriter(journal_path, header))
             observers.append(lambda now, event, actions: writer.record(now, event))
-        loop = ClosedLoop(scheduler, workload, scenario, observers)
+        loop = ClosedLoop(scheduler, workload, scenario, observers, successor=make_scheduler)
         total_s = loop.run()
     summary = metrics.summary(total_s)
     restarts = summary.preemptions + summary.resumed_attempts
@@ -184,7 +189,7 @@ def run_policy(
         samples_lost=asked * workload.samples_per_prompt - sum(map(len, delivered)),
         samples_drawn=workload.drawn,
         events=noted.events,
-        anomalies=dict(scheduler.anomalies),
+        anomalies=loop.anomalies,
         direct=direct.figures() if scenario.traffic is not None else None,
         outages=outage if scenario.faults else None,
     )

@@ -21,6 +21,7 @@ from rollout_sched.simulators.replay.faults import (
     Failing,
     Fault,
     Joins,
+    SchedulerRestarts,
     ToolsFailing,
     name_of,
 )
@@ -166,7 +167,9 @@ def _check_sense(name: str, scenario: Scenario) -> None:
                 f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
                 f"come to an end; give it for_s, a share below 1, or one instance"
             )
-        instance = None if isinstance(fault, ToolsFailing) else fault.instance
+        instance = None
+        if not isinstance(fault, ToolsFailing | SchedulerRestarts):
+            instance = fault.instance
         if instance is not None and instance >= fleet.instances:
             raise ConfigError(
                 f"{name}: faults[{number}].instance = {instance}: the fleet has "

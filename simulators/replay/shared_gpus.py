@@ -69,6 +69,10 @@ class SharedGpus:
         if self._clears_cache is None:
             self._resume(node)
 
+    def take_all_back(self) -> None:
+        for node in [*self._making_way, *self._lent]:
+            self.take_back(node.name)
+
     def joined(self, node: SimNode) -> None:
         """It must not run either while the trainer does, who does not wait for it."""
         if self._clears_cache is not None:

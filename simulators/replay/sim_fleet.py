@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from rollout_sched.core.actions import Dispatch, Interrupt, Pause, Resume, UpdateWeights
@@ -24,6 +25,7 @@ from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
 
 SCHEDULER = "scheduler"
+EARLIER = "an earlier scheduler"
 
 
 class SimFleet:
@@ -53,6 +55,7 @@ class SimFleet:
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
         self._verifies = attempts.verifies
+        self._schedulers = 1  # that there have been
 
     def is_here(self, node: SimNode) -> bool:
         """Whether it has not gone since, whoever has its name now."""
@@ -91,10 +94,14 @@ class SimFleet:
         for outcome in node.instance.advance(self._queue.now):
             if isinstance(outcome, Ended):
                 self._answer(node, outcome)
-            elif node.pausing.popleft() == SCHEDULER:
-                self._tell(InstancePaused(node.name))
             else:
-                self.gpus.stopped(node)
+                self._paused(node, node.pausing.popleft())
+
+    def _paused(self, node: SimNode, by: str) -> None:
+        if by == SCHEDULER:
+            self._tell(InstancePaused(node.name))
+        elif by != EARLIER:
+            self.gpus.stopped(node)
 
     def _answer(self, node: SimNode, ended: Ended) -> None:
         if self._verifies:
@@ -154,13 +161,32 @@ class SimFleet:
 
     def update_weights(self, action: UpdateWeights) -> None:
         node = self.nodes[action.instance]
-        self._queue.after(self._update_s, self._loaded, (node, action))
+        self._queue.after(self._update_s, self._loaded, (node, action, self._schedulers))
 
-    def _loaded(self, loading: tuple[SimNode, UpdateWeights]) -> None:
-        node, action = loading
-        if self.is_here(node):
+    def _loaded(self, loading: tuple[SimNode, UpdateWeights, int]) -> None:
+        node, action, scheduler = loading
+        if self.is_here(node) and scheduler == self._schedulers:
             node.instance.set_version(action.version, self._queue.now)
             self._tell(WeightsUpdated(action.instance, action.version))
+
+    # -- a scheduler that dies -------------------------------------------------------------
+
+    def break_off(self) -> None:
+        """Every attempt, and every order that has not been carried out; what has been streamed is
+        told before. Instances are let go on, and what is lent is taken back."""
+        for node in list(self.nodes.values()):
+            self.catch_up(node)
+            held = self._attempts.on(node.name)
+            for attempt in held:
+                self.tell_streamed(node, attempt)
+                node.instance.abort(attempt, self._queue.now)
+            self._attempts.drop(held)
+            node.pausing = deque([EARLIER if by == SCHEDULER else by for by in node.pausing])
+            if SCHEDULER in node.paused_by:
+                node.resume(SCHEDULER, self._queue.now)
+            self.changed[node] = None
+        self.gpus.take_all_back()
+        self._schedulers += 1
 
     # -- attempts that break off -----------------------------------------------------------
 

@@ -18,10 +18,11 @@ class SimNode:
     due              when it is to be advanced next; older plans are void
     paused_by        who has paused it: it goes on when the last of them lets it
     pausing          whose pauses it has not confirmed yet, in order
+    leaving          it was asked to go
     returns_after_s  seconds from its release until it joins again; 0: it does not
     """
 
-    __slots__ = ("due", "instance", "name", "paused_by", "pausing", "returns_after_s")
+    __slots__ = ("due", "instance", "leaving", "name", "paused_by", "pausing", "returns_after_s")
 
     def __init__(self, name: str, instance: SimInstance | ReferenceInstance) -> None:
         self.name = name
@@ -29,6 +30,7 @@ class SimNode:
         self.due = INFINITY
         self.paused_by: set[str] = set()
         self.pausing: deque[str] = deque()
+        self.leaving = False
         self.returns_after_s = 0.0
 
     def pause(self, owner: str, now: float, mode: PauseMode, clear_cache: bool) -> None:

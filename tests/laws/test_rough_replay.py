@@ -1,5 +1,5 @@
 """Laws of the closed loop in a rough world: clients who lose patience, instances that are lost,
-drained or late, attempts that fail.
+drained or late, attempts that fail, schedulers that die.
 
 Whatever the scenario does: the scheduler's books add up after every event, each request ends once,
 groups are delivered whole or fail, no sample is staler than allowed, nothing is sent to who is not
@@ -24,6 +24,7 @@ from rollout_sched.simulators.replay.faults import (
     Joins,
     Leaving,
     Lost,
+    SchedulerRestarts,
     ToolsFailing,
 )
 from rollout_sched.simulators.replay.runs import run_policy
@@ -51,6 +52,7 @@ def faults_of(instances: int) -> st.SearchStrategy[list[Fault]]:
             st.builds(Lost, at_s=seconds, instance=numbers, returns_after_s=backs),
             st.builds(Leaving, at_s=seconds, instance=numbers, returns_after_s=backs),
             st.builds(Joins, at_s=seconds, instance=st.integers(1, max(1, instances - 1))),
+            st.builds(SchedulerRestarts, at_s=seconds),
             st.builds(
                 ToolsFailing,
                 at_s=seconds,
@@ -107,6 +109,11 @@ def assert_lawful(ran: Watched, bound: float) -> None:
                 here.discard(instance)
                 leaving.discard(instance)
                 held.pop(instance, None)
+            case ev.Restored():
+                here.clear()
+                leaving.clear()
+                held.clear()
+                ended.update({name: 1 for name in asked if not ended[name]})
             case ev.InstanceLeaving(instance):
                 leaving.add(instance)
             case ev.RequestSubmitted(request):
@@ -144,7 +151,7 @@ def assert_lawful(ran: Watched, bound: float) -> None:
     assert not whole.keys() & failed
     assert whole.keys() | failed == submitted.keys()
     assert all(count == submitted[group] for group, count in whole.items())
-    assert ran.scheduler.anomalies.keys() <= {"unknown_turn"}
+    assert ran.loop.anomalies.keys() <= {"unknown_turn", "unknown_session"}
     assert not ran.scheduler.requests
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
+from rollout_sched.core.run_state import RunState
 from rollout_sched.metrics import AttemptIndex
 
 
@@ -42,3 +43,7 @@ def test_a_lost_instance_takes_its_attempts_with_it() -> None:
 def test_an_instance_that_joins_anew_has_none_of_its_old_attempts() -> None:
     index = index_of(dispatch(1, "i"), ev.InstanceJoined("i", 8, 1000))
     assert not index.open
+
+
+def test_a_scheduler_takes_its_attempts_with_it() -> None:
+    assert index_of(dispatch(1, "i"), dispatch(2, "j"), ev.Restored(RunState())).open == {}

@@ -6,6 +6,7 @@ import pytest
 
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
+from rollout_sched.core.run_state import RunState
 from tests.metrics.tape import Tape, deliver, sample
 
 
@@ -31,6 +32,15 @@ class TestIdleBubble:
         tape.at(5, ev.WeightsUpdated("j", 1))
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {"weight_update": 3 / 20, "queue_empty": 7 / 20}
+
+    def test_one_that_does_not_join_again_after_a_restart_is_gone(self) -> None:
+        tape = Tape()
+        tape.join("i", "j")
+        tape.start(0, ("a/0", "i"))
+        tape.at(4, ev.Restored(RunState()))
+        tape.join("i", now=4)
+        # j is idle for 4 of 14 instance-seconds, i for 6.
+        assert tape.idle(10.0) == {"queue_empty": 4 / 14, "barrier": 6 / 14}
 
     def test_what_is_lent_to_the_trainer_is_not_of_the_fleet(self) -> None:
         tape = Tape()

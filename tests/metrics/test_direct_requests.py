@@ -5,6 +5,7 @@ from __future__ import annotations
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Answer, Discard
 from rollout_sched.core.model import Sample
+from rollout_sched.core.run_state import RunState
 from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
 from rollout_sched.metrics.folded import Folded
 
@@ -65,3 +66,12 @@ def test_what_ended_without_an_answer() -> None:
     book.discard(2.0, "g/0", "surplus")
     figures = book.fold.figures()
     assert (figures.withdrawn, figures.failed, figures.answered) == (1, 2, 0)
+
+
+def test_a_restart_of_the_scheduler_breaks_them_off() -> None:
+    book = Book()
+    book.ask(1.0, "a", "b")
+    book.answer(2.0, "a")
+    book.folded.observe(3.0, ev.Restored(RunState()), [])
+    figures = book.fold.figures()
+    assert (figures.submitted, figures.answered, figures.failed) == (2, 1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Discard, Release
+from rollout_sched.core.run_state import RunState
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
 
@@ -60,3 +61,10 @@ def test_failures() -> None:
         (3.0, ev.RequestFailed("direct.1", 3), list(client)),
     )
     assert (of.failed_attempts, of.failed_prompts) == (3, 1)
+
+
+def test_a_scheduler_that_restarts_takes_no_instance_away() -> None:
+    restored = (10.0, ev.Restored(RunState()), [])
+    of = figures(50.0, joined(0.0), joined(0.0, "b"), restored, joined(10.0), joined(10.0, "b"))
+    assert (of.scheduler_restarts, of.instances_lost, of.instances_returned) == (1, 0, 0)
+    assert of.away_s == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
+from rollout_sched.core.run_state import RunState
 from tests.metrics.tape import Tape, deliver, sample
 
 
@@ -55,6 +56,17 @@ class TestTokens:
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3))
         tape.join("i", now=4)
         assert tape.metrics.summary(6.0).preemptions == 3
+
+    def test_they_go_on_when_the_scheduler_restarts(self) -> None:
+        tape = Tape()
+        tape.join("i", "j")
+        tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3))
+        tape.at(1, ev.InstanceReported("j", 0, 0, 0.0, preemptions=4))
+        tape.at(2, ev.Restored(RunState()))
+        tape.join("i", now=2)
+        assert tape.metrics.summary(6.0).preemptions == 3 + 4
+        tape.at(3, ev.InstanceReported("i", 0, 0, 0.0, preemptions=5))
+        assert tape.metrics.summary(6.0).preemptions == 5 + 4
 
     def test_what_an_instance_held_dies_with_it(self) -> None:
         tape = Tape()

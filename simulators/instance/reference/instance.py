@@ -243,6 +243,10 @@ class ReferenceInstance:
     def can_run(self) -> bool:
         return self._core.scheduler.can_run()
 
+    @property
+    def version(self) -> int:
+        return self._core.version
+
     def gauges(self) -> SimGauges:
         core, scheduler = self._core, self._core.scheduler
         counters, used = scheduler.counters, self.spec.kv_blocks - len(scheduler.pool.free)

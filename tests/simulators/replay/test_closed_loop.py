@@ -8,12 +8,19 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from rollout_sched.config import shipped
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.roles import FleetView, Instance, Request
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
-from rollout_sched.simulators.replay.faults import Failing, Leaving, Lost, ToolsFailing
+from rollout_sched.simulators.replay.faults import (
+    Failing,
+    Leaving,
+    Lost,
+    SchedulerRestarts,
+    ToolsFailing,
+)
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -475,6 +482,85 @@ class TestVerifiedResume:
         assert ran.samples[1].verified_tokens == 3
 
 
+class TestRestarts:
+    def test_what_was_made_is_kept_as_far_as_it_was_streamed(self) -> None:
+        restart = [SchedulerRestarts(at_s=4.0)]
+        trace = make_trace({"a": [3, 9]})
+        ran = watch(SYNC, trace, make_scenario(faults=restart))
+        assert ran.deliveries == [(13.0, ["a"])]
+        streamed = watch(SYNC, trace, make_scenario(faults=restart, stream_s=1.0))
+        assert streamed.deliveries == [(9.0, ["a"])]
+        assert [[s.tokens for s in sample.segments] for sample in streamed.samples] == [[3], [4, 5]]
+
+    def test_a_trainer_that_trains_meanwhile_notices_nothing(self) -> None:
+        trace = make_trace({"a": [3, 5], "b": [2, 4]})
+        ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=8.0)]))
+        assert ran.deliveries == [(5.0, ["a"]), (21.0, ["b"])]
+
+    def test_an_update_that_was_under_way_is_begun_again(self) -> None:
+        trace = make_trace({"a": [3, 5], "b": [2, 4]})
+        ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=16.0)]))
+        assert ran.deliveries == [(5.0, ["a"]), (22.0, ["b"])]
+        assert [sample.staleness for sample in ran.samples] == [0, 0, 0, 0]
+
+    @pytest.mark.parametrize("at_s", [5.2, 6.0, 8.0, 12.0, 16.0, 17.5])
+    def test_a_paused_fleet_goes_on(self, at_s: float) -> None:
+        policy = make_policy(
+            "async",
+            batching="fully_async",
+            freshness={"max_staleness": 2},
+            interruption={"use": "partial", "at_update": "in_place"},
+        )
+        trace = make_trace({name: [4, 20] for name in "abcd"})
+        scenario = make_scenario(instances=2, update_s=5.0, faults=[SchedulerRestarts(at_s=at_s)])
+        ran = watch(policy, trace, scenario)
+        assert sorted(group for _, groups in ran.deliveries for group in groups) == list("abcd")
+        assert ran.loop.anomalies == {}
+
+    def test_a_tool_goes_on(self) -> None:
+        trace = trajectories((Turn(3, 2, 6.0), Turn(4)))
+        ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=5.0)]))
+        assert ran.deliveries == [(13.0, ["g0"])]
+
+    def test_clients_ask_again(self) -> None:
+        traffic = TrafficModel(rate=0.2, for_s=40.0)
+        faults = [SchedulerRestarts(at_s=at_s) for at_s in (10.0, 20.0, 30.0)]
+        trace = make_trace({"a": [9], "b": [7]})
+        ran = watch(SYNC, trace, make_scenario(batches=False, traffic=traffic, faults=faults))
+        answered = [action.sample.request for _, action in ran.said(act.Answer)]
+        asked = [event.request for _, event in ran.said(ev.RequestSubmitted)]
+        assert set(answered) < set(asked)
+        assert len(answered) == len(ran.loop._clients._traffic or ())
+
+    def test_who_was_to_go_goes(self) -> None:
+        faults = [Leaving(at_s=2.0, instance=1), SchedulerRestarts(at_s=3.0)]
+        trace = make_trace({"a": [9, 9], "b": [3, 3]})
+        ran = watch(SYNC, trace, make_scenario(instances=2, faults=faults))
+        assert [now for now, _ in ran.said(ev.InstanceLost)] == [3.0]
+
+    def test_what_was_lent_serves_again(self) -> None:
+        policy = make_policy("fusion", lending="tests.helpers:Generous", freshness={})
+        trace = make_trace({name: [4, 20] for name in "abcd"})
+        faults = [SchedulerRestarts(at_s=at_s) for at_s in (0.5, 6.0, 9.0, 21.0)]
+        scenario = make_scenario(instances=3, colocated=True, prompts_per_step=2, faults=faults)
+        ran = watch(policy, trace, scenario)
+        assert ran.said(act.Lend)
+        assert sorted(group for _, groups in ran.deliveries for group in groups) == list("abcd")
+
+    @pytest.mark.parametrize("name", shipped("policies/presets"))
+    def test_every_preset_finishes_whatever_dies_when(self, name: str) -> None:
+        """Its books are checked after each event."""
+        faults = [SchedulerRestarts(at_s=at_s) for at_s in (3.0, 17.5, 40.2, 77.7, 120.0, 121.0)]
+        lengths = {f"g{g}": [3 + 7 * (g * 5 + s) % 53 for s in range(3)] for g in range(12)}
+        scenario = make_scenario(
+            instances=3, slots=4, prompts_per_step=3, stream_s=2.0, poll_s=5.0, faults=faults
+        )
+        ran = watch(name, make_trace(lengths), scenario)
+        assert max(Counter(sample.request for sample in ran.samples).values()) == 1
+        assert Counter(s.group for s in ran.samples) == {f"g{g}": 3 for g in range(12)}
+        assert ran.loop.anomalies == {}
+
+
 def test_every_event_can_come_to_pass() -> None:
     """All that the scheduler knows of, in one run; but no recorded tool ends a trajectory."""
     policy = make_policy(
@@ -492,6 +578,7 @@ def test_every_event_can_come_to_pass() -> None:
         Leaving(at_s=20.1, instance=1, returns_after_s=4.0),
         Failing(at_s=30.0, for_s=9.0, share=0.5, after_s=1.5, blame="instance"),
         ToolsFailing(at_s=5.0, share=0.4),
+        SchedulerRestarts(at_s=41.0),
     )
     scenario = make_scenario(
         instances=3,
@@ -502,7 +589,7 @@ def test_every_event_can_come_to_pass() -> None:
         faults=faults,
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
-    only_on_shared_gpus, of_another_life = ev.InstanceReturned, ev.Restored
-    assert ran.kinds == set(get_args(ev.Event)) - {only_on_shared_gpus, of_another_life}
-    assert len(ran.kinds) == 22
-    assert not ran.scheduler.anomalies
+    only_on_shared_gpus = {ev.InstanceReturned}
+    assert ran.kinds == set(get_args(ev.Event)) - only_on_shared_gpus
+    assert len(ran.kinds) == 23
+    assert not ran.loop.anomalies

@@ -11,6 +11,7 @@ from rollout_sched.simulators.replay.faults import (
     Joins,
     Leaving,
     Lost,
+    SchedulerRestarts,
     ToolsFailing,
 )
 
@@ -67,6 +68,9 @@ class Book:
     def leave(self, name: str, returns_after_s: float = 0.0) -> None:
         self.entries.append((self.queue.now, "leave", name, returns_after_s))
 
+    def restart(self) -> None:
+        self.entries.append((self.queue.now, "restart", "scheduler", 0.0))
+
 
 def test_each_when_its_time_has_come() -> None:
     book = Book()
@@ -74,10 +78,11 @@ def test_each_when_its_time_has_come() -> None:
         Leaving(at_s=7.0, instance=2, returns_after_s=3.0),
         Lost(at_s=5.0, instance=1),
         Joins(at_s=6.0, instance=0),
+        SchedulerRestarts(at_s=6.5),
         Failing(at_s=1.0),
         ToolsFailing(at_s=1.0),
     ]
-    faults = Faults(listed, book.queue, book)
+    faults = Faults(listed, book.queue, book, book.restart)
     assert faults.absent == {"instance-0"}
     faults.start()
     while len(book.queue):
@@ -85,5 +90,6 @@ def test_each_when_its_time_has_come() -> None:
     assert book.entries == [
         (5.0, "lose", "instance-1", 0.0),
         (6.0, "join", "instance-0", 0.0),
+        (6.5, "restart", "scheduler", 0.0),
         (7.0, "leave", "instance-2", 3.0),
     ]

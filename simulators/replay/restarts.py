@@ -1,0 +1,40 @@
+"""A scheduler that dies in a replay, and the one that goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.events import Event, Restored
+from rollout_sched.core.facts import FactRecorder, FoldedFacts
+from rollout_sched.core.scheduler import Scheduler
+
+
+class Restarts:
+    """Writes down what a scheduler would have to remember, and makes the next one from that alone.
+
+    `make`: a fresh scheduler of the same policy. `anomalies` are those of the schedulers that have
+    died.
+    """
+
+    def __init__(self, scheduler: Scheduler, make: Callable[[], Scheduler]) -> None:
+        self.anomalies: Counter[str] = Counter()
+        self._scheduler = scheduler
+        self._make = make
+        self._recorder = FactRecorder(scheduler)
+        self._folded = FoldedFacts()
+
+    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        self._recorder.observe(now, event, actions)
+
+    def restart(self) -> tuple[Scheduler, Restored]:
+        """The scheduler that goes on, and what it is to be told first."""
+        changes = self._recorder.changes()
+        if changes is not None:
+            self._folded.add(changes)
+        self.anomalies.update(self._scheduler.anomalies)
+        event = Restored(self._folded.state)
+        self._scheduler = scheduler = self._make()
+        self._recorder, self._folded = FactRecorder(scheduler), FoldedFacts()
+        return scheduler, event
