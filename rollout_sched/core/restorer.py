@@ -88,7 +88,7 @@ class Restorer:
     def _restore_run(self, state: RunState, now: float) -> None:
         run = state.run
         self._progress.restore(run, state.recent)
-        self._updater.version = run.version
+        self._updater.publish(run.version, loads=run.loads)
         self._verification.tested, self._verification.rejected = run.tested, run.rejected
         self._fleet.dispatched = run.attempts
         self._fleet.most_kv_tokens = run.most_kv_tokens

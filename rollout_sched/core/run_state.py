@@ -97,6 +97,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The counters of a run; most are `core.progress.RunProgress`'s.
 
     now           of the last event, in seconds of the run
+    loads         the newest version is ours to load (`core.updater`)
     acknowledged  batches that the trainer has: it has asked for the one after them
     whole_at      the version that took the last whole batch
     window        groups of the selection's window that have not started
@@ -108,6 +109,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     now: float = 0.0
     version: int = 0
+    loads: bool = True
     closed: bool = False
     trainer_waiting: bool = False
     takes_parts: bool = False

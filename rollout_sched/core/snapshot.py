@@ -45,6 +45,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
     return RunFacts(
         now,
         progress.version,
+        scheduler.updater.loads,
         progress.closed,
         progress.trainer_waiting,
         progress.takes_parts,

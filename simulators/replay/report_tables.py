@@ -202,6 +202,7 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
             Column("away", "outages.away_s", seconds, "instance-seconds between both"),
             Column("failed attempts", "outages.failed_attempts", count, "made again elsewhere"),
             Column("failed prompts", "outages.failed_prompts", count, "could never be whole"),
+            Column("restarts", "outages.scheduler_restarts", count, "of the scheduler"),
         ),
     ),
 )

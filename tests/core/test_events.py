@@ -27,7 +27,26 @@ HEADER = Header(SCHEMA, "sync", 4, 2, 7)
 #: A run that has come so far, with something in every field.
 STATE = RunState(
     RunFacts(
-        9.5, 3, True, True, True, True, 4, 2, 1, 1, 1, 2, Launch(2, 1, 1.5), 1, 40, 9, 64, 8, 5
+        9.5,
+        3,
+        False,
+        True,
+        True,
+        True,
+        True,
+        4,
+        2,
+        1,
+        1,
+        1,
+        2,
+        Launch(2, 1, 1.5),
+        1,
+        40,
+        9,
+        64,
+        8,
+        5,
     ),
     (
         GroupFacts(

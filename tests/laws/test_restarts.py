@@ -83,6 +83,7 @@ class MortalWorld(World):
         self.closed_instances.clear()
         self.lent.clear()
         self.reclaimed.clear()
+        self.shut.clear()
 
 
 MortalWorld.TestCase.settings = settings(
