@@ -64,9 +64,11 @@ class MortalWorld(World):
         self.held.clear()
         self.leaving.clear()
         self.tell(ev.Restored(state))
+        # Where the trainer loads the weights, it has done so by now: nobody orders it of who is late.
+        version = self.version if self.around else max(0, self.version - lag)
         for name in staying:
             self.held[name] = []
-            self.tell(ev.InstanceJoined(name, SLOTS, 1000, max(0, self.version - lag)))
+            self.tell(ev.InstanceJoined(name, SLOTS, 1000, version))
 
     def break_off(self):
         """Nobody hears what becomes of attempts, orders and clients."""
