@@ -119,14 +119,18 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	  msgspec numpy rich asyncio-throttle
 	touch $@
 
-# SkyRL's package needs Python 3.12. TRL's tests have real vLLM servers too, of the build of test-vllm (about
-# two minutes and 2 GB more).
+# SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its
+# list of requirements would bring torch, which its client does without. TRL's tests have real vLLM servers
+# too, of the build of test-vllm (about two minutes and 2 GB more).
 $(NEIGHBOUR_VENVS)/trl/.ready: tests/vllm/requirements.txt
-neighbour_python = $(if $(filter skyrl,$(1)),python3.12,$(PYTHON))
+PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python), \
+  $(if $(shell $(python) --version 2>/dev/null),$(python))) python3.12)
+neighbour_python = $(if $(filter skyrl,$(1)),$(PYTHON312),$(PYTHON))
+neighbour_flags = $(if $(filter skyrl,$(1)),--no-deps)
 $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)
 	$(if $(filter trl,$*),$(@D)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt)
-	$(@D)/bin/python -m pip install -q -r tests/neighbours/$*/requirements.txt
+	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) -r tests/neighbours/$*/requirements.txt
 	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
 	touch $@
 

@@ -12,6 +12,9 @@ from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.instance.sim_request import PauseMode
 
+#: What can be given away, and comes back by these tags.
+_MEMORY = ("weights", "kv_cache")
+
 
 class _Ids(msgspec.Struct):
     request_ids: list[str] | None = None
@@ -27,21 +30,38 @@ class Control:
         return [
             web.post("/pause", self.pause),
             web.post("/resume", self.resume),
+            web.post("/sleep", self.sleep),
+            web.post("/wake_up", self.wake_up),
+            web.get("/is_sleeping", self.is_sleeping),
             web.post("/abort_requests", self.abort_any),
             web.post("/inference/v1/abort_requests", self.abort),
             web.post("/reset_prefix_cache", self.reset_prefix_cache),
         ]
 
     async def pause(self, request: web.Request) -> web.Response:
-        mode: Any = request.query.get("mode", "abort")
-        if mode not in get_args(PauseMode):
-            raise Refusal(400, f"mode must be abort, wait or keep, got {mode!r}", "mode")
-        await self._engine.pause(mode, flag(request, "clear_cache", True))
+        await self._engine.pause(_mode(request), flag(request, "clear_cache", True))
         return reply({"status": "paused"})
 
     async def resume(self, _: web.Request) -> web.Response:
         await self._engine.resume()
         return reply({"status": "resumed"})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Whatever the level: what it computes with is gone."""
+        await self._engine.pause(_mode(request), True)
+        self._engine.asleep = set(_MEMORY)
+        return reply({"status": "sleeping", "level": int(request.query.get("level", 1))})
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        """In parts, by `tags`; it goes on when all of it is back."""
+        tags = request.query.getall("tags", []) or None
+        self._engine.asleep -= set(tags or _MEMORY)
+        if not self._engine.asleep:
+            await self._engine.resume()
+        return reply({"status": "sleeping" if self._engine.asleep else "awake", "tags": tags})
+
+    async def is_sleeping(self, _: web.Request) -> web.Response:
+        return reply({"is_sleeping": bool(self._engine.asleep)})
 
     async def abort_any(self, request: web.Request) -> web.Response:
         """Without ids: all of them. What is unknown counts as well."""
@@ -65,3 +85,11 @@ class Control:
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         preempt = flag(request, "reset_running_requests", False)
         return reply({"success": self._engine.instance.clear_cache(preempt)})
+
+
+def _mode(request: web.Request) -> PauseMode:
+    mode: Any = request.query.get("mode", "abort")
+    if mode not in get_args(PauseMode):
+        raise Refusal(400, f"mode must be abort, wait or keep, got {mode!r}", "mode")
+    told: PauseMode = mode
+    return told

@@ -57,7 +57,8 @@ class Engine:
 
     As in vLLM, the next step with weights that are half loaded is the end, and then only a restart
     helps. `unanswered` counts the requests under way, `finished` those that ended, by reason.
-    `adapters` are the paths of the LoRA adapters that are loaded, by name.
+    `adapters` are the paths of the LoRA adapters that are loaded, by name; `asleep` is what of its
+    memory it has given away.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -82,6 +83,7 @@ class Engine:
         load_s = settings.update_s / settings.speed
         self.weights = Weights(self.instance, load_s, self._check_alive)
         self.dead = False
+        self.asleep: set[str] = set()
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         # Two starts within one clock tick are still two starts.
         self.started_at = time.time() + 1e-3 * self._starts

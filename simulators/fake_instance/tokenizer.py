@@ -1,4 +1,4 @@
-"""What turns text into tokens and back: /tokenize, /detokenize."""
+"""What turns text into tokens and back: /tokenize, /detokenize, and a chat's prompt."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class _Tokenize(msgspec.Struct):
     messages: list[Message] | None = None
 
 
+class _Render(msgspec.Struct):
+    messages: list[Message]
+
+
 class _Detokenize(msgspec.Struct):
     tokens: list[int]
 
@@ -32,6 +36,7 @@ class Tokenizer:
         return [
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
+            web.post("/v1/chat/completions/render", self.render),
         ]
 
     async def tokenize(self, request: web.Request) -> web.Response:
@@ -49,3 +54,12 @@ class Tokenizer:
     async def detokenize(self, request: web.Request) -> web.Response:
         token_ids = decode(await request.read(), _Detokenize).tokens
         return reply({"prompt": text.decode(token_ids)})
+
+    async def render(self, request: web.Request) -> web.Response:
+        """The request of /inference/v1/generate that a chat is."""
+        messages = decode(await request.read(), _Render).messages
+        token_ids = text.encode(words(messages), self._engine.settings.vocabulary)
+        model = self._engine.settings.model
+        return reply(
+            {"model": model, "token_ids": token_ids, "features": None, "sampling_params": {}}
+        )

@@ -111,16 +111,21 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
         body = _readable(response.body)
         if response.status >= 300:
             raise Refused(response.status, body)
-        _note(supervisor, call)
+        _note(supervisor, call, body)
     return {"status": response.status, "body": body}
 
 
-def _note(supervisor: InstanceSupervisor, call: Call) -> None:
+def _note(supervisor: InstanceSupervisor, call: Call, body: Any) -> None:
     """Whoever watches the instance must know that it stands still."""
     if call.pause == "hold":
         supervisor.note_held()
-    elif call.pause == "release":
+    elif call.pause == "release" and not still_asleep(body):
         supervisor.note_released()
+
+
+def still_asleep(body: Any) -> bool:
+    """Of an answer to /wake_up: only a part of its memory is back, as `tags` asked for."""
+    return isinstance(body, dict) and body.get("status") == "sleeping"
 
 
 def _readable(body: bytes) -> Any:

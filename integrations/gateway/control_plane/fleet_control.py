@@ -12,7 +12,12 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from rollout_sched.integrations.gateway.control_plane.broadcast import Answer, Call, broadcast
+from rollout_sched.integrations.gateway.control_plane.broadcast import (
+    Answer,
+    Call,
+    broadcast,
+    still_asleep,
+)
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.fanout_table import Rule, shipped
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
@@ -81,7 +86,9 @@ class FleetControl:
         away = [failure for failure in answer["failed"] if failure["url"] not in here]
         failed = [failure for failure in answer["failed"] if failure["url"] in here]
         if rule.pause == "release":
-            self._updates.released(each.name for each in asked)
+            results = answer["results"].values()
+            asleep = {each["url"] for each in results if still_asleep(each["body"])}
+            self._updates.released(each.name for each in asked if each.name not in asleep)
         elif rule.pause == "hold":
             self._updates.held(result["url"] for result in answer["results"].values())
         return {**answer, "failed": failed, "away": away}

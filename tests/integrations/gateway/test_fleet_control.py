@@ -161,6 +161,25 @@ def test_who_is_held_gets_nothing_new_until_it_is_released() -> None:
     run(scene())
 
 
+def test_who_is_awake_in_part_stands_still() -> None:
+    """As with SkyRL's servers on the trainer's GPUs: weights first, then the KV cache."""
+
+    async def scene() -> None:
+        first, second = two()
+        async with House(first, second) as house:
+            await house.ask("POST", "/sleep?level=1")
+            for instance in (first, second):
+                instance.answers["/wake_up?tags=weights"] = (200, {"status": "sleeping"})
+                instance.answers["/wake_up?tags=kv_cache"] = (200, {"status": "awake"})
+            for tag, still in (("weights", True), ("kv_cache", False)):
+                assert (await house.ask("POST", f"/wake_up?tags={tag}"))[0] == 200
+                for name in (A, B):
+                    assert bool(house.driver.versions.gate(name)) is still
+                    assert house.driver.supervisors[name].held is still
+
+    run(scene())
+
+
 def test_the_clients_key_is_enough_for_skyrl_s_own_generate() -> None:
     async def scene() -> None:
         first, second = two()

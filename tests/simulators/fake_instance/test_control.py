@@ -156,3 +156,22 @@ def test_bad_orders(path: str, body: Any) -> None:
             assert answer["error"]["message"]
 
     play(scene)
+
+
+def test_one_that_sleeps_goes_on_when_all_of_it_is_awake() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            asleep = await client.post("/sleep?level=2&mode=keep")
+            assert asleep == (200, {"status": "sleeping", "level": 2})
+            task = asyncio.create_task(client.generate(PROMPT, sampling={"max_tokens": 1}))
+            for tag, status in (("weights", "sleeping"), ("kv_cache", "awake")):
+                assert (await client.get("/is_sleeping"))[1] == {"is_sleeping": True}
+                told = await client.post(f"/wake_up?tags={tag}")
+                assert told == (200, {"status": status, "tags": [tag]})
+            assert (await client.get("/is_sleeping"))[1] == {"is_sleeping": False}
+            await task
+            await client.post("/sleep")
+            assert (await client.post("/wake_up"))[1] == {"status": "awake", "tags": None}
+            assert (await client.post("/sleep?mode=deep"))[0] == 400
+
+    play(scene)

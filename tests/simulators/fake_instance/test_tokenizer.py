@@ -18,3 +18,14 @@ def test_tokens_and_text() -> None:
             assert (await client.post("/detokenize", {"tokens": ["x"]}))[0] == 400
 
     play(scene)
+
+
+def test_a_chat_is_rendered_as_it_would_be_asked() -> None:
+    async def scene() -> None:
+        async with served(model="m") as client:
+            messages = [{"role": "user", "content": "one two"}]
+            status, told = await client.post("/v1/chat/completions/render", {"messages": messages})
+            _, tokens = await client.post("/tokenize", {"messages": messages})
+            assert (status, told["model"], told["token_ids"]) == (200, "m", tokens["tokens"])
+
+    play(scene)
