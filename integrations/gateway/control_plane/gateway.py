@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -24,6 +25,9 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
+
+
+_ONE_SLASH = re.compile(r"^(https?:)/(?!/)")
 
 
 class NoSuchInstance(CallerError):
@@ -109,7 +113,8 @@ class Gateway:
 
     def supervisor(self, id_or_url: str) -> InstanceSupervisor:
         """Raises NoSuchInstance."""
-        url = checked_url(id_or_url).rstrip("/")
+        # Within a path "//" may have become "/": vllm-router's clients send http%3A/host%3Aport.
+        url = _ONE_SLASH.sub(r"\1//", checked_url(id_or_url)).rstrip("/")
         for name, supervisor in self.driver.supervisors.items():
             if url in (name, id_of(name)):
                 return supervisor

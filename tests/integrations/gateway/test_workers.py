@@ -191,7 +191,9 @@ def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("quoted", ["http%3A%2F%2Fa%3A1", "http%3a%2f%2fa%3a1", A, f"{A}/"])
+@pytest.mark.parametrize(
+    "quoted", ["http%3A%2F%2Fa%3A1", "http%3a%2f%2fa%3a1", "http%3A/a%3A1", "http:/a:1", A, f"{A}/"]
+)
 def test_a_worker_is_removed_by_its_url(quoted: str) -> None:
     """As vllm-router's clients send it."""
 
