@@ -26,7 +26,6 @@ from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
 
-
 _ONE_SLASH = re.compile(r"^(https?:)/(?!/)")
 
 
