@@ -19,6 +19,9 @@ VERSION = "0.32.0"
 #: What it says that its weights are made of.
 DTYPE = "torch.bfloat16"
 
+#: Its log-probs are as they would be after temperature and penalties: there is nothing before.
+LOGPROBS_MODE = "processed_logprobs"
+
 
 class Status:
     """Endpoints that show and change nothing."""
@@ -88,7 +91,11 @@ class Status:
                 "num_gpu_blocks": spec.kv_blocks + 1,
                 "enable_prefix_caching": spec.prefix_caching,
             },
-            "model_config": {"max_model_len": spec.max_model_len, "dtype": DTYPE},
+            "model_config": {
+                "max_model_len": spec.max_model_len,
+                "dtype": DTYPE,
+                "logprobs_mode": LOGPROBS_MODE,
+            },
             "parallel_config": {"world_size": self._engine.settings.world_size},
             "weight_transfer_config": {"backend": "nccl"},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ FAKE = ["--vocab-size", str(VOCABULARY), "--speed", "50"]
 PROMPTS = ["one", "two", "three", "four"]
 GENERATIONS = 2
 COMPLETION_TOKENS = 8
+WAIT_S = 120.0
 
 
 def write_model(folder: Path, seed: int = 0) -> Path:
@@ -84,3 +86,10 @@ def moved(before: Mapping[str, torch.Tensor], model: torch.nn.Module) -> bool:
 
 def copy_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,6 @@ from rollout_sched.client import BlockingRollouts, RolloutScheduler, Trajectory
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutWorker
 from tests.neighbours.fleet import fake_instance
 from tests.neighbours.trl import stage
-
-WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def worker_of(
 
 
 def taken(worker: RolloutWorker, samples: int) -> list[Any]:
-    return [worker.rollout_buffer.get(timeout=WAIT_S) for _ in range(samples)]
+    return [worker.rollout_buffer.get(timeout=stage.WAIT_S) for _ in range(samples)]
 
 
 def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path) -> None:
@@ -84,7 +81,7 @@ def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path)
         worker.rollout_buffer,
         lambda: version,
         worker.check_health,
-        stale_after_s=WAIT_S,
+        stale_after_s=stage.WAIT_S,
         metrics=metrics,
         poll_interval_s=0.5,
         max_staleness=10,
@@ -144,7 +141,7 @@ def test_it_waits_until_the_trainer_has_taken_all(rollouts: BlockingRollouts, mo
     worker = worker_of(rollouts, model)
     worker.start()
     taken(worker, 3)
-    wait_until(lambda: worker.rollout_buffer.qsize() == 1)
+    stage.wait_until(lambda: worker.rollout_buffer.qsize() == 1)
     assert rollouts.state()["batches"] == 1
     taken(worker, 1 + 4)
     worker.stop()
@@ -157,9 +154,9 @@ def test_a_reward_function_that_raises_ends_it(rollouts: BlockingRollouts, model
 
     worker = worker_of(rollouts, model, fail)
     worker.start()
-    wait_until(lambda: raises(worker))
+    stage.wait_until(lambda: raises(worker))
     with pytest.raises(RuntimeError, match="rollouts have ended") as caught:
-        worker.check_health(WAIT_S)
+        worker.check_health(stage.WAIT_S)
     assert "boom" in str(caught.value.__cause__)
 
 
@@ -168,31 +165,31 @@ def test_prompts_of_which_none_can_be_rolled_out_end_it(
 ) -> None:
     worker = worker_of(rollouts, model, tool=failing_tool, tokens=100_000)
     worker.start()
-    wait_until(lambda: raises(worker))
+    stage.wait_until(lambda: raises(worker))
     with pytest.raises(RuntimeError) as caught:
-        worker.check_health(WAIT_S)
+        worker.check_health(stage.WAIT_S)
     assert "no prompt can be rolled out" in str(caught.value.__cause__)
 
 
 def test_health(rollouts: BlockingRollouts, model: Path) -> None:
     worker = worker_of(rollouts, model)
     with pytest.raises(RuntimeError, match="have ended"):
-        worker.check_health(WAIT_S)
+        worker.check_health(stage.WAIT_S)
     worker.start()
-    worker.check_health(WAIT_S)
+    worker.check_health(stage.WAIT_S)
     stuck, go_on = threading.Event(), threading.Event()
 
     async def hold_up(_: RolloutScheduler) -> None:
         stuck.set()
-        go_on.wait(WAIT_S)
+        go_on.wait(stage.WAIT_S)
 
     held_up = rollouts.start(hold_up)
-    assert stuck.wait(WAIT_S)
+    assert stuck.wait(stage.WAIT_S)
     with pytest.raises(RuntimeError, match="no answer from the scheduler"):
         worker.check_health(0.1)
     go_on.set()
-    held_up.result(WAIT_S)
-    worker.check_health(WAIT_S)
+    held_up.result(stage.WAIT_S)
+    worker.check_health(stage.WAIT_S)
     worker.stop()
 
 
@@ -202,14 +199,7 @@ async def failing_tool(trajectory: Trajectory) -> None:
 
 def raises(worker: RolloutWorker) -> bool:
     try:
-        worker.check_health(WAIT_S)
+        worker.check_health(stage.WAIT_S)
     except RuntimeError:
         return True
     return False
-
-
-def wait_until(holds: Any) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)

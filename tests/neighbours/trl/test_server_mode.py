@@ -18,7 +18,12 @@ def test_it_trains_through_the_gateway(tmp_path: Path, monkeypatch: pytest.Monke
     model = stage.write_model(tmp_path / "model")
     with fleet(2, policy="round_robin_sync", fake=stage.FAKE) as ours:
         args = stage.config(
-            tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=ours.url
+            tmp_path,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=ours.url,
+            # Simulated log-probs are far from the model's: a whole sequence's ratio would be 0.
+            vllm_importance_sampling_mode="token_truncate",
         )
         trainer = stage.trainer(model, args)
         before = stage.copy_of(trainer.model)
@@ -28,3 +33,6 @@ def test_it_trains_through_the_gateway(tmp_path: Path, monkeypatch: pytest.Monke
         assert [info["world_size"] for info in joined] == [3], "both instances and the trainer"
         assert sent == [len(list(trainer.model.named_parameters()))] * 2
         assert all(instance.metric("vllm:request_success_total") for instance in ours.instances)
+        state = ours.gateway.get("/admin/state")
+        assert state["version"] == state["fleet_version"] == 2, "versions move with its updates"
+        assert state["anomalies"] == {}

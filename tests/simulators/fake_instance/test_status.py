@@ -16,6 +16,7 @@ def test_what_a_server_tells_of_itself() -> None:
             scheduler = info["vllm_config"]["scheduler_config"]
             assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
             assert info["vllm_config"]["model_config"]["dtype"] == "torch.bfloat16"
+            assert info["vllm_config"]["model_config"]["logprobs_mode"] == "processed_logprobs"
             assert info["vllm_config"]["weight_transfer_config"] == {"backend": "nccl"}
             assert (await client.get("/liveness"))[0] == 200
             assert (await client.get("/get_world_size"))[1] == {"world_size": 4}
