@@ -147,6 +147,7 @@ class ClientEvents:
         siblings = self._siblings.join(event.group, event.prompt_tokens, event.max_tokens)
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
+        request.priority = event.priority
         request.last_instance = self._sessions.last_instance(event.session)
         home = self._fleet.instances.get(request.last_instance or "")
         if home is not None:

@@ -77,11 +77,12 @@ class GroupSubmitted(_Event, frozen=True):
     expected_tokens: int = 0
 
 
-class RequestSubmitted(_Event, frozen=True):
+class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     """A client waits for this one response, whatever the batches do: it goes out when finished.
 
     `group` names its siblings, for prediction; `session` the conversation it belongs to, whose
-    last instance has its KV cache; "" for none. Its id is the driver's and is never used again.
+    last instance has its KV cache; "" for none. `priority` is as in vLLM: the least goes first, and
+    what is of a group has 0. Its id is the driver's and is never used again.
     """
 
     request: str
@@ -89,6 +90,7 @@ class RequestSubmitted(_Event, frozen=True):
     prompt_tokens: int
     max_tokens: int
     session: str = ""
+    priority: int = 0
 
 
 class RequestWithdrawn(_Event, frozen=True):

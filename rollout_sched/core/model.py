@@ -258,6 +258,7 @@ class Request:
     has made is a whole response, if newer weights pass it. `rank` is its entry in the waiting
     queue, None outside of it. `failures` counts the attempts that failed in a row, on the instances
     `failed_on`; after one it may rest.
+    `priority`: of those that wait the least goes first, whatever the ordering says.
     `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
@@ -277,6 +278,7 @@ class Request:
         "last_attempt",
         "last_instance",
         "migrations",
+        "priority",
         "rank",
         "response_tokens",
         "rests_until",
@@ -319,6 +321,7 @@ class Request:
         self.last_instance: str | None = None
         self.home: Instance | None = None
         self.session = ""
+        self.priority = 0
         self.salt: int | None = None
         self.failures = 0
         self.failed_on: tuple[str, ...] = ()

@@ -35,6 +35,7 @@ class Requests:
         self._ordering = roles.ordering
         self._weigh_tokens = roles.weigh_tokens
         self._sessions = roles.sessions
+        self._prioritised = False
         self._fleet = fleet
         self._ledger = ledger
         self._serials = serials
@@ -78,6 +79,8 @@ class Requests:
             self._fleet.leave(request)
         move(request, RETURN)
         request.expected_tokens = self._prediction.expect(request)
+        if request.priority and not self._prioritised:
+            self._prioritise()
         self.waiting.add(request, self._key(request))
 
     def leave_home(self, request: Request) -> None:
@@ -165,9 +168,18 @@ class Requests:
             request.expected_tokens = expected
             self.waiting.rerank(request, self._key(request))
 
+    def _prioritise(self) -> None:
+        """From the first that has a priority on, keys tell it: for nobody they need not."""
+        self._prioritised = True
+        for request in list(self.waiting):
+            self.waiting.rerank(request, self._key(request))
+        self.waiting.rebuild()
+
     def _key(self, request: Request) -> Any:
         """Where sessions are bounded, those that go on where their KV is pass first."""
         key = self._ordering.key(request)
+        if self._prioritised:
+            key = (request.priority, key)
         return key if self._sessions is None else (request.home is None, key)
 
     # -- whether they can go on ------------------------------------------------------------

@@ -94,6 +94,10 @@ class WaitingQueue:
         if request.id not in self._aside:
             self._new.append(entry)
 
+    def rebuild(self) -> None:
+        """Keys are of another kind now, which entries that do not count cannot be compared with."""
+        self._sort_all()
+
     # -- inside ----------------------------------------------------------------------------
 
     def _sort_in(self) -> None:

@@ -150,6 +150,7 @@ class Driver:
         max_tokens: int,
         group: str = "",
         session: str = "",
+        priority: int = 0,
     ) -> str:
         """Ask for one response, to be answered when it is finished; returns the request's id."""
         self.pump.check()
@@ -158,7 +159,9 @@ class Driver:
         self.payloads.add(request, payload)
         try:
             self.pump.tell(
-                RequestSubmitted(request, group or request, prompt_tokens, max_tokens, session)
+                RequestSubmitted(
+                    request, group or request, prompt_tokens, max_tokens, session, priority
+                )
             )
         except CallerError:
             self.payloads.refused(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,32 @@ def test_a_home_that_is_lost_is_left_and_that_counts() -> None:
     (dispatch,) = told(ask("d2", "h", "talk"))
     assert isinstance(dispatch, Dispatch)
     assert (dispatch.instance, told.scheduler.view.session_moves) == ("i1", 1)
+
+
+@pytest.mark.parametrize(
+    ("roles", "first"),
+    [
+        ({}, ["urgent", "g/0", "g/1", "early", "late"]),
+        ({"ordering": "shortest_first"}, ["urgent", "g/0", "g/1", "early", "late"]),
+        ({"admission": "session_cap"}, ["urgent", "g/0", "g/1", "early", "late"]),
+    ],
+)
+def test_of_those_that_wait_the_least_priority_goes_first(roles: Any, first: list[str]) -> None:
+    told = Told(slots=1, **roles)
+    told(ask("running"))
+    told.submit("g", samples=2)
+    told(BatchRequested())
+    told(ask("early"))
+    told(RequestSubmitted("late", "h", PROMPT, LIMIT, priority=1))
+    told(RequestSubmitted("urgent", "i", PROMPT, LIMIT, priority=-1))
+    order = []
+    running = "running", 1
+    while running:
+        actions = told(RequestFinished(*running, 5))
+        sent = [action for action in actions if isinstance(action, Dispatch)]
+        order += [action.request for action in sent]
+        running = (sent[0].request, sent[0].attempt) if sent else ()
+    assert order == first
 
 
 def test_one_of_a_session_passes_those_whose_kv_is_nowhere() -> None:

@@ -32,6 +32,17 @@ def test_equal_keys_go_by_serial_not_by_arrival() -> None:
     assert order(queue) == ["a/2", "a/5", "a/8"]
 
 
+def test_keys_may_become_of_another_kind() -> None:
+    queue = fill(3, 1, 2)
+    assert queue.first().id == "a/1"
+    queue.add(make_request("a/9", serial=9), 0)  # beside those that are sorted
+    for request in list(queue):
+        queue.rerank(request, (-request.serial, "any"))
+    queue.rebuild()
+    queue.add(make_request("a/5", serial=5), (-5, "any"))
+    assert order(queue) == ["a/9", "a/5", "a/2", "a/1", "a/0"]
+
+
 def test_what_is_popped_was_first() -> None:
     queue = fill(3, 1, 2)
     queue.remove(queue.first())

@@ -322,11 +322,16 @@ class World(RuleBasedStateMachine):
         named = f"p{number % 4}" if number % 4 else ""
         self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS, named, known, number % 2))
 
-    @rule(prompt=st.integers(1, 3), sibling=st.integers(0, 2), session=st.sampled_from(["", "s"]))
-    def ask(self, prompt, sibling, session):
+    @rule(
+        prompt=st.integers(1, 3),
+        sibling=st.integers(0, 2),
+        session=st.sampled_from(["", "s"]),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+    )
+    def ask(self, prompt, sibling, session, priority):
         name = f"d{len(self.asked)}"
         self.asked.append(name)
-        self.tell(ev.RequestSubmitted(name, f"p{sibling}", prompt, MAX_TOKENS, session))
+        self.tell(ev.RequestSubmitted(name, f"p{sibling}", prompt, MAX_TOKENS, session, priority))
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())

@@ -136,7 +136,9 @@ class DataPlane:
             tokens, limit = self._as_many_as_fit(tokens)
         kind: Any = StreamingCall if envelope.stream else UnaryCall
         group = envelope.group or envelopes.group_of(one.prompt)
-        return self.driver.submit(kind(call, to, limit), tokens, limit, group, envelope.session)
+        return self.driver.submit(
+            kind(call, to, limit), tokens, limit, group, envelope.session, envelope.priority
+        )
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
         """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""

@@ -39,6 +39,7 @@ class Envelope:
     samples      how many responses are asked for, to each prompt
     keep_ids     the client wants token ids in the answer
     says_ours    whether the body has a field already that is ours to say
+    priority     the least goes first
     tools        whether it offers tools, so that the server may read a call out of the whole answer
     """
 
@@ -47,6 +48,7 @@ class Envelope:
         "keep_ids",
         "limit",
         "limit_field",
+        "priority",
         "prompt",
         "salt",
         "samples",
@@ -81,6 +83,7 @@ class Envelope:
         )
         self.group = fields.group_id or ""
         self.session = fields.session_id or ""
+        self.priority = fields.priority or 0
         self.tools = endpoint == "chat" and bytes(fields.tools) not in _NO_TOOLS
 
 

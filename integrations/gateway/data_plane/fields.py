@@ -19,6 +19,10 @@ class BadRequest(Exception):
         self.status = status
 
 
+#: Of a request, as vLLM takes it. The least goes first.
+Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class SamplingFields(msgspec.Struct):
     """The part of vLLM's SamplingParams that matters here."""
 
@@ -42,6 +46,7 @@ class Fields(msgspec.Struct):
     group_id: str | None = None
     session_id: str | None = None
     tools: msgspec.Raw = NOTHING
+    priority: Priority | None = None
 
 
 #: As vLLM takes it.

@@ -18,7 +18,7 @@ from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fie
 
 ASKED = (
     *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
-    *("group", "session", "tools"),
+    *("group", "session", "priority", "tools"),
 )
 
 ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
@@ -163,6 +163,12 @@ def test_fields_go_in_front() -> None:
     body = envelopes.with_fields(b' {"a": 1}', {"b": "x", "c": True})
     assert json.loads(body) == {"a": 1, "b": "x", "c": True}
     assert envelopes.with_fields(b"{}", {}) == b"{}"
+
+
+@pytest.mark.parametrize(("said", "priority"), [({}, 0), ({"priority": -3}, -3)])
+def test_a_priority_is_that_of_the_body(said: dict[str, int], priority: int) -> None:
+    body = json.dumps({"prompt": "a", **said}).encode()
+    assert envelopes.read(body, "completions").priority == priority
 
 
 @pytest.mark.parametrize(

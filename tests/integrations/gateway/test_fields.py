@@ -41,6 +41,7 @@ def test_a_prompt_stays_as_it_was_written() -> None:
         b'{"sampling_params":[]}',
         b'{"sampling_params":{"max_tokens":"x"}}',
         b'{"group_id":1}',
+        b'{"priority":"high"}',
     ],
 )
 def test_a_field_of_another_kind_is_named(body: bytes) -> None:
