@@ -61,6 +61,7 @@ class Sync(msgspec.Struct, frozen=True):
     over_prompts: AtLeastOne = 1.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = True
+    tunable = ("over_prompts",)
 
     def launch(self, progress: Progress) -> Launch | None:
         if not progress.trainer_waiting:
@@ -97,6 +98,7 @@ class TailBatching(msgspec.Struct, frozen=True):
     least_gain: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = True
+    tunable = ("over_prompts", "long_round_share")
 
     @property
     def uses_recent(self) -> bool:
@@ -188,6 +190,7 @@ class FullyAsync(msgspec.Struct, frozen=True):
     max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = False
+    tunable = ("max_groups", "max_ahead")
 
     def __post_init__(self) -> None:
         if 0 < self.max_ahead < 1:

@@ -49,6 +49,7 @@ class StageFusion(msgspec.Struct, frozen=True):
     slowdown: AtLeastOne = 1.2
     weights_tokens: Positive = WEIGHTS_TOKENS
     lends = True
+    tunable = ("whole", "lent", "slowdown")
 
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
         size = progress.in_batch + progress.missing

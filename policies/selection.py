@@ -53,6 +53,7 @@ class LikeLengths(msgspec.Struct, frozen=True):
     order: Literal["shortest_first", "longest_first"] = "shortest_first"
 
     uses_history = True
+    tunable = ("quantile",)
 
     def choose(
         self, window: Sequence[Group], wanted: int, beside: Sequence[Group]

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rollout_sched import __version__, config
+from rollout_sched import __version__, config, retuner
 from rollout_sched.argument_types import natural, positive
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.inspection import command as inspection
@@ -124,6 +124,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     megabytes = defaults["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
     add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
+    retuner.add_flags(parser)
     add_flags(parser, RunOptions)
     add_flags(
         parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
@@ -180,7 +181,8 @@ def _serve(options: argparse.Namespace) -> None:
     names = (field.name for field in msgspec.structs.fields(Options))
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     live = given_flags(options, Settings)
-    serve(Options(**given, **given_flags(options, RunOptions), live=live))
+    given = {**given, **given_flags(options, RunOptions)}
+    serve(Options(**given, live=live), retuner.attachment(options))
 
 
 def _check(options: argparse.Namespace) -> None:

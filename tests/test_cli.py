@@ -401,7 +401,7 @@ class TestServe:
         from rollout_sched.integrations.gateway import serve
 
         told: list[Any] = []
-        monkeypatch.setattr(serve, "serve", told.append)
+        monkeypatch.setattr(serve, "serve", lambda options, attach: told.append(options))
         needed = ("serve", "--policy", "dplb", "--instance", "http://a:1")
         assert main([*needed, *arguments]) == 0
         return told[0]

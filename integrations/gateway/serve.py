@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -54,15 +54,20 @@ LAST_WORDS_S = 1.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(options: Options) -> None:
+#: Looks on at a scheduler that runs; what it returns is called when that stops.
+Attach = Callable[[LiveScheduler], Callable[[], Awaitable[None]]]
+
+
+def serve(options: Options, attach: Attach | None = None) -> None:
     """Run until SIGTERM or SIGINT. Raises CallerError, or OSError if the port is taken."""
-    event_loop.run(_serve(options, partial(print, flush=True)))
+    event_loop.run(_serve(options, partial(print, flush=True), attach))
 
 
-async def _serve(options: Options, say: Say) -> None:
+async def _serve(options: Options, say: Say, attach: Attach | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     service = Service(options, say)
+    detach = None if attach is None else attach(service.live)
     for number in _STOPPING:
         loop.add_signal_handler(number, stop.set)
 
@@ -84,6 +89,8 @@ async def _serve(options: Options, say: Say) -> None:
         stop_at_once_from_now_on()
         opening.cancel()
         await asyncio.wait({opening})
+        if detach is not None:
+            await detach()
         await service.close()
 
 

@@ -211,6 +211,13 @@ class WeightsUpdated(_Event, frozen=True):
     version: int
 
 
+class Retuned(_Event, frozen=True):
+    """Parameters of the policy have other values from now on: role -> parameter -> value (see
+    `core.tuning`)."""
+
+    parameters: dict[str, dict[str, int | float]]
+
+
 class GateClosed(_Event, frozen=True):
     """Somebody else has an instance in hand: it goes on with what it has and is sent nothing new
     until GateOpened."""
@@ -281,4 +288,5 @@ Event = (
     | Restored
     | GateClosed
     | GateOpened
+    | Retuned
 )

@@ -32,7 +32,8 @@ LENT: Final = InstanceStatus.LENT
 class Lender:
     """Asks the lending role, empties what it names, and knows what the trainer has.
 
-    lends  whether the role is asked at all
+    lending  the role that is asked
+    lends    whether it is asked at all
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Lender:
         out: list[Action],
     ) -> None:
         self.lends = lending.lends
-        self._lending = lending
+        self.lending = lending
         self._fleet = fleet
         self._updater = updater
         self._requests = requests
@@ -60,7 +61,7 @@ class Lender:
         """Have the instances make way that the role names."""
         if self._batch == self._progress.batches:
             return
-        chosen = self._lending.choose(self._fleet, self._progress)
+        chosen = self.lending.choose(self._fleet, self._progress)
         if not chosen:
             return
         serving = [i for i in self._fleet.instances.values() if i.status is SERVING]

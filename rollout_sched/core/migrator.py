@@ -25,13 +25,14 @@ DRAINING: Final = InstanceStatus.DRAINING
 class Migrator:
     """Asks the migration role, and remembers where those that were interrupted are to go.
 
-    due_at  when the role is to be asked next, in seconds: every `interval_s`, once per event at
-            most, however large the fleet
+    migration  the role that is asked
+    due_at     when it is to be asked next, in seconds: every `interval_s`, once per event at most,
+               however large the fleet
     """
 
     def __init__(self, migration: Migration, fleet: Fleet, requests: Requests) -> None:
         self.due_at = migration.interval_s  # at 0 there is nothing to move; never, if never asked
-        self._migration = migration
+        self.migration = migration
         self._fleet = fleet
         self._requests = requests
         self._meant: dict[int, str] = {}  # attempt that was interrupted -> instance
@@ -41,13 +42,13 @@ class Migrator:
 
         Asked while nothing waits, so that who was interrupted and is not in flight will not come.
         """
-        self.due_at = now + self._migration.interval_s
+        self.due_at = now + self.migration.interval_s
         if self._meant:
             attempts = self._fleet.attempts
             self._meant = {n: where for n, where in self._meant.items() if n in attempts}
             if self._meant:
                 return
-        for migrant in self._migration.choose(self._fleet):
+        for migrant in self.migration.choose(self._fleet):
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
             if not self._fleet.may_begin(attempt.request, instance):

@@ -25,6 +25,7 @@ from rollout_sched.core.run_state import GroupFacts, RequestFacts, RequestStands
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.selection_window import SelectionWindow
 from rollout_sched.core.serials import Serials
+from rollout_sched.core.tuning import Tuning
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.verification import Verification
 
@@ -52,6 +53,7 @@ class Restorer:
         verification: Verification,
         window: SelectionWindow,
         migrator: Migrator,
+        tuning: Tuning,
         serials: Serials,
         lengths: LengthHistory | None,
     ) -> None:
@@ -65,6 +67,7 @@ class Restorer:
         self._verification = verification
         self._window = window
         self._migrator = migrator
+        self._tuning = tuning
         self._serials = serials
         self._lengths = lengths
 
@@ -95,6 +98,7 @@ class Restorer:
         self._window.left = run.window
         self._serials.last = run.serials
         self._migrator.due_at = now
+        self._tuning.restore(run.tuned)
         if self._lengths is not None:
             for prompt in state.prompts:
                 _remember(self._lengths.of(prompt.prompt), prompt.deliveries)

@@ -309,8 +309,9 @@ class Lending(Protocol):
         on their way, if the trainer that waits shares the instances' GPUs."""
 
 
-class Roles(msgspec.Struct, frozen=True):
-    """One answerer for every question: what a policy file assembles."""
+class Roles(msgspec.Struct):
+    """One answerer for every question: what a policy file assembles. Only `core.tuning` puts others
+    in their places, with other parameters."""
 
     routing: Routing
     affinity: Affinity

@@ -105,6 +105,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts      the last attempt
     most_kv_tokens  of the largest instance that was ever here
     tested, rejected  what has become of drafts (`core.verification`)
+    tuned         parameters that have been changed (`core.tuning`)
     """
 
     now: float = 0.0
@@ -127,6 +128,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     most_kv_tokens: int = 0
     tested: int = 0
     rejected: int = 0
+    tuned: dict[str, dict[str, int | float]] = {}
 
 
 class RunState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -40,6 +40,7 @@ from rollout_sched.core.selection_window import SelectionWindow
 from rollout_sched.core.serials import Serials
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.siblings import DirectSiblings
+from rollout_sched.core.tuning import Tuning
 from rollout_sched.core.updater import WeightUpdater
 from rollout_sched.core.validation import CHECKS
 from rollout_sched.core.verification import Verification
@@ -111,7 +112,8 @@ class Scheduler:
         )
         self.migrator = Migrator(roles.migration, fleet, requests)
         self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
-        self.selection_window = SelectionWindow(roles.selection, groups, prompts_per_step)
+        self.selection_window = window = SelectionWindow(roles.selection, groups, prompts_per_step)
+        self.tuning = Tuning(roles, self.migrator, lender, window)
         self.attempt_events = AttemptEvents(
             fleet,
             updater,
@@ -134,6 +136,7 @@ class Scheduler:
             progress,
             self.sessions,
             self.anomalies,
+            tuning=self.tuning,
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,
             keeps_sessions=roles.keeps_sessions,
@@ -176,7 +179,7 @@ class Scheduler:
             self.anomalies,
             out,
         )
-        return _table(trainer, client, instance, self.attempt_events, self._restorer())
+        return _table(trainer, client, instance, self.attempt_events, self._restorer(), self.tuning)
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -190,6 +193,7 @@ class Scheduler:
             self.verification,
             self.selection_window,
             self.migrator,
+            self.tuning,
             self.serials,
             self.prompt_lengths,
         )
@@ -520,6 +524,7 @@ def _table(
     instance: InstanceEvents,
     attempt: AttemptEvents,
     restorer: Restorer,
+    tuning: Tuning,
 ) -> dict[type[Any], Callable[[Any, float], None]]:
     return {
         ev.GroupSubmitted: trainer.group_submitted,
@@ -548,4 +553,5 @@ def _table(
         ev.RequestInterrupted: attempt.interrupted,
         ev.RequestFailed: attempt.failed,
         ev.Restored: restorer.restored,
+        ev.Retuned: tuning.retuned,
     }

@@ -16,17 +16,20 @@ from rollout_sched.core.roles import Selection
 
 
 class SelectionWindow:
-    """The first fresh groups, up to `left`, are those of the window that have not started."""
+    """The first fresh groups, up to `left`, are those of the window that have not started.
+
+    selection  the role that is asked
+    """
 
     def __init__(self, selection: Selection, groups: Groups, prompts_per_step: int) -> None:
         self.left = 0
-        self._selection = selection
+        self.selection = selection
         self._groups = groups
         self._prompts_per_step = prompts_per_step
 
     def take(self, wanted: int, beside: Sequence[Group]) -> list[Group]:
         """So many fresh groups (there are as many) to start now; `beside` start with them."""
-        rounds = self._selection.window
+        rounds = self.selection.window
         if not rounds:
             return self._groups.front(FRESH, wanted)
         overdue: list[Group] = []
@@ -42,7 +45,7 @@ class SelectionWindow:
     def _choose(self, window: Sequence[Group], wanted: int, beside: Sequence[Group]) -> list[Group]:
         if wanted >= len(window):
             return list(window)
-        chosen = list(self._selection.choose(window, wanted, beside))
+        chosen = list(self.selection.choose(window, wanted, beside))
         known = {group.id for group in window}
         names = {group.id for group in chosen}
         if len(chosen) != wanted or len(names) != wanted or not names <= known:

@@ -63,6 +63,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         fleet.most_kv_tokens,
         verification.tested,
         verification.rejected,
+        scheduler.tuning.told,
     )
 
 

@@ -13,8 +13,10 @@ from rollout_sched.core.events import (
     InstanceJoined,
     RequestSubmitted,
     Restored,
+    Retuned,
     WeightsPublished,
 )
+from rollout_sched.core.tuning import check_parameters
 
 if TYPE_CHECKING:
     from rollout_sched.core.scheduler import Scheduler
@@ -95,6 +97,10 @@ def _restored(scheduler: Scheduler, event: Restored) -> None:
         )
 
 
+def _retuned(scheduler: Scheduler, event: Retuned) -> None:
+    check_parameters(scheduler.roles, event.parameters)
+
+
 def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
     if kv_tokens is not None and tokens > kv_tokens:
         raise CallerError(
@@ -110,5 +116,6 @@ CHECKS: dict[type[Any], Callable[[Scheduler, Any], None]] = {
     RequestSubmitted: _request_submitted,
     InstanceJoined: _instance_joined,
     Restored: _restored,
+    Retuned: _retuned,
     WeightsPublished: _weights_published,
 }

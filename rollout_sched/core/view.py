@@ -16,6 +16,7 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Progress
 from rollout_sched.core.sessions import Sessions
+from rollout_sched.core.tuning import Parameters, Tuning
 
 
 class RunView(Progress, Protocol):
@@ -42,10 +43,12 @@ class SchedulerView:
         sessions: Sessions,
         anomalies: Mapping[str, int],
         *,
+        tuning: Tuning,
         keeps_partial: bool,
         leniency: float | None,
         keeps_sessions: bool,
     ) -> None:
+        self._tuning = tuning
         self.keeps_partial = keeps_partial
         self.leniency = leniency
         self.keeps_sessions = keeps_sessions
@@ -55,6 +58,11 @@ class SchedulerView:
         self._requests = requests
         self._progress = progress
         self._sessions = sessions
+
+    @property
+    def tuned(self) -> Parameters:
+        """Parameters of the policy that have been changed since it began."""
+        return self._tuning.told
 
     @property
     def run(self) -> RunView:

@@ -23,12 +23,14 @@ class TraceFold:
 
     Tokens of a turn are those that were kept of it. What was thrown away is not in the trace, and
     neither is what was not whole when the journal ended. A direct request is a sample of the group
-    that its client named, or a group of its own.
+    that its client named, or a group of its own; only such have arrivals, for a trainer's groups
+    wait for the scheduler.
     """
 
     def __init__(self, where: str) -> None:
+        self._where = where
         self._gatherer = Gatherer(where)
-        self._submitted_s: dict[str, float] = {}
+        self._asked_s: dict[str, float] = {}
         self._first_s: float | None = None
         self._turns: dict[str, list[Turn]] = {}
         self._dispatched: dict[str, Dispatch] = {}
@@ -57,17 +59,22 @@ class TraceFold:
             max_response_tokens=self._most or None,
         )
 
+    def successor(self) -> TraceFold:
+        """One that goes on where this one is, with none of its samples."""
+        after = TraceFold(self._where)
+        after._asked_s, after._first_s = self._asked_s, self._first_s
+        after._turns, after._dispatched = self._turns, self._dispatched
+        after._ended_s, after._direct, after._most = self._ended_s, self._direct, self._most
+        return after
+
     def _submitted(self, now: float, event: GroupSubmitted) -> None:
-        self._note(event.group, now, event.max_tokens)
+        self._most = max(self._most, event.max_tokens)
 
     def _asked(self, now: float, event: RequestSubmitted) -> None:
-        self._note(event.request, now, event.max_tokens)
-
-    def _note(self, name: str, now: float, max_tokens: int) -> None:
+        self._most = max(self._most, event.max_tokens)
         if self._first_s is None:
             self._first_s = now
-        self._submitted_s[name] = now - self._first_s
-        self._most = max(self._most, max_tokens)
+        self._asked_s[event.request] = now - self._first_s
 
     def _begun(self, now: float, action: Dispatch) -> None:
         self._dispatched[action.request] = action
@@ -97,15 +104,15 @@ class TraceFold:
 
     def _delivered(self, now: float, action: Deliver) -> None:
         for sample in action.samples:
-            self._add(sample, sample.group, sample.index, self._submitted_s[sample.group])
+            self._add(sample, sample.group, sample.index)
 
     def _answered(self, now: float, action: Answer) -> None:
         made = action.sample
         group = made.group or made.request
         index = self._direct[group] = self._direct.get(group, -1) + 1
-        self._add(made, group, index, self._submitted_s.pop(made.request))
+        self._add(made, group, index, self._asked_s.pop(made.request))
 
-    def _add(self, made: Made, group: str, index: int, arrival_s: float) -> None:
+    def _add(self, made: Made, group: str, index: int, arrival_s: float = 0.0) -> None:
         self._dispatched.pop(made.request, None)
         self._ended_s.pop(made.request, None)
         earlier = self._turns.pop(made.request, [])

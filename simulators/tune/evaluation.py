@@ -153,10 +153,11 @@ def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) ->
     run = run_policy(
         policy, trace, scenario, steps=case.steps, seed=case.seed, give_up_s=task.give_up_s
     )
-    return _figures(run)
+    return figures(run)
 
 
-def _figures(run: Run) -> Figures:
+def figures(run: Run) -> Figures:
+    """What limits look at."""
     summary = run.summary
     bias = summary.length_bias
     trained = summary.accepted_tokens_per_s * summary.total_s

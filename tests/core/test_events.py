@@ -117,6 +117,7 @@ WHOLE: list[ev.Event] = [
     ev.Restored(STATE),
     ev.GateClosed("i0"),
     ev.GateOpened("i0"),
+    ev.Retuned({"batching": {"over_prompts": 1.25}}),
 ]
 
 #: What an event means that says only what it must.

@@ -589,14 +589,10 @@ def test_every_event_can_come_to_pass() -> None:
         faults=faults,
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
-    only_on_shared_gpus, where_others_load_weights = (
-        {ev.InstanceReturned},
-        {
-            ev.GateClosed,
-            ev.GateOpened,
-        },
-    )
-    elsewhere = only_on_shared_gpus | where_others_load_weights
+    only_on_shared_gpus = {ev.InstanceReturned}
+    where_others_load_weights = {ev.GateClosed, ev.GateOpened}
+    where_somebody_retunes = {ev.Retuned}
+    elsewhere = only_on_shared_gpus | where_others_load_weights | where_somebody_retunes
     assert ran.kinds == set(get_args(ev.Event)) - elsewhere
     assert len(ran.kinds) == 23
     assert not ran.loop.anomalies
