@@ -64,11 +64,7 @@ class MortalWorld(World):
         self.held.clear()
         self.leaving.clear()
         self.tell(ev.Restored(state))
-<<<<<<< HEAD
         # Where the trainer loads the weights, it has by now: nobody orders it of who is late.
-=======
-        # Where the trainer loads the weights, it has done so by now: nobody is ordered to.
->>>>>>> cadcf84 (A live scheduler is retuned: better parameters for its recent steps are found aside and adopted as an event)
         version = self.version if self.around else max(0, self.version - lag)
         for name in staying:
             self.held[name] = []
