@@ -6,6 +6,7 @@ answers share. What each instance said stands beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +24,7 @@ from rollout_sched.integrations.gateway.control_plane.fanout_table import Rule, 
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.relay import forwardable
 from rollout_sched.integrations.gateway.data_plane.call import error_body
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 #: What a client may send again: it goes to those alone that have failed, or does no harm. TRL 1.16
 #: does so by itself after 500, 502 and 503, prime-rl (2026-08) after anything from 500 on.
@@ -86,12 +88,19 @@ class FleetControl:
         away = [failure for failure in answer["failed"] if failure["url"] not in here]
         failed = [failure for failure in answer["failed"] if failure["url"] in here]
         if rule.pause == "release":
-            results = answer["results"].values()
-            asleep = {each["url"] for each in results if still_asleep(each["body"])}
-            self._updates.released(each.name for each in asked if each.name not in asleep)
+            await self._released(asked, answer)
         elif rule.pause == "hold":
             self._updates.held(result["url"] for result in answer["results"].values())
         return {**answer, "failed": failed, "away": away}
+
+    async def _released(self, asked: Sequence[InstanceSupervisor], answer: Answer) -> None:
+        """Who could not be told for it is away goes on when it is back."""
+        results = answer["results"].values()
+        asleep = {each["url"] for each in results if still_asleep(each["body"])}
+        self._updates.released(each.name for each in asked if each.name not in asleep)
+        for supervisor in asked:
+            if supervisor.held and not supervisor.joined:
+                await supervisor.release()
 
 
 async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:

@@ -132,6 +132,26 @@ def test_who_is_away_is_asked_where_it_matters_and_fails_nobody() -> None:
     run(scene())
 
 
+def test_who_was_held_and_went_away_goes_on_when_it_is_back() -> None:
+    async def scene() -> None:
+        first, second = two()
+        async with House(first, second, live={"poll_s": 0.05}) as house:
+            supervisor = house.driver.supervisors[B]
+            await house.ask("POST", "/pause?mode=keep")
+            second.dead = True
+            await until(lambda: not supervisor.joined, 30)
+            second.answers["/resume"] = (500, {})
+            assert (await house.ask("POST", "/resume"))[0] == 200
+            second.calls.clear()
+            second.dead = False
+            await until(lambda: supervisor.joined, 30)
+            assert "pause" not in [call[0] for call in second.calls if isinstance(call, tuple)]
+            assert not supervisor.held
+            assert house.driver.versions.gate(B) == ""
+
+    run(scene(), 90)
+
+
 def test_where_nobody_has_joined() -> None:
     async def scene() -> None:
         async with House() as house:

@@ -545,3 +545,29 @@ def test_log_probs_of_the_whole_vocabulary_make_a_long_answer():
     assert generate_against(lambda s: s.answer(GENERATE, answer), order).token_ids == [10]
     with pytest.raises(InstanceError, match="more than"):
         generate_against(lambda s: s.answer(GENERATE, answer))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b'{"world_size": 4}', 4),
+        (404, b"{}", "VLLM_SERVER_DEV_MODE=1"),
+        (200, b'{"world_size": 0}', "is not understood"),
+        (200, b'{"world_size": true}', "is not understood"),
+        (200, b"four", "is not understood"),
+    ],
+)
+def test_how_many_ranks_it_has(status, body, told):
+    async def answer(request):
+        return web.Response(body=body, status=status)
+
+    async def ask():
+        async with joined() as (instance, server):
+            server.handlers["GET", "/get_world_size"] = answer
+            if isinstance(told, int):
+                assert await instance.world_size() == told
+            else:
+                with pytest.raises(InstanceError, match=told):
+                    await instance.world_size()
+
+    asyncio.run(ask())
