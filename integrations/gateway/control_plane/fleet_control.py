@@ -118,8 +118,10 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:
 
 def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: int) -> web.Response:
     """`failing`: the status if it was not done by all who have joined."""
-    results, failed = answer["results"], answer["failed"]
-    if failed or (not results and not answer.get("done_before")):
+    results, failed, before = answer["results"], answer["failed"], answer.get("done_before", 0)
+    if not answer["total"] + before:
+        return refusal(503, "no instance is here")
+    if failed or not (results or before):
         status, text = _failure(request.path, answer, failing)
         error = msgspec.json.decode(error_body(status, text))
         return reply(request, {**error, **answer}, status)
@@ -129,8 +131,6 @@ def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: in
 
 def _failure(path: str, answer: Answer, failing: int) -> tuple[int, str]:
     failed = answer["failed"]
-    if not answer["total"]:
-        return 503, "no instance is here"
     if not failed:
         return failing, f"{path} reached nobody: no instance that has joined is here"
     statuses = {failure["status"] for failure in failed}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -130,7 +131,7 @@ class TrainerUpdates:
 
     async def _load(self, call: Call, step: Step) -> Answer:
         protocol = self._protocol
-        identity = f"{call.path}?{call.query}\n".encode() + call.body
+        identity = _identity(call)
         self._check_that_we_load_nothing()
         protocol.check(step, identity)
         told = self._told(call.body, "weight_version") if step is Step.FINISH else None
@@ -190,6 +191,7 @@ class TrainerUpdates:
 
     def _lost(self, event: InstanceLost) -> None:
         """When it comes back it has the weights of its start, and no part in what is under way."""
+        self._protocol.lost(event.instance)
         for why in (LOADING, HELD):
             self._driver.versions.open_gate(event.instance, why)
 
@@ -230,6 +232,11 @@ class TrainerUpdates:
                 f"{field} is {version}, but version {newest} was published before; versions grow"
             )
         return version
+
+
+def _identity(call: Call) -> bytes:
+    """What tells a call from every other one, its body and all."""
+    return blake2b(f"{call.path}?{call.query}\n".encode() + call.body, digest_size=16).digest()
 
 
 def _member(supervisor: InstanceSupervisor) -> Member:

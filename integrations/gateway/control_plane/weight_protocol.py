@@ -86,12 +86,19 @@ class HalfDone(msgspec.Struct, frozen=True):
     done: frozenset[Member]
     failed: frozenset[Member]
 
+    def without(self, name: str) -> HalfDone:
+        """Where an instance of this name is gone."""
+        done = frozenset(member for member in self.done if member.name != name)
+        failed = frozenset(member for member in self.failed if member.name != name)
+        return HalfDone(self.call, self.what, done, failed)
+
     @property
     def remedy(self) -> str:
-        names = ", ".join(sorted(member.name for member in self.failed))
+        failed = sorted(member.name for member in self.failed) or ["instances that are gone"]
         return (
-            f"{self.what} has failed on {names}, so the weights are not whole: send it again, "
-            "which goes to those alone, begin anew, or restart or remove them and send it again"
+            f"{self.what} has failed on {', '.join(failed)}, so the weights are not whole: send it "
+            "again, which goes to those alone that have not done it, begin anew, or restart or "
+            "remove them and send it again"
         )
 
 
@@ -139,6 +146,16 @@ class WeightProtocol:
             return False
         self.half_done = None
         return move.loaded
+
+    def lost(self, name: str) -> None:
+        """An instance is gone, and its weights with it. When the last one is that had begun, or of
+        those that did the half of a call, nothing is half loaded any more."""
+        self._begun_with = frozenset(each for each in self._begun_with if each.name != name)
+        if self.state is BEGUN and not self._begun_with:
+            self.state = SETTLED
+        if self.half_done is not None:
+            half = self.half_done.without(name)
+            self.half_done = half if half.done or half.failed else None
 
     def half_did(
         self, call: bytes, what: str, members: Collection[Member], failed: Collection[Member]

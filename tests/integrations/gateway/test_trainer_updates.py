@@ -498,7 +498,7 @@ def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
     """Every token's version is that of the server's span; NCCL's ranks would have met."""
 
     async def scene() -> None:
-        settings: Any = {"world_size": 2}
+        settings: Any = {"world_size": 2, "speed": 200.0}  # three seconds, undisturbed
         async with (
             fleet(tmp_path, **settings) as (service, servers),
             aiohttp.ClientSession() as http,
@@ -513,14 +513,16 @@ def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
                     assert (await server.get("/weight_info"))[1] == {"weight_version": str(step)}
             late = await trainer.generate([77], 5)
             assert [s["version"] for s in late["rollout_sched"]["segments"]] == [2]
+            ends = set()
             for answer in await asyncio.gather(*asking):
                 segments = answer["rollout_sched"]["segments"]
                 assert (segments[0]["version"], segments[-1]["end"]) == (0, 600)
-                assert segments[-1]["version"] in (1, 2)
+                ends.add(segments[-1]["version"])
                 spans = answer["choices"][0].get("weight_versions")
                 if spans is not None:  # it was one attempt
                     ours = [(str(s["version"]), s["start"], s["end"]) for s in segments]
                     assert ours == [(s["version"], s["start"], s["end"]) for s in spans]
+            assert ends & {1, 2}
             assert not service.live.driver.view.anomalies
             assert not service.live.driver.pump.scheduler.requests
 

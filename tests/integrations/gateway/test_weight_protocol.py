@@ -112,6 +112,28 @@ def test_who_came_or_was_restarted_after_it_had_begun_has_no_part_in_it() -> Non
     assert WeightProtocol().members(here, Step.WHOLE) == here
 
 
+def test_where_nobody_is_left_that_had_begun_nothing_is_half_loaded() -> None:
+    protocol = begun()
+    protocol.lost(A.name)
+    assert protocol.half_loaded
+    protocol.lost(B.name)
+    assert not protocol.half_loaded
+
+
+@pytest.mark.parametrize("first", [A, B])
+def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_it(
+    first: Member,
+) -> None:
+    """The weights of who did it are new, and those of who failed are torn."""
+    protocol = half(WeightProtocol(), Step.WHOLE)
+    protocol.lost(first.name)
+    assert protocol.half_done is not None
+    assert "send it again" in protocol.half_done.remedy
+    (second,) = {A, B} - {first}
+    protocol.lost(second.name)
+    assert not protocol.half_loaded
+
+
 def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
     protocol = WeightProtocol()
     protocol.half_did(b"load", "/load", BOTH, [A])
