@@ -362,7 +362,9 @@ async def _generated(session: aiohttp.ClientSession, prompt: list[int]) -> list[
     async with session.post("/inference/v1/generate", json=body) as response:
         answer = await response.json()
     (choice,) = answer["choices"]
-    assert len(choice["logprobs"]["content"]) == TOKENS
+    named = [(one["token_id"], one["token"]) for one in choice["logprobs"]["content"]]
+    assert named == [(token, f"token_id:{token}") for token in choice["token_ids"]]
+    assert len(named) == TOKENS
     return list(choice["token_ids"])
 
 
