@@ -38,8 +38,11 @@ def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> Non
         elif hints[field.name] == Path | None:
             to.add_argument(flag, type=Path, metavar="FILE", **name)
         else:
+            hint = hints[field.name]
             metavar = "SECONDS" if field.name.endswith("_s") else "N"
-            to.add_argument(flag, type=_reader(hints[field.name]), metavar=metavar, **name)
+            if typing.get_origin(hint) is typing.Literal:
+                metavar = "|".join(typing.get_args(hint))
+            to.add_argument(flag, type=_reader(hint), metavar=metavar, **name)
 
 
 def given_flags(options: argparse.Namespace, kind: type[msgspec.Struct]) -> dict[str, Any]:

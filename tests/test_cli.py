@@ -409,9 +409,12 @@ class TestServe:
     def test_every_setting_of_the_driver_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for field in msgspec.structs.fields(Settings):
             flag = "--" + field.name.replace("_", "-")
-            given = [] if isinstance(field.default, bool) else ["7"]
-            told = self.options(monkeypatch, flag, *given).live
-            assert told == {field.name: True if isinstance(field.default, bool) else 7}
+            if isinstance(field.default, bool):
+                value, given = True, []
+            else:
+                value = "refuse" if isinstance(field.default, str) else 7
+                given = [str(value)]
+            assert self.options(monkeypatch, flag, *given).live == {field.name: value}
         assert self.options(monkeypatch).live == {}
 
     def test_what_is_not_given_is_for_the_options_to_say(
@@ -424,6 +427,8 @@ class TestServe:
             flag = "--" + field.name.replace("_", "-")
             value = Path("7") if field.default is None else 7
             assert getattr(self.options(monkeypatch, flag, "7"), field.name) == value
+        auto = self.options(monkeypatch, "--start-version", "auto")
+        assert auto.start_version == "auto"
 
     def test_megabytes_are_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.options(monkeypatch, "--max-body", "3").max_body == 3 * 2**20

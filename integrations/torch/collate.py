@@ -67,8 +67,7 @@ def packed(batch: Batch, *, advantages: Advantages | None = None) -> dict[str, t
 
     The same tensors as of `padded`, of shape [1, T], with `cu_seqlens`, int32 [N + 1], where each
     sample begins and the last one ends, as FlashAttention's varlen functions take it. There is no
-    attention_mask: given none, and `use_cache=False`, transformers tells the samples apart by
-    their position_ids.
+    attention_mask: given none, transformers tells the samples apart by their position_ids.
     Raises CallerError as `padded` does.
     """
     ends = np.cumsum(_lengths(batch), dtype=np.int32)

@@ -107,7 +107,11 @@ async def detect(
             notes.append(note)
     if dialect.capability == "generate" and await _vllm_version(control) >= _FIRST_WITH_SPANS:
         capabilities.add("weight_versions")
-    paused = await _is_paused(control) if "pause" in capabilities else None
+    version = await read_weight_version(control)
+    if "set_version" in capabilities:
+        # Who takes a label tells it, too; and what it tells is ours, or the trainer's.
+        capabilities.add("weight_info")
+    paused = await read_is_paused(control) if "pause" in capabilities else None
     if paused is None and "pause" in capabilities:
         notes.append(
             "does not say whether it is paused, so it is resumed whenever it joins: give it to one "
@@ -117,7 +121,7 @@ async def detect(
         slots=slots or await _slots(control) * cache.engines,
         kv_tokens=cache.kv_tokens,
         max_model_len=max_model_len,
-        version=await _version(control),
+        version=version,
         started_at=metrics_text.started_at(text),
         model=models[0].id,
         capabilities=frozenset(capabilities),
@@ -196,7 +200,7 @@ async def _slots(control: Control) -> int:
     )
 
 
-async def _is_paused(control: Control) -> bool | None:
+async def read_is_paused(control: Control) -> bool | None:
     """None where it is not told."""
     answer = await control.get(endpoints.IS_PAUSED)
     if answer.status != 200:
@@ -205,7 +209,8 @@ async def _is_paused(control: Control) -> bool | None:
     return told if isinstance(told, bool) else None
 
 
-async def _version(control: Control) -> int | None:
+async def read_weight_version(control: Control) -> int | None:
+    """The policy version that its label names; None where it names none, or is not told."""
     answer = await control.get(endpoints.WEIGHT_INFO)
     if answer.status != 200:
         return None

@@ -17,7 +17,14 @@ from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Control, decoded
-from rollout_sched.integrations.vllm.detection import MOST_SLOTS, Findings, Way, detect
+from rollout_sched.integrations.vllm.detection import (
+    MOST_SLOTS,
+    Findings,
+    Way,
+    detect,
+    read_is_paused,
+    read_weight_version,
+)
 from rollout_sched.integrations.vllm.instance_url import checked_url
 from rollout_sched.integrations.vllm.order_calls import OrderCalls
 from rollout_sched.integrations.vllm.protocol import endpoints
@@ -150,6 +157,12 @@ class HttpInstance:
         if "set_version" in self.findings.description.capabilities:
             await self.control.call(endpoints.SET_LABEL, {"new_version": str(version)})
             self.labelled = self._offers_labels
+
+    async def weight_version(self) -> int | None:
+        return await read_weight_version(self.control)
+
+    async def is_paused(self) -> bool | None:
+        return await read_is_paused(self.control)
 
     @property
     def started_at(self) -> float:

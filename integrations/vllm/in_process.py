@@ -59,14 +59,14 @@ class InProcessInstance:
             # vLLM has summed the blocks over its engines.
             kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             max_model_len=config.model_config.max_model_len,
-            version=version_of(await self.engine.get_weight_version()),
+            version=await self.weight_version(),
             started_at=self.started_at,
             model=names[0],
             models=names if len(names) > 1 else (),
-            paused=await self.engine.is_paused(),
+            paused=await self.is_paused(),
             capabilities=frozenset(
                 {"generate", "abort", "pause", "collective_rpc", "weight_transfer"}
-                | {"set_version", "weight_versions"}
+                | {"set_version", "weight_info", "weight_versions"}
             ),
         )
 
@@ -110,6 +110,13 @@ class InProcessInstance:
 
     async def set_version(self, version: int) -> None:
         await self._control("set_version", self.engine.update_weight_version(str(version)))
+
+    async def weight_version(self) -> int | None:
+        return version_of(await self.engine.get_weight_version())
+
+    async def is_paused(self) -> bool | None:
+        told: bool = await self.engine.is_paused()
+        return told
 
     def use_model(self, model: str) -> None:
         """All its names stand for one model."""

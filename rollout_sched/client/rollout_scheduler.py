@@ -43,7 +43,7 @@ class RolloutScheduler(ABC):
         instances: Sequence[str | InstanceClient] = (),
         *,
         prompts_per_step: int = _DEFAULTS.prompts_per_step,
-        version: int = _DEFAULTS.start_version,
+        version: int | Literal["auto"] = _DEFAULTS.start_version,
         seed: int = _DEFAULTS.seed,
         stream_every: int = _DEFAULTS.stream_every,
         journal: Path | None = _DEFAULTS.journal,
@@ -58,7 +58,7 @@ class RolloutScheduler(ABC):
         instances         URLs of vLLM servers, or clients such as InProcessInstance; those that
                           are not up yet join later
         prompts_per_step  groups in a batch
-        version           the trainer's version now
+        version           the trainer's version now; "auto": that which the instances say they have
         stream_every      tokens between partial results, so that they survive an instance's death;
                           0 does not stream, which is faster
         journal           a new file to record every event in

@@ -29,6 +29,7 @@ from rollout_sched.core.events import (
     RequestSubmitted,
     RequestWithdrawn,
     SessionEnded,
+    Spans,
     SubmissionsClosed,
     TokensArrived,
     ToolReturned,
@@ -364,6 +365,7 @@ class AttemptEvents:
             self._outcomes.end_segment(request)
         else:
             self._outcomes.finish(request, event.reason)
+        self._check_age(attempt, event.spans)
 
     def turn_finished(self, event: TurnFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -376,6 +378,7 @@ class AttemptEvents:
             self._fleet.keep(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
+        self._check_age(attempt, event.spans)
 
     def tool_returned(self, event: ToolReturned, now: float) -> None:
         request = self._acting(event)
@@ -420,6 +423,13 @@ class AttemptEvents:
         self._outcomes.go_on(request)
         if self._verification.on and request.group is not None:
             self._verification.renew(request.group)
+        self._check_age(attempt, event.spans)
+
+    def _check_age(self, attempt: Attempt, spans: Spans) -> None:
+        """Its instance had older weights than it was said to have."""
+        group = attempt.request.group
+        if spans and spans[0][0] < attempt.version and group is not None:
+            self._outcomes.check_age(group)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)

@@ -198,6 +198,14 @@ class Outcomes:
         group.siblings.estimate = None
         self._samples.remove(group)
 
+    def check_age(self, group: Group) -> None:
+        """Some of its tokens are older than they were meant to be: is that too old, it starts
+        over."""
+        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        known = group.oldest_version
+        if group in self._samples and known is not None and known < oldest:
+            self.start_over(group)
+
     def _set_aside(self, request: Request) -> None:
         """What it has made is a draft from now on."""
         if request.state is FINISHED:

@@ -18,6 +18,7 @@ from rollout_sched.core.events import (
     TurnFinished,
 )
 from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.contradictions import Contradictions
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.payload_book import PayloadBook, drop
@@ -47,10 +48,12 @@ class AttemptTable:
         payloads: PayloadBook,
         tools: ToolCalls,
         supervisors: Mapping[str, InstanceSupervisor],
+        contradictions: Contradictions,
         settings: Settings,
         run_id: str,
     ) -> None:
         self._pump = pump
+        self._contradictions = contradictions
         self._payloads = payloads
         self._tools = tools
         self._supervisors = supervisors
@@ -140,9 +143,30 @@ class AttemptTable:
 
     def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
         dispatch = running.dispatch
-        if outcome.finish == "abort" and not outcome.tokens and not self._was_stopped(running):
+        unasked = outcome.finish == "abort" and not self._was_stopped(running)
+        if unasked:
+            self._supervisors[dispatch.instance].suspect()
+        if unasked and not outcome.tokens:
             self._failed(running, InstanceError("aborted by the instance without a token"))
-            return
+        elif self._contradictions.kind(dispatch.attempt, outcome.spans):
+            self._spawn(self._settle(running, outcome))
+        else:
+            self._tell_ended(running, outcome)
+
+    async def _settle(self, running: LiveAttempt, outcome: Outcome) -> None:
+        """Its versions are not those that are known: its instance is asked before anybody hears."""
+        source = self._supervisors[running.dispatch.instance]
+        try:
+            await self._contradictions.settle(running.dispatch.attempt, outcome.spans, source)
+        except InstanceError as error:
+            self._failed(running, error)
+        except Exception as error:
+            self._pump.fail(error)
+        else:
+            self._tell_ended(running, outcome)
+
+    def _tell_ended(self, running: LiveAttempt, outcome: Outcome) -> None:
+        dispatch = running.dispatch
         if not self._take(running):
             return
         kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)

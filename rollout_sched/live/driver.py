@@ -38,6 +38,7 @@ from rollout_sched.core.events import (
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.attempt_table import AttemptTable
+from rollout_sched.live.contradictions import Contradictions
 from rollout_sched.live.event_pump import EventPump, Observer
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
@@ -47,7 +48,13 @@ from rollout_sched.live.payload_book import (
     PayloadBook,
     PayloadFactory,
 )
-from rollout_sched.live.ports import Description, InstanceClient, Payload, WeightLoader
+from rollout_sched.live.ports import (
+    Description,
+    InstanceClient,
+    Payload,
+    WeightLoader,
+    brings_weights,
+)
 from rollout_sched.live.settings import DEFAULTS, Settings
 from rollout_sched.live.tool_calls import ToolCalls
 
@@ -88,7 +95,13 @@ class Driver:
         self.payloads = PayloadBook(self.pump, on_deliver, on_group_failed)
         self.tools = ToolCalls(self.pump, self.payloads)
         self.attempts = AttemptTable(
-            self.pump, self.payloads, self.tools, self.supervisors, settings, self._run_id
+            self.pump,
+            self.payloads,
+            self.tools,
+            self.supervisors,
+            Contradictions(self.versions, self.view, settings),
+            settings,
+            self._run_id,
         )
         self._carry_out_actions()
 
@@ -250,13 +263,22 @@ class Driver:
             return  # removed while it drained
         self.lose(name, "removed")
         del self.supervisors[name]
+        self.versions.forget(name)
         await supervisor.remove()
 
-    def join(self, name: str, description: Description) -> None:
-        """Its supervisor has found it fit."""
-        version = description.version
-        if version is None or version > self.view.run.version:
-            version = self.first_version
+    @property
+    def newest_version(self) -> int:
+        """The trainer's."""
+        return self.view.run.version
+
+    @property
+    def can_load(self) -> bool:
+        """Whether an instance that joins can be brought to the newest version."""
+        return self.versions.ours and brings_weights(self._loader)
+
+    def join(self, name: str, description: Description, version: int) -> None:
+        """Its supervisor has found it fit, with weights of this version."""
+        self.versions.adopt(version)
         self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
 
     def lose(self, name: str, reason: str) -> None:

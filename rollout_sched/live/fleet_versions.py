@@ -8,6 +8,7 @@ that are not ours.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from enum import StrEnum
 from typing import Protocol
@@ -24,6 +25,8 @@ from rollout_sched.core.events import (
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.view import SchedulerView
 
+log = logging.getLogger(__name__)
+
 
 class DrivenBy(StrEnum):
     """Who brings an instance its weights."""
@@ -34,6 +37,17 @@ class DrivenBy(StrEnum):
 
 
 US, THROUGH_US, AROUND_US = DrivenBy
+
+#: Its version is then the one that it will have.
+_IN_OUR_HANDS = (InstanceStatus.UPDATING, InstanceStatus.LENT)
+
+
+class Known(StrEnum):
+    """A version that an instance says it has, beside the one that is known of it."""
+
+    AS_IT_IS = "as known, or being changed just now"
+    NEWER = "newer"
+    OLDER = "older"
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -78,9 +92,9 @@ class FleetVersions:
 
     # -- gates -----------------------------------------------------------------------------
 
-    def gate(self, instance: str) -> str:
-        """Why nothing new is sent there; "" while its gate is open."""
-        return ", and ".join(self._gates.get(instance, ()))
+    def gate(self, instance: str, besides: str = "") -> str:
+        """Why nothing new is sent there, `besides` this; "" while its gate is open."""
+        return ", and ".join(why for why in self._gates.get(instance, ()) if why != besides)
 
     def close_gate(self, instance: str, why: str) -> None:
         """Nothing new is sent there until every `why` it was closed for is over; what runs there
@@ -110,10 +124,30 @@ class FleetVersions:
 
     # -- versions --------------------------------------------------------------------------
 
+    @property
+    def ours(self) -> bool:
+        """Whether the newest version is ours to load."""
+        return self._newest_by is US
+
+    @property
     def follows(self) -> bool:
         """Whether a version that is newer than the trainer's is taken for the trainer's: it loads
         the weights itself, so we are the last to hear of it."""
-        return self.adopts or self._newest_by is not US
+        return self.adopts or not self.ours
+
+    def may_publish(self, version: int) -> bool:
+        """Versions grow; what the trainer has brought to some itself may become ours to load."""
+        newest = self._view.run.version
+        return version > newest or (version == newest and not self.ours)
+
+    def compare(self, instance: str, told: int | None) -> Known:
+        """`told`: what the instance says it has. While we load others there it proves nothing."""
+        known = self._view.instance(instance)
+        if known is None or told is None or known.status in _IN_OUR_HANDS:
+            return Known.AS_IT_IS
+        if told == known.version:
+            return Known.AS_IT_IS
+        return Known.NEWER if told > known.version else Known.OLDER
 
     def published(self) -> None:
         """The newest version is ours to load, for we were told how."""
@@ -135,8 +169,18 @@ class FleetVersions:
         """
         self.adopt(version, driven_by)
         known = self._view.instance(instance)
+        before = self._driven_by.get(instance, US)
         if known is None or known.version >= version or known.status is InstanceStatus.UPDATING:
+            if before is not US:  # it was seen before it was said
+                self._driven_by[instance] = driven_by
             return False
         self._driven_by[instance] = driven_by
+        log.log(
+            logging.INFO if before is driven_by else logging.WARNING,
+            "instance %s: version %d was brought there by %s; its version follows",
+            instance,
+            version,
+            driven_by,
+        )
         self._pump.tell(WeightsUpdated(instance, version))
         return True

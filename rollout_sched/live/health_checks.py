@@ -66,6 +66,10 @@ class HealthChecks:
         self.verified.clear()
         self._at_once.set()
 
+    def look_soon(self) -> None:
+        """Do not wait for the next poll."""
+        self._at_once.set()
+
     async def until_due(self) -> None:
         """Until the next check is to be made."""
         with contextlib.suppress(TimeoutError):

@@ -12,7 +12,10 @@ from rollout_sched.live.admission import settle_pause, with_the_fleets_model
 from rollout_sched.live.asking import ask, is_ending, said
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
+from rollout_sched.live.engine_watch import PAUSED, EngineWatch
+from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.health_checks import HealthChecks
+from rollout_sched.live.joining_version import JoiningVersion, JoinsLater, VersionRefused
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
 from rollout_sched.live.pause import Pause, PausedBy, PauseMove
 from rollout_sched.live.ports import Description, Gauges, InstanceClient, InstanceError
@@ -26,8 +29,14 @@ class Owner(OrdersOwner, Protocol):
     @property
     def first_version(self) -> int: ...
     @property
+    def newest_version(self) -> int: ...
+    @property
+    def can_load(self) -> bool: ...
+    @property
+    def versions(self) -> FleetVersions: ...
+    @property
     def supervisors(self) -> Mapping[str, InstanceSupervisor]: ...
-    def join(self, name: str, description: Description) -> None: ...
+    def join(self, name: str, description: Description, version: int) -> None: ...
     def lose(self, name: str, reason: str) -> None: ...
 
 
@@ -61,6 +70,16 @@ class InstanceSupervisor:
         )
         self._owner = owner
         self._settings = owner.settings
+        self._version = JoiningVersion(client.name, owner.first_version)
+        self._watching = EngineWatch(
+            client,
+            owner.versions,
+            owner.settings,
+            self._pause,
+            self.control_lock,
+            on_resumed=self.health.forget_progress,
+            on_wrong=self._lose,
+        )
         self._started_at: float | None = None  # as it said last
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -85,9 +104,15 @@ class InstanceSupervisor:
     async def start(self, *, patient: bool = False) -> Description | None:
         """Ask who it is, let it join, and begin to watch it.
 
-        Raises InstanceError if it does not answer; with `patient` it joins once it does.
+        Raises InstanceError if it does not answer; with `patient` it joins once it does, and so
+        does one that has to wait for its weights.
         """
-        await (self._try_to_join() if patient else self._admit())
+        try:
+            await self._admit()
+        except Exception as error:
+            if not (patient or isinstance(error, JoinsLater)):
+                raise
+            self._stays_away(error)
         self._tasks = [
             asyncio.create_task(self.orders.carry_out()),
             asyncio.create_task(self._watch()),
@@ -134,14 +159,25 @@ class InstanceSupervisor:
         self._pause.move(PauseMove.RELEASE)
         self.health.forget_progress()
 
+    def suspect(self) -> None:
+        """Something suggests that somebody else pauses it, or loads weights: look at it soon."""
+        self._watching.suspect()
+        self.health.look_soon()
+
     # -- joining ---------------------------------------------------------------------------
 
     async def _try_to_join(self) -> None:
         try:
             await self._admit()
         except Exception as error:
-            self.membership.move(MembershipMove.REFUSE, said(error))
-            log.debug("instance %s is still away: %s", self.name, self.reason)
+            self._stays_away(error)
+
+    def _stays_away(self, error: Exception) -> None:
+        before = self.reason
+        self.membership.move(MembershipMove.REFUSE, said(error))
+        news = isinstance(error, VersionRefused | JoinsLater) and self.reason != before
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "instance %s is still away: %s", self.name, self.reason)
 
     async def _admit(self) -> None:
         """Raises what speaks against its joining."""
@@ -149,12 +185,26 @@ class InstanceSupervisor:
         description = await ask(self.client.describe(), limit_s)
         self._note_start(description.started_at)
         self._in_fleets_model(description)
+        version = self._settle_version(description)
         async with self.control_lock:  # what is settled stays so until it has joined
             await settle_pause(self.client, description, self._pause, self._settings)
             if description.version is None:
                 # What it makes now is then told apart from what it makes after its first update.
-                await ask(self.client.set_version(self._owner.first_version), limit_s)
-            self._join(self._in_fleets_model(description))  # others may have joined meanwhile
+                await ask(self.client.set_version(version), limit_s)
+            # Others may have joined meanwhile, and the trainer may have gone on.
+            description = self._in_fleets_model(description)
+            self._join(description, self._settle_version(description))
+
+    def _settle_version(self, description: Description) -> int:
+        owner, gate = self._owner, self._owner.versions.gate(self.name, besides=PAUSED)
+        if gate:
+            raise JoinsLater(f"it takes nothing for now: {gate}")
+        return self._version.settle(
+            description.version,
+            owner.newest_version,
+            follows=owner.versions.follows,
+            can_load=owner.can_load,
+        )
 
     def _note_start(self, started_at: float) -> None:
         """Raises InstanceError if only a restart would help, and there was none."""
@@ -175,10 +225,11 @@ class InstanceSupervisor:
         )
         return with_the_fleets_model(self.client, description, others)
 
-    def _join(self, description: Description) -> None:
+    def _join(self, description: Description, version: int) -> None:
         self.description = description
         self.health.joined(description.started_at)
-        self._owner.join(self.name, description)
+        self._watching.joined()
+        self._owner.join(self.name, description, version)
         self.membership.move(MembershipMove.JOIN)
 
     # -- watching --------------------------------------------------------------------------
@@ -210,6 +261,11 @@ class InstanceSupervisor:
                 self._owner.attempts.disbelieve(running)
             self._lose("it was restarted")
             return
+        if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
+            assert self.description is not None  # it has joined
+            await self._watching.look(self.description, poll.gauges)
+            if not self.joined:
+                return
         # A paused one, too: what it is sent when it goes on is not to wait for the next poll.
         self.health.verify(poll)
         if self._pause.by is not PausedBy.NOBODY:

@@ -49,7 +49,8 @@ class LiveScheduler:
         if settings is None:
             settings = settings_of(policy)
         run = options or RunOptions()
-        groups, version = run.prompts_per_step, run.start_version
+        groups, adopts = run.prompts_per_step, run.start_version == "auto"
+        version = 0 if run.start_version == "auto" else run.start_version
         scheduler = policy.scheduler(groups, version=version, seed=run.seed)
         if scheduler.roles.lending.lends and borrower is None:
             log.warning(
@@ -64,7 +65,7 @@ class LiveScheduler:
         if run.journal is not None:
             header = Header(SCHEMA, policy.name, groups, version, run.seed)
             self.journal = JournalKeeper(run.journal, header)
-        self.driver = Driver(scheduler, settings=settings)
+        self.driver = Driver(scheduler, settings=settings, adopts=adopts)
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
         self.trainer = TrainerSession(
@@ -78,6 +79,7 @@ class LiveScheduler:
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
 
+        "contradictions": answers by other versions than were known of their instance, by kind.
         "failed": why, of the groups of which no batch has told yet.
         "loaded": every instance that is here, and at least one, has loaded the newest version.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
@@ -111,6 +113,7 @@ class LiveScheduler:
             "instances": len(self.driver.supervisors),
             "joined": len(view.instances),
             "anomalies": dict(view.anomalies),
+            "contradictions": dict(self.driver.versions.contradictions),
             "journal": self._journal_state(),
             "length_history": self._lengths_state(),
             "broken": None if self.driver.broken is None else str(self.driver.broken),

@@ -19,7 +19,7 @@ class PausedBy(StrEnum):
     US = "us"  # for an update; or it is left to us to resume it when it joins
     ADMINISTRATOR = "an administrator"
     BOTH = "an administrator and us"
-    SOMEBODY_ELSE = "somebody else"  # found when it was about to join
+    SOMEBODY_ELSE = "somebody else"  # found so
 
 
 NOBODY, US, ADMINISTRATOR, BOTH, SOMEBODY_ELSE = PausedBy
@@ -65,7 +65,9 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
         RELEASE_LATER: US,
         RESTART: ADMINISTRATOR,
     },
+    # An update of ours that begins then ends theirs: two cannot load weights at once.
     SOMEBODY_ELSE: {
+        PAUSE: US,
         RESUME: NOBODY,
         HOLD: ADMINISTRATOR,
         RELEASE: NOBODY,

@@ -195,11 +195,25 @@ class InstanceClient(Protocol):
 
     async def gauges(self) -> Gauges: ...
 
+    async def weight_version(self) -> int | None:
+        """The version that it says its weights have now; None if it says none. Asked of those with
+        the capability "weight_info" alone."""
+
+    async def is_paused(self) -> bool | None:
+        """Whether it makes no tokens now, whoever has paused it; None if it does not say. Asked of
+        those with the capability "pause" alone."""
+
     async def close(self) -> None: ...
 
 
 #: Brings an instance to a version; what it raises makes the instance unfit until it is restarted.
 WeightLoader = Callable[[Any, int], Awaitable[None]]
+
+
+def brings_weights(loader: WeightLoader | None) -> bool:
+    """Whether a loader can bring an instance that comes later to its version. One that can only
+    wait until somebody else has says so: `brings_weights = False`."""
+    return loader is not None and bool(getattr(loader, "brings_weights", True))
 
 
 class Outcome(msgspec.Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,7 +12,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a policy.
 
     prompts_per_step  groups in a batch of the trainer's
-    start_version     the trainer's version at the start
+    start_version     the trainer's version at the start; auto: the one that the instances say they
+                      have
     stream_every      tokens between partial results of an instance, so that they survive its death;
                       0 does not stream, which is faster
     seed              of the dice that policies roll
@@ -22,7 +23,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     prompts_per_step: Annotated[int, msgspec.Meta(ge=1)] = 64
-    start_version: Annotated[int, msgspec.Meta(ge=0)] = 0
+    start_version: Annotated[int, msgspec.Meta(ge=0)] | Literal["auto"] = 0
     stream_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     journal: Path | None = None

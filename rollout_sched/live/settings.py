@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,6 +30,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempt_timeout_s  for a whole attempt; 0: none, for long answers take what they take
     abort_timeout_s    how long an interrupted attempt may go on before it is given up
     stream_s           how often the core hears how far streams are; 0: only when one breaks off
+    on_contradiction   what becomes of an answer made by other versions than are known of its
+                       instance, which stands by it: "server", it goes out under those versions,
+                       for somebody else has loaded them; "refuse", it is made again, and the
+                       instance stays away until its version is right
     resume_paused      whether an instance that is found paused when it joins is resumed and used,
                        whoever paused it; otherwise it stays away until it is resumed
     """
@@ -45,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempt_timeout_s: Seconds = 0.0
     abort_timeout_s: Positive = 30.0
     stream_s: Seconds = 0.0
+    on_contradiction: Literal["server", "refuse"] = "server"
     resume_paused: bool = False
 
 

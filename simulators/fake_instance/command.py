@@ -47,6 +47,7 @@ def add(commands: Any) -> None:
     _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
     _setting(parser, "--tensor-parallel-size", int, "ranks in weight transfers", "world_size")
     option("--vocab-size", type=int, default=0, metavar="N", help="all token ids are less")
+    _setting(parser, "--weight-version", str, "label of the weights that it is started with")
     option("--versioned-text", action="store_true", help="other weights make another text")
     _setting(parser, "--drift", float, "of the places of a text, that other weights make another")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
@@ -109,6 +110,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         sigma=options.sigma,
         stream_interval=options.stream_interval,
         max_queued=options.max_queued,
+        weight_version=options.weight_version,
         versioned_text=options.versioned_text,
         drift=options.drift,
         world_size=options.world_size,

@@ -13,7 +13,7 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.open_answers import Response
 from rollout_sched.simulators.fake_instance.realtime_instance import MODEL, RealtimeInstance
-from rollout_sched.simulators.fake_instance.weights import FIRST, Weights
+from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL, Weights, number_of
 from rollout_sched.simulators.instance.sim_request import PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
@@ -35,6 +35,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     drift              ... in this share of the places
     world_size         workers, each a rank of weight transfers
     vocabulary         which token ids there are
+    weight_version     the label of the weights that it is started with
     """
 
     spec: InstanceSpec
@@ -50,6 +51,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     drift: float = 1.0
     world_size: int = 1
     vocabulary: text.Vocabulary = text.LARGEST
+    weight_version: str = FIRST_LABEL
 
 
 class Engine:
@@ -66,34 +68,35 @@ class Engine:
         self._starts = 0
         self.unanswered = 0
         self.adapters: dict[str, str] = {}
-        self._start()
+        self._start(settings.weight_version)
 
-    def _start(self) -> None:
+    def _start(self, label: str) -> None:
         settings = self.settings
         self.instance = RealtimeInstance(
             settings.model,
             settings.spec,
             self._length,
             speed=settings.speed,
-            version=FIRST,
+            version=number_of(label),
             versioned_text=settings.versioned_text,
             drift=settings.drift,
             vocabulary=settings.vocabulary,
         )
         load_s = settings.update_s / settings.speed
-        self.weights = Weights(self.instance, load_s, self._check_alive)
+        self.weights = Weights(self.instance, load_s, self._check_alive, label)
         self.dead = False
         self.asleep: set[str] = set()
+        self._stuck = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
         # Two starts within one clock tick are still two starts.
         self.started_at = time.time() + 1e-3 * self._starts
         self._starts += 1
 
-    async def restart(self) -> None:
-        """Come back empty, with the weights it was first started with."""
+    async def restart(self, label: str = "") -> None:
+        """Come back empty, with the weights it was first started with, or others of this label."""
         await self.close()
         self.adapters.clear()
-        self._start()
+        self._start(label or self.settings.weight_version)
 
     async def close(self) -> None:
         self.weights.leave()
@@ -138,6 +141,7 @@ class Engine:
         return max(1, round(drawn))
 
     def _check_alive(self) -> None:
+        """Raises Refusal once it has ended."""
         if self.dead:
             raise Refusal(500, _DEAD)
 
@@ -154,6 +158,17 @@ class Engine:
             await self.instance.pause(mode, clear_cache)
         except InstanceError:
             raise Refusal(500, _DEAD) from None
+
+    async def get_stuck(self) -> None:
+        """It makes no tokens any more, and does not know of it."""
+        self._stuck = True
+        await self.instance.pause("keep", False)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it says that it is. Raises Refusal."""
+        self._check_alive()
+        return self.instance.paused and not self._stuck
 
     async def resume(self) -> None:
         self._check_alive()

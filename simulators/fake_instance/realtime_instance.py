@@ -67,7 +67,9 @@ class RealtimeInstance:
             spec.max_model_len,
             version,
             model=MODEL,
-            capabilities=frozenset({"generate", "abort", "pause", "weight_versions"}),
+            capabilities=frozenset(
+                {"generate", "abort", "pause", "set_version", "weight_info", "weight_versions"}
+            ),
         )
         self._clock = RealtimeClock(speed)
         self._alarm = Alarm(self._clock, self._next_at, self._listen)
@@ -140,6 +142,14 @@ class RealtimeInstance:
             await asyncio.sleep(0)  # whoever was answered goes first
         self._engine.advance(self._clock.tick())  # nothing is due any more
         return self._pauses.gauges()
+
+    async def weight_version(self) -> int | None:
+        self._check_open()
+        return self._engine.version
+
+    async def is_paused(self) -> bool:
+        self._check_open()
+        return self.paused
 
     async def close(self) -> None:
         """Whoever waits for an answer gets an InstanceError, as of every later call."""
@@ -218,7 +228,7 @@ class RealtimeInstance:
     def _streaming(self, number: int, answer: OpenAnswer) -> Callable[[int, int], None]:
         def progress(tokens: int, step: int) -> None:
             assert answer.on_tokens is not None
-            spans = self._engine.spans_by(number, step)
+            spans = self._engine.spans_of(number, tokens)
             answer.on_tokens(*self._answers.chunk(answer, tokens, spans))
 
         return progress

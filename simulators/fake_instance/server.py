@@ -41,6 +41,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class _Restart(msgspec.Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    weight_version: str = ""  # that of its first start
+
+
+class _Weights(msgspec.Struct, forbid_unknown_fields=True):
+    """Set from outside: the label, without any call that a fleet would see; and what it says."""
+
+    weight_version: str = ""  # as it is
+    says: str | None = ""  # the truth; None: nothing
 
 
 class FakeServer:
@@ -84,6 +92,7 @@ class FakeServer:
                 web.post("/fake/fault", self._set_fault),
                 web.delete("/fake/fault", self._clear_faults),
                 web.post("/fake/restart", self._restart_now),
+                web.post("/fake/weights", self._set_weights),
             ]
         )
 
@@ -109,11 +118,12 @@ class FakeServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def restart(self, seconds: float) -> None:
-        """Break every connection, be away for so long, and come back as new."""
+    async def restart(self, seconds: float, label: str = "") -> None:
+        """Break every connection, be away for so long, and come back as new, with the weights of
+        its first start or those of another label."""
         self._down = True
         self._hang_up_all()
-        await self.engine.restart()
+        await self.engine.restart(label)
         asyncio.get_running_loop().call_later(seconds, self._come_back)
 
     def _come_back(self) -> None:
@@ -196,8 +206,17 @@ class FakeServer:
         return await self._list_faults(request)
 
     async def _restart_now(self, request: web.Request) -> web.StreamResponse:
-        await self.restart(decode(await request.read(), _Restart).seconds)
+        asked = decode(await request.read(), _Restart)
+        await self.restart(asked.seconds, asked.weight_version)
         return hang_up(request)
+
+    async def _set_weights(self, request: web.Request) -> web.StreamResponse:
+        asked = decode(await request.read(), _Weights)
+        weights = self.engine.weights
+        if asked.weight_version:
+            await weights.set_label(asked.weight_version)
+        weights.says = asked.says
+        return reply({"weight_version": weights.label, "says": weights.told})
 
     async def _clear_faults(self, request: web.Request) -> web.Response:
         self.switchboard.faults.clear()

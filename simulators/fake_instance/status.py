@@ -103,10 +103,14 @@ class Status:
         return reply({"vllm_config": config if as_json else str(config), "vllm_env": {}})
 
     async def is_paused(self, _: web.Request) -> web.Response:
-        return reply({"is_paused": self._engine.instance.paused})
+        """Asked of the engine, in vLLM too: a dead one does not say."""
+        return reply({"is_paused": self._engine.paused})
 
     async def weight_info(self, _: web.Request) -> web.Response:
-        return reply({"weight_version": self._engine.weights.label})
+        told = self._engine.weights.told
+        if told is None:
+            raise Refusal(404, "Not Found")
+        return reply({"weight_version": told})
 
     async def world_size(self, _: web.Request) -> web.Response:
         return reply({"world_size": self._engine.settings.world_size})

@@ -24,13 +24,22 @@ class Weights:
 
     load_s       seconds that loading takes, on the event loop's clock
     check_alive  raises Refusal once the engine has ended
+    label        of what it is started with; `number_of` it is the instance's version then
+
+    `says` is the label that it tells when it is asked, where that is a lie; None where it tells
+    none at all.
     """
 
     def __init__(
-        self, instance: RealtimeInstance, load_s: float, check_alive: Callable[[], None]
+        self,
+        instance: RealtimeInstance,
+        load_s: float,
+        check_alive: Callable[[], None],
+        label: str = FIRST_LABEL,
     ) -> None:
-        self.label = FIRST_LABEL
-        self._labels = {FIRST: FIRST_LABEL}
+        self.label = label
+        self.says: str | None = ""
+        self._labels = {number_of(label): label}
         self._instance = instance
         self._load_s = load_s
         self._check_alive = check_alive
@@ -50,7 +59,7 @@ class Weights:
     async def set_label(self, label: str) -> None:
         """Tokens to come carry this label."""
         self._check_alive()
-        number = int(label) if label.isdecimal() else _spread(label)
+        number = number_of(label)
         self._labels[number] = self.label = label
         await self._instance.set_version(number)
 
@@ -58,6 +67,11 @@ class Weights:
         """A weight call failed half way."""
         self._torn = True
         return Refusal(500, reason)
+
+    @property
+    def told(self) -> str | None:
+        """What it tells when it is asked for its label; None if nothing."""
+        return self.label if self.says == "" else self.says
 
     async def reload(self, path: object) -> None:
         """From disk. If there is nothing the model is torn."""
@@ -115,6 +129,11 @@ class Weights:
         self._check_alive()
 
 
-def _spread(label: str) -> int:
-    """A number for a label that is none, out of the way of those that are."""
+def number_of(label: str) -> int:
+    """The version that a label stands for; of one that is no number, one out of the way of those
+    that are."""
+    if label == FIRST_LABEL:
+        return FIRST
+    if label.isdecimal():
+        return int(label)
     return (1 << 60) + int.from_bytes(blake2b(label.encode(), digest_size=7).digest(), "little")

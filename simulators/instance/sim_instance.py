@@ -212,12 +212,14 @@ class SimInstance:
             last, at = last + 1, self._end
         return at if step <= last else self._jump.end_of(step, last, at)
 
-    def spans_by(self, attempt: int, step: int) -> tuple[tuple[int, int], ...]:
-        """(version, tokens) of what a decoding attempt has made with this step, one not before the
-        last change of the version."""
-        live = self._core.requests[attempt]
-        made = live.tokens_at(step) - live.span_start
-        return (*live.spans, (self._core.version, made)) if made else live.spans
+    def spans_of(self, attempt: int, tokens: int) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of the first `tokens` new tokens of an attempt, which it has made."""
+        spans: list[tuple[int, int]] = []
+        for version, count in self._core.requests[attempt].spans:
+            if tokens:
+                spans.append((version, min(count, tokens)))
+                tokens -= spans[-1][1]
+        return (*spans, (self._core.version, tokens)) if tokens else tuple(spans)
 
     # -- what it shows -----------------------------------------------------------------------
 

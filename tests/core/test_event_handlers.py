@@ -7,6 +7,7 @@ import typing
 import pytest
 
 from rollout_sched.core import events as ev
+from rollout_sched.core.actions import Discard
 from rollout_sched.core.events import (
     Event,
     InstanceJoined,
@@ -131,3 +132,32 @@ class TestTheTrainerLoads:
         told(ev.WeightsUpdated("i0", 1), ev.WeightsUpdated("i0", 0))
         assert told.anomalies == {"update_not_asked_for": 2}
         assert told.instance("i0").version == 1
+
+
+class TestOlderThanItWasSaidToBe:
+    """An instance made tokens with older weights than anybody knew of."""
+
+    def told(self, max_staleness: int) -> Told:
+        freshness = {"use": "bounded", "max_staleness": max_staleness}
+        told = Told(2, version=4, batching="fully_async", freshness=freshness)
+        told.submit("a", samples=2)
+        return told
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            ev.RequestFinished("a/0", 1, 9, ((2, 9),)),
+            ev.RequestInterrupted("a/0", 1, 9, ((2, 9),)),
+            ev.TurnFinished("a/0", 1, 9, ((2, 5), (4, 4))),
+        ],
+    )
+    def test_what_is_too_old_starts_over(self, event: Event) -> None:
+        told = self.told(max_staleness=1)
+        assert sum(action.tokens for action in told(event) if isinstance(action, Discard)) == 9
+        assert told.request("a/0").response_tokens == 0
+
+    def test_what_is_not_goes_out_as_what_it_is(self) -> None:
+        told = self.told(max_staleness=2)
+        told(ev.RequestFinished("a/0", 1, 9, ((2, 9),)), ev.RequestFinished("a/1", 2, 9, ((4, 9),)))
+        assert told.scheduler.groups["a"].oldest_version == 2
+        assert told.scheduler.progress.complete == 1

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from rollout_sched.core.events import Spans
 from rollout_sched.live.ports import (
     Description,
     Gauges,
@@ -32,6 +33,9 @@ class Scripted:
         self.closed = False
         self.dead = False
         self.mute = False  # to polls
+        self.weights: int | None = None  # the version that it says it has
+        self.paused: bool | None = False
+        self.questions: list[str] = []  # of its weights and pauses
         self.report = Gauges(0, 0, 0.0)
         self.obey: Callable[[str], None] = lambda call: None
         self._answers: dict[str, asyncio.Future[Output]] = {}
@@ -72,6 +76,14 @@ class Scripted:
             raise InstanceGone(f"{self.name}: connection refused")
         return self.report
 
+    async def weight_version(self) -> int | None:
+        self.questions.append("weights")
+        return self.weights
+
+    async def is_paused(self) -> bool | None:
+        self.questions.append("paused")
+        return self.paused
+
     async def close(self) -> None:
         self.closed = True
 
@@ -88,10 +100,12 @@ class Scripted:
             await asyncio.wait_for(self._asked.wait(), 5)
         return list(self.orders.values())[number]
 
-    async def answer(self, number: int, token_ids: list[int], finish: Any = "stop") -> None:
+    async def answer(
+        self, number: int, token_ids: list[int], finish: Any = "stop", spans: Spans = ()
+    ) -> None:
         order = await self.order(number)
         logprobs = [-0.5] * len(token_ids) if order.sampling.get("logprobs") is not None else None
-        self._answers[order.id].set_result(Output(token_ids, logprobs, finish))
+        self._answers[order.id].set_result(Output(token_ids, logprobs, finish, spans))
 
     async def fail(self, number: int, error: Exception) -> None:
         order = await self.order(number)

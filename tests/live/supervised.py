@@ -7,9 +7,11 @@ from typing import Any
 
 from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
 from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.ports import Description, WeightLoader
 from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
 
 
 class Attempts:
@@ -45,6 +47,9 @@ class Fleet:
         self.updating = False
         self.attempts = Attempts()
         self.version = 0
+        self.newest_version = 0
+        self.can_load = False
+        self.versions = FleetVersions(self, make_scheduler().view)
         self._loader: WeightLoader
         self.supervisor = InstanceSupervisor(client, self)
         self.supervisors = {client.name: self.supervisor}
@@ -65,7 +70,7 @@ class Fleet:
             self.updating = False
             self.supervisor.orders.resume()
 
-    def join(self, name: str, description: Description) -> None:
+    def join(self, name: str, description: Description, version: int) -> None:
         assert not self.joined
         self.joined = True
 

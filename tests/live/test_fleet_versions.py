@@ -62,18 +62,18 @@ class TestVersions:
 
     def test_a_newer_version_is_the_trainers_where_it_drives(self) -> None:
         book, _ = versions()
-        assert not book.follows()
+        assert not book.follows
         book.moved("i0", 1, AROUND_US)
-        assert book.follows()
+        assert book.follows
         book.published()
-        assert not book.follows()
+        assert not book.follows
         assert book.of("i0").driven_by is US
 
     def test_adopting_ends_with_what_the_trainer_publishes(self) -> None:
         book, _ = versions(adopts=True)
-        assert book.follows()
+        assert book.follows
         book.published()
-        assert not book.follows()
+        assert not book.follows
 
 
 class TestGates:

@@ -855,3 +855,166 @@ class TestWatching:
                 assert len(away) < 600
 
         run(scene())
+
+
+def telling(instance: Scripted, version: int | None) -> Scripted:
+    """It says which version it has, now and when it is asked again."""
+    instance.weights = version
+    return pausable(instance, version=version)
+
+
+class TestVersionsAtJoin:
+    def test_a_newer_one_is_refused_until_the_trainer_has_it(self) -> None:
+        async def scene() -> None:
+            async with Stage(settings=QUICK) as stage:
+                instance = telling(Scripted(), 4)
+                with pytest.raises(InstanceError, match="version 4, and the trainer is at 0"):
+                    await stage.driver.add_instance(instance)
+                await stage.driver.add_instance(instance, patient=True)
+                supervisor = stage.driver.supervisors["i0"]
+                assert not supervisor.joined
+                assert ("version", 0) not in instance.calls, "its label is not ours to change"
+                stage.driver.publish(4, load)
+                await until(lambda: supervisor.joined)
+                assert stage.driver.view.instance("i0").version == 4  # type: ignore[union-attr]
+
+        run(scene())
+
+    def test_an_older_one_is_loaded_before_its_first_request(self) -> None:
+        async def scene() -> None:
+            async with Stage(settings=QUICK) as stage:
+                stage.driver.publish(5, load)
+                instance = telling(Scripted(), 2)
+                client = stage.ask()
+                await stage.driver.add_instance(instance)
+                await instance.answer(0, [6])
+                await until(lambda: client.sample)
+                assert instance.calls.index("loaded") >= 0
+                assert instance.calls.index(("version", 5)) > instance.calls.index("loaded")
+
+        run(scene())
+
+    def test_while_somebody_has_it_in_hand_it_does_not_join(self) -> None:
+        async def scene() -> None:
+            async with Stage(settings=QUICK) as stage:
+                versions = stage.driver.versions
+                versions.close_gate("i0", "its weights are half loaded")
+                await stage.driver.add_instance(Scripted(), patient=True)
+                supervisor = stage.driver.supervisors["i0"]
+                await asyncio.sleep(0.05)
+                assert "half loaded" in supervisor.reason
+                versions.open_gate("i0", "its weights are half loaded")
+                await until(lambda: supervisor.joined)
+
+        run(scene())
+
+
+async def load(client: Any, version: int) -> None:
+    client.calls.append("loaded")
+
+
+class TestSomebodyElse:
+    def test_what_it_does_is_seen_and_followed(self) -> None:
+        async def scene() -> None:
+            instance = pausable(telling(Scripted(), 0))
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=frozenset({"pause", "weight_info"}), paused=False
+            )
+            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+            settings = Settings(poll_s=0.01, stall_s=0.1)
+            async with Stage(instance, settings=settings) as stage:
+                client = stage.ask()
+                await instance.order()
+                instance.paused = True
+                await until(lambda: stage.driver.versions.gate("i0"))
+                await asyncio.sleep(0.3)
+                assert not stage.events(InstanceLost), "it is paused, not stuck"
+                instance.weights, instance.paused = 3, False
+                await until(lambda: not stage.driver.versions.gate("i0"))
+                assert stage.driver.view.run.version == 3
+                await instance.answer(0, [6], spans=((0, 1),))
+                await until(lambda: client.sample)
+
+        run(scene())
+
+    def test_one_with_older_weights_than_it_was_given_is_lost(self) -> None:
+        async def scene() -> None:
+            instance = telling(Scripted(), 4)
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=frozenset({"weight_info"})
+            )
+            async with Stage(settings=QUICK) as stage:
+                stage.driver.publish(4, load)
+                await stage.driver.add_instance(instance)
+                instance.weights = 3
+                await until(lambda: stage.events(InstanceLost))
+                (lost,) = stage.events(InstanceLost)
+                assert "version 3, where 4 is what was loaded" in lost.reason
+
+        run(scene())
+
+
+class TestContradictions:
+    def test_an_answer_by_newer_weights_goes_out_when_its_instance_was_asked(self) -> None:
+        async def scene() -> None:
+            instance = telling(Scripted(), 0)
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=frozenset({"weight_info"})
+            )
+            async with Stage(instance) as stage:
+                client = stage.ask()
+                await instance.order()
+                instance.weights = 2
+                await instance.answer(0, [5, 6, 7], spans=((0, 1), (2, 2)))
+                await until(lambda: client.sample)
+                sample = client.sample
+                assert sample is not None
+                assert [(s.version, s.tokens) for s in sample.segments] == [(0, 1), (2, 2)]
+                assert stage.driver.view.anomalies == {}
+
+        run(scene())
+
+    def test_one_that_nothing_stands_by_is_made_again(self) -> None:
+        async def scene() -> None:
+            instance = telling(Scripted(), 0)
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=frozenset({"weight_info"})
+            )
+            async with Stage(instance, settings=QUICK) as stage:
+                client = stage.ask()
+                await instance.answer(0, [5, 6, 7], spans=((2, 3),))
+                await instance.answer(1, [8], spans=((0, 1),))
+                await until(lambda: client.sample)
+                assert client.response_ids == [8]
+                assert stage.driver.versions.contradictions == {"newer": 1}
+
+        run(scene())
+
+    def test_one_that_is_lost_meanwhile_is_told_once(self) -> None:
+        class Slow(Scripted):
+            said = asyncio.Event()
+
+            async def weight_version(self) -> int | None:
+                await self.said.wait()
+                return await super().weight_version()
+
+        async def scene() -> None:
+            instance = telling(Slow(), 0)
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=frozenset({"weight_info"})
+            )
+            settings = Settings(poll_s=0.01, poll_timeout_s=0.1)
+            async with Stage(instance, Scripted("i1"), settings=settings) as stage:
+                client = stage.ask()
+                await instance.answer(0, [5], spans=((2, 1),))
+                await until(lambda: stage.driver.versions.contradictions)
+                instance.dead = True
+                await until(lambda: stage.events(InstanceLost))
+                instance.said.set()
+                other = stage.instances[1]
+                await other.answer(0, [8])
+                await until(lambda: client.sample)
+                assert client.response_ids == [8]
+                assert stage.driver.view.anomalies == {}
+
+        run(scene())

@@ -23,7 +23,7 @@ nobody   us     nobody  admin  nobody   -              other  nobody
 us       -      nobody  both   us       -              -      nobody
 admin    both   admin   admin  nobody   us             -      admin
 both     -      admin   both   us       us             -      admin
-other    -      nobody  admin  nobody   -              other  nobody
+other    us     nobody  admin  nobody   -              other  nobody
 """
 VERBS, *LINES = (line.split() for line in LEGAL.strip().splitlines())
 TABLE = {

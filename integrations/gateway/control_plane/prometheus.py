@@ -42,6 +42,11 @@ def _of_requests(gateway: Gateway) -> Iterator[str]:
         "What instances said that cannot be true or came too late.",
         _by("kind", view.anomalies),
     )
+    yield _family(
+        "version_contradictions_total",
+        "Answers by other versions than were known of their instance.",
+        _by("kind", gateway.driver.versions.contradictions),
+    )
     yield _one("in_flight", "Attempts on instances.", view.in_flight)
     yield _one("waiting", "Requests that wait for an instance.", view.waiting)
     yield _one("sessions", "Sessions of clients whose last instance is known.", view.sessions)

@@ -70,8 +70,8 @@ class WeightLoaders:
         Looking for weights takes its time, in which another update may come: versions are
         ordered by when they are published, not asked for here.
         """
-        version, newest = update.version, self._driver.view.run.version
-        if version <= newest:
+        version, newest = update.version, self._driver.newest_version
+        if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} was published after {newest}; versions grow")
         if update.reload is not None:
             reload = update.reload
@@ -107,6 +107,8 @@ class _Applied:
     One that comes later, or was restarted, has other weights, whatever we would like to call them:
     it is waited for until it says itself that it has the version.
     """
+
+    brings_weights = False
 
     def __init__(self, driver: Driver) -> None:
         self._loaded = {

@@ -224,9 +224,8 @@ class ReferenceInstance:
             return self._core.at
         return self._end if self._step and step == self._core.steps + 1 else math.inf
 
-    def spans_by(self, attempt: int, step: int) -> tuple[tuple[int, int], ...]:
-        live = self._core.requests[attempt]
-        return live.spans(len(live.versions) - (self._core.steps - step))
+    def spans_of(self, attempt: int, tokens: int) -> tuple[tuple[int, int], ...]:
+        return self._core.requests[attempt].spans(tokens)
 
     # -- what it shows -----------------------------------------------------------------------
 

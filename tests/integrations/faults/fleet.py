@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -19,6 +19,7 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.faults import Fault
 from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL
 from tests.simulators.fake_instance.served import SPEC, Client
 
 #: Patience that makes each fault show within a second.
@@ -94,9 +95,11 @@ async def house(
     speed: float = 1000.0,
     spec: Any = SPEC,
     drift: float = 1.0,
+    labels: Sequence[str] = (),
+    start_version: int | Literal["auto"] = 0,
 ) -> AsyncIterator[House]:
     """At the usual speed a token takes a millisecond. The text tells which version made it, in a
-    share `drift` of its places."""
+    share `drift` of its places. `labels` are those that the first servers are started with."""
     (folder / "policy.toml").write_text(policy)
     async with AsyncExitStack() as stack:
         servers, clients = [], []
@@ -108,6 +111,7 @@ async def house(
                 stream_interval=4,
                 versioned_text=True,
                 drift=drift,
+                weight_version=labels[number] if number < len(labels) else FIRST_LABEL,
             )
             server = FakeServer(engine)
             port = await server.start("127.0.0.1", 0)
@@ -120,6 +124,7 @@ async def house(
             instances=[f"http://127.0.0.1:{client.port}" for client in clients],
             port=0,
             prompts_per_step=prompts_per_step,
+            start_version=start_version,
             stream_every=stream_every,
             journal=folder / "journal",
             grace_s=0.1,

@@ -522,18 +522,22 @@ class TestGoingOn:
 
         run(scene())
 
-    def test_versions_that_do_not_fit_our_book_are_counted(self) -> None:
+    def test_versions_that_do_not_fit_our_book_are_what_has_happened(self) -> None:
+        """Where its instance cannot be asked."""
+
         async def scene() -> None:
             instance = Instance()
             async with Stage(instance) as stage:
                 call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
                 await instance.answer(0, generated([4], "stop", "9"))
                 answer = await call.json()
-                assert [s["version"] for s in segments(answer)] == [0]
+                assert [s["version"] for s in segments(answer)] == [9]
                 assert answer["choices"][0]["logprobs"]["content"] == [
                     {"token": "token_id:4", "token_id": 4, "logprob": -0.4}
                 ]
-                assert stage.scheduler.anomalies == {"spans_do_not_fit": 1}
+                assert stage.scheduler.progress.version == 9
+                assert stage.driver.versions.contradictions == {"newer": 1}
+                assert stage.scheduler.anomalies == {}
 
         run(scene())
 

@@ -160,14 +160,16 @@ def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
 def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It joined while the trainer said so."""
     monkeypatch.setattr(module, "LOOK_S", 0.001)
 
     async def scene() -> None:
         driver, here, late = make_driver(), Loading("here"), Loading("late")
         await driver.add_instance(here)
-        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
-        await until(lambda: ("version", 1) in here.calls)
+        applied = await WeightLoaders(driver).of(WeightUpdate(1, applied=True))
         await driver.add_instance(late)
+        driver.publish(1, applied)
+        await until(lambda: ("version", 1) in here.calls)
         await asyncio.sleep(0.02)
         assert ("version", 1) not in late.calls
         late.description = msgspec.structs.replace(late.description, version=1)
@@ -177,11 +179,22 @@ def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
     run(scene())
 
 
-def test_who_was_restarted_has_lost_what_the_trainer_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+def test_who_comes_later_waits_until_it_says_that_it_has_it() -> None:
+    async def scene() -> None:
+        driver, late = make_driver(), Loading("late")
+        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+        assert await driver.add_instance(late) is None
+        supervisor = driver.supervisors["late"]
+        assert "version 0, the trainer is at 1" in supervisor.reason
+        late.description = msgspec.structs.replace(late.description, version=1)
+        await until(lambda: supervisor.joined)
+        assert ("version", 1) not in late.calls, "it has that label already"
+        await driver.close()
 
+    run(scene())
+
+
+def test_who_was_restarted_has_lost_what_the_trainer_loaded() -> None:
     async def scene() -> None:
         driver, instance = make_driver(), Loading()
         await driver.add_instance(instance)
@@ -192,13 +205,10 @@ def test_who_was_restarted_has_lost_what_the_trainer_loaded(
         instance.calls.clear()
         instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
         instance.dead = False
+        await until(lambda: "trainer is at 1" in driver.supervisors["i0"].reason)
+        assert instance.calls == []
+        instance.description = msgspec.structs.replace(instance.description, version=1)
         await until(lambda: driver.supervisors["i0"].joined)
-        await asyncio.sleep(0.02)
-        assert ("version", 1) not in instance.calls
-        # Lost once more while it is waited for, it does not hold up what comes after.
-        instance.dead = True
-        await until(lambda: not driver.supervisors["i0"].joined)
-        await until(lambda: not driver.supervisors["i0"].control_lock.locked())
         await driver.close()
 
     run(scene())

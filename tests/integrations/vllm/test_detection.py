@@ -46,7 +46,7 @@ def test_a_server_with_everything():
         model="tiny",
         capabilities=frozenset(
             {"generate", "abort", "pause", "collective_rpc", "weight_transfer", "set_version"}
-            | {"weight_versions"}
+            | {"weight_info", "weight_versions"}
         ),
         paused=False,
     )

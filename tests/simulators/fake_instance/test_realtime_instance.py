@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time as clock
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -282,5 +283,32 @@ def test_a_real_loop_does_too() -> None:
         output = await one.generate(order(stream_every=8), lambda ids, _: chunks.append(len(ids)))
         assert time() - started >= 0.09
         assert len(output.token_ids) == sum(chunks) == 20
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
+    """The loop was busy, so chunks are told after the version has changed whose tokens came before:
+    together they are the answer, token for token."""
+
+    async def scene() -> None:
+        one = make(1000, speed=1000.0, versioned_text=True)
+        streamed: list[int] = []
+        asked = order(stream_every=4)
+        answer = asyncio.create_task(one.generate(asked, lambda ids, _: streamed.extend(ids)))
+        async with asyncio.timeout(60):
+            while len(streamed) < 5:
+                await asyncio.sleep(0.001)
+        for version in (2, 3):
+            clock.sleep(0.02)
+            if preempts:
+                one.clear_cache(preempt=True)
+            await one.set_version(version)
+            await asyncio.sleep(0.01)
+        await one.abort("a")
+        output = await answer
+        assert [version for version, _ in output.spans] == [1, 2, 3]
+        assert streamed == output.token_ids
 
     asyncio.run(scene())

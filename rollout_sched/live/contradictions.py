@@ -1,0 +1,119 @@
+"""Answers whose spans are not what is known of their instance: a label that the server contradicts
+is never delivered.
+
+An attempt's tokens can have been made by the version that its instance had when it was sent there,
+or by one that came since. Whoever says otherwise is asked (`/weight_info`) before anybody hears of
+the answer: it stands by it, and then its versions are what has happened, or the answer is refused
+and made again, by `Settings.on_contradiction`; one that contradicts itself is never believed.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from rollout_sched.core.events import Spans
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.asking import ask
+from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    Description,
+    InstanceClient,
+    InstanceError,
+    WeightsUnknown,
+)
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["", "newer", "older", "disordered"]
+
+
+class Source(Protocol):
+    """The instance an answer came from (`live.instance_supervisor`)."""
+
+    @property
+    def client(self) -> InstanceClient: ...
+    @property
+    def description(self) -> Description | None: ...
+    def suspect(self) -> None: ...
+
+
+class Contradictions:
+    """Of all answers, whose instances are asked one by one."""
+
+    def __init__(self, versions: FleetVersions, view: SchedulerView, settings: Settings) -> None:
+        self._versions = versions
+        self._view = view
+        self._settings = settings
+        self._incidents: dict[str, tuple[Kind, tuple[int, int]]] = {}
+
+    def kind(self, attempt: int, spans: Spans) -> Kind:
+        """How an answer contradicts what is known; "" if it does not, or nobody wants it."""
+        known = self._view.versions_of(attempt)
+        if known is None or not spans:
+            return ""
+        if any(before[0] >= after[0] for before, after in pairwise(spans)):
+            return "disordered"
+        if spans[-1][0] > known[1]:
+            return "newer"
+        return "older" if spans[0][0] < known[0] else ""
+
+    async def settle(self, attempt: int, spans: Spans, source: Source) -> None:
+        """What is known fits the answer when this returns. Raises AnswerUntrue if it is not to be
+        believed, InstanceError if its instance does not answer."""
+        source.suspect()
+        kind = self.kind(attempt, spans)
+        self._note(kind, attempt, spans, source.client.name)
+        if kind == "disordered":
+            raise AnswerUntrue(f"its versions {[version for version, _ in spans]} do not grow")
+        told = await self._told(source)
+        if self.kind(attempt, spans) == "newer":
+            self._stands_by(spans[-1][0], told, told is not None and told < spans[-1][0])
+            latest = max(spans[-1][0], told or 0)
+            if not self._versions.moved(source.client.name, latest, AROUND_US):
+                raise WeightsUnknown(f"version {latest}, while we load others there")
+        if self.kind(attempt, spans) == "older":
+            known = self._view.versions_of(attempt)
+            unlikely = known is not None and told is not None and told >= known[0]
+            self._stands_by(spans[0][0], told, unlikely)
+
+    async def _told(self, source: Source) -> int | None:
+        description = source.description
+        if description is None or "weight_info" not in description.capabilities:
+            return None
+        try:
+            return await ask(source.client.weight_version(), self._settings.poll_timeout_s)
+        except InstanceError as error:
+            raise AnswerUntrue(f"it names other versions than are known, and {error}") from error
+
+    def _stands_by(self, version: int, told: int | None, contradicts_itself: bool) -> None:
+        """Raises AnswerUntrue if an answer with this version is not to be believed."""
+        if contradicts_itself:
+            raise AnswerUntrue(
+                f"it names version {version}, and the instance says that it has {told}"
+            )
+        if self._settings.on_contradiction == "refuse":
+            raise WeightsUnknown(
+                f"it was made by version {version}, which is not what was loaded there"
+            )
+
+    def _note(self, kind: Kind, attempt: int, spans: Spans, name: str) -> None:
+        """Counted each time; said once for as long as it is the same incident."""
+        known = self._view.versions_of(attempt)
+        if known is None:
+            return
+        self._versions.contradictions[kind] += 1
+        incident = (kind, known)
+        if self._incidents.get(name) == incident:
+            return
+        self._incidents[name] = incident
+        log.warning(
+            "instance %s answers with versions %s, where %s are known: it is asked (further "
+            "answers of this kind are counted, not said)",
+            name,
+            [version for version, _ in spans],
+            sorted(set(known)),
+        )
