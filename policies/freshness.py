@@ -59,7 +59,7 @@ class Bounded(msgspec.Struct, frozen=True):
     2505.24298: at most (f + S + 1) * B groups are ever launched.) That alone bounds the aggregate;
     a long sample can still be overtaken until it is too old.
 
-    on_excess = "wait" makes the bound hold for each sample without throwing any away. A group of
+    when_stale = "wait" makes the bound hold for each sample without throwing any away. A group of
     oldest version v is due at trainer version v + S. What goes to the trainer, a batch or a part of
     it, may go only if what stays behind can still go in time (the reservation idea of StaleFlow,
     arXiv 2601.12784). There are p places left at version i, 0 once the batch is whole, and B at
@@ -82,12 +82,20 @@ class Bounded(msgspec.Struct, frozen=True):
     A later place serves older groups no better, so each group more that goes only tightens the
     bound: what may go are the first so many.
 
-    on_excess = "drop" never waits: a group that has become too old starts over, which costs tokens
+    when_stale = "drop" never waits: a group that has become too old starts over, which costs tokens
     and starves long answers (tinker-cookbook PR 822: 105 group rollouts burned).
+
+    when_stale = "mask" never waits either, and throws nothing away: what is too old of a sample is
+    context and not trained (its response_mask is 0, as partial rollout masks off-policy segments in
+    Kimi k1.5, arXiv 2501.12599). The bound holds for every token that is trained.
     """
 
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] = 0
-    on_excess: Literal["wait", "drop"] = "wait"
+    when_stale: Literal["wait", "drop", "mask"] = "wait"
+
+    @property
+    def masks(self) -> bool:
+        return self.when_stale == "mask"
 
     def room(self, progress: Progress) -> int:
         batches = progress.fleet_version + self.max_staleness - progress.version
@@ -97,7 +105,7 @@ class Bounded(msgspec.Struct, frozen=True):
         return version - self.max_staleness
 
     def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
-        if self.on_excess == "drop":
+        if self.when_stale != "wait":
             return False
         left = 0
         for oldest in sorted(remaining):

@@ -139,7 +139,7 @@ class TestMistakes:
             ({"batching": {"over_prompts": float("nan")}}, "batching.over_prompts = nan:"),
             ({"freshness": {"max_staleness": -1}}, "freshness.max_staleness = -1:"),
             ({"freshness": {"max_staleness": 1.5}}, "freshness.max_staleness = 1.5:"),
-            ({"freshness": {"on_excess": "panic"}}, "freshness.on_excess = 'panic':"),
+            ({"freshness": {"when_stale": "panic"}}, "freshness.when_stale = 'panic':"),
             ({"prediction": {"use": "group_history", "quantile": 0}}, "prediction.quantile = 0:"),
         ],
     )

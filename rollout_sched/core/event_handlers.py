@@ -83,6 +83,7 @@ class TrainerEvents:
         self._updater = updater
         self._lender = lender
         self._freshness = freshness
+        self._masks = bool(getattr(freshness, "masks", False))
         self._serials = serials
         self._history = history
 
@@ -112,11 +113,13 @@ class TrainerEvents:
         """What is too old starts over; and where an instance that has yet to be told is too old
         itself, so does all that could still be sent there. Then nothing of a group is: nothing is
         launched before the fleet is young enough, and it only grows younger. What is paced is never
-        found there if every version has taken a batch."""
+        found there if every version has taken a batch. Where old tokens are masked, they stay."""
         self._progress.version = event.version
         self._progress.dirty = True
         self._lender.published(event.version)
         self._updater.publish(event.version, loads=event.loads)
+        if self._masks:
+            return
         oldest = self._freshness.oldest_allowed(event.version)
         late = self._samples.older_than(oldest)
         if self._progress.fleet_version < oldest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from math import ceil
 
+from msgspec.structs import replace
+
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Answer
 from rollout_sched.core.fleet import Fleet
@@ -25,7 +27,7 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import Sample, Segment
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.verification import Verification
 
@@ -46,6 +48,7 @@ class Outcomes:
         out: list[Action],
     ) -> None:
         self._roles = roles
+        self._masks = roles.masks
         self._budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
         self._fleet = fleet
         self._groups = groups
@@ -117,7 +120,10 @@ class Outcomes:
             self._fail(request.group)
 
     def sample(self, request: Request) -> Sample:
-        versions = [segment.version for segment in request.segments]
+        segments = request.segments
+        if self._masks and request.group is not None:
+            segments = self._masked(segments)
+        versions = [segment.version for segment in segments if not segment.masked]
         newest = self._progress.version
         return Sample(
             request.id,
@@ -125,10 +131,17 @@ class Outcomes:
             request.index,
             request.siblings.prompt_tokens,
             request.response_tokens,
-            request.segments,
+            segments,
             newest - min(versions, default=newest),
             request.finish,
-            sum([segment.tokens for segment in request.segments if segment.verified]),
+            sum([segment.tokens for segment in segments if segment.verified]),
+            sum([segment.tokens for segment in segments if segment.masked]),
+        )
+
+    def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        return tuple(
+            [replace(one, masked=True) if one.version < oldest else one for one in segments]
         )
 
     def _answer(self, request: Request) -> None:
@@ -218,6 +231,8 @@ class Outcomes:
         taken longer than its tokens may wait."""
         if group.state is DEFERRED:
             return True
+        if self._masks:
+            return False
         oldest = self._roles.freshness.oldest_allowed(self._progress.version)
         return any(segment.version < oldest for segment in request.segments)
 

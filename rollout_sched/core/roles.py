@@ -332,6 +332,11 @@ class Roles(msgspec.Struct):
         return bool(getattr(self.interruption, "verifies", False))
 
     @property
+    def masks(self) -> bool:
+        """Whether what is too old is delivered, but not to be trained."""
+        return bool(getattr(self.freshness, "masks", False))
+
+    @property
     def leniency(self) -> float | None:
         """Of the test by which drafts are verified; None where they are not."""
         return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None

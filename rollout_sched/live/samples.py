@@ -82,7 +82,8 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class Span(msgspec.Struct, frozen=True):
     """Response tokens [start, end) made by one version on one instance.
 
-    `verified`: older versions have made them, and this one has passed them.
+    `verified`: older versions have made them, and this one has passed them. `masked`: they are
+    older than the policy allows, and are not to be trained.
     """
 
     version: int
@@ -90,13 +91,15 @@ class Span(msgspec.Struct, frozen=True):
     start: int
     end: int
     verified: bool = False
+    masked: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True):
     """A finished response. Lists are one entry per response token, but for `prompt_ids`.
 
     index              of the sample within its group
-    response_mask      1 for every generated token, 0 for those that a tool returned
+    response_mask      1 for every generated token, 0 for those that a tool returned and those that
+                       are older than the policy allows (`when_stale = "mask"`)
     rollout_log_probs  by the version that the token counts as, None if none were asked for; 0.0
                        where a tool returned the token
     versions           policy version that made the token, or has verified it; -1 where a tool
@@ -104,7 +107,8 @@ class Sample(msgspec.Struct, frozen=True):
     drawn_log_probs    by the version that drew the token: differs where a newer one has verified
                        it; None if none was verified
     segments           of generated tokens only
-    staleness          the trainer's version at delivery less the oldest that made a token
+    staleness          the trainer's version at delivery less the oldest that made a token to be
+                       trained
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
     """
 
@@ -125,8 +129,8 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def oldest_version(self) -> int | None:
-        """verl's min_global_steps; None for an empty response."""
-        return min((span.version for span in self.segments), default=None)
+        """verl's min_global_steps, of what is to be trained; None where nothing is."""
+        return min((span.version for span in self.segments if not span.masked), default=None)
 
     @property
     def newest_version(self) -> int | None:
@@ -170,7 +174,10 @@ def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> S
     segments = _spans(counted.segments, mask)
     versions = [OBSERVED] * len(mask)
     for span in segments:
-        versions[span.start : span.end] = [span.version] * (span.end - span.start)
+        length = span.end - span.start
+        versions[span.start : span.end] = [span.version] * length
+        if span.masked:
+            mask[span.start : span.end] = [0] * length
     return Sample(
         uid=counted.group,
         index=counted.index,
@@ -203,7 +210,9 @@ def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]
             end = at
             while end < at + todo and end < len(mask) and mask[end]:
                 end += 1
-            spans.append(Span(segment.version, segment.instance, at, end, segment.verified))
+            spans.append(
+                Span(segment.version, segment.instance, at, end, segment.verified, segment.masked)
+            )
             todo -= end - at
             at = end
     return spans

@@ -13,7 +13,8 @@ class Step(msgspec.Struct):
 
     `rollout_s` is how long anything was in flight; the t's count from the step's first moment in
     flight to that share of the batch being finished; `span_s` is from the first dispatch of any of
-    the batch's groups, which may lie in an earlier step, to its delivery.
+    the batch's groups, which may lie in an earlier step, to its delivery. `tokens` are those to be
+    trained; `masked_tokens` were delivered with them and are not.
     """
 
     version: int
@@ -29,6 +30,7 @@ class Step(msgspec.Struct):
     tokens: int = 0
     fresh_tokens: int = 0
     verified_tokens: int = 0
+    masked_tokens: int = 0
     generated_tokens: int = 0
     discarded_tokens: int = 0
     max_staleness: int = 0

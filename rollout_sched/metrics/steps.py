@@ -164,7 +164,8 @@ class Steps:
     def _note_tokens(self, step: Step, action: Deliver) -> None:
         step.samples += len(action.samples)
         for sample in action.samples:
-            step.tokens += sample.response_tokens
+            step.tokens += sample.response_tokens - sample.masked_tokens
+            step.masked_tokens += sample.masked_tokens
             step.verified_tokens += sample.verified_tokens
             for segment in sample.segments:
                 if segment.version == action.version:

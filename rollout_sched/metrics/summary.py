@@ -44,6 +44,7 @@ class Summary(msgspec.Struct, frozen=True):
     resumed_attempts: int
     reprefilled_tokens: int
     verified_tokens: int
+    masked_tokens: int
     discarded_tokens: int
     trainer_wait_s: float
     staleness_mean: float
@@ -86,6 +87,7 @@ def summarize(
         resumed_attempts=waste.resumed_attempts,
         reprefilled_tokens=waste.reprefilled_tokens,
         verified_tokens=sum(step.verified_tokens for step in steps),
+        masked_tokens=sum(step.masked_tokens for step in steps),
         discarded_tokens=sum(step.discarded_tokens for step in steps) + current.discarded_tokens,
         trainer_wait_s=sum(step.trainer_wait_s for step in steps),
         staleness_mean=share(

@@ -137,6 +137,7 @@ TABLES: dict[str, Sequence[Column]] = {
             "trained tokens that the trainer's own version had made",
         ),
         Column("verified", "verified_tokens", count, "older tokens that newer weights passed"),
+        Column("masked", "masked_tokens", count, "too old: delivered, and not trained"),
         Column(
             "length ratio", "length_bias.mean_ratio", number, "mean length trained over offered"
         ),

@@ -252,7 +252,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             "bounded",
             {
                 "max_staleness": Parameter(UpTo("max_staleness")),
-                "on_excess": Parameter(("wait", "drop")),
+                "when_stale": Parameter(("wait", "drop")),
             },
             needs=CARRIES_OVER,
         ),

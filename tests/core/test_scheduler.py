@@ -962,8 +962,31 @@ class TestFullyAsync:
 
 
 class TestStaleness:
+    def test_too_old_is_masked_and_goes(self) -> None:
+        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "mask"}
+        told = Told(
+            1,
+            batching="fully_async",
+            freshness=bounded,
+            interruption={"use": "partial", "kv": "recompute", "at_update": "in_place"},
+            weights={"use": "all_at_once", "when": "now"},
+        )
+        told.submit("a", samples=2)
+        told(RequestFinished("a/0", 1, 5))
+        told(WeightsPublished(1))
+        told(InstancePaused("i0"))
+        told(WeightsUpdated("i0", 1))
+        told(RequestFinished("a/1", 2, 9, ((0, 4), (1, 5))))
+        (deliver,) = told(BatchRequested())
+        assert isinstance(deliver, Deliver)
+        old, mixed = deliver.samples
+        assert [(s.version, s.tokens, s.masked) for s in old.segments] == [(0, 5, True)]
+        assert [(s.version, s.masked) for s in mixed.segments] == [(0, True), (1, False)]
+        assert (old.staleness, old.masked_tokens) == (0, 5)
+        assert (mixed.staleness, mixed.masked_tokens) == (0, 4)
+
     def test_too_old_is_dropped_and_starts_over(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "drop"}
         told = Told(2, slots=2, batching="fully_async", freshness=bounded)
         told.submit("a", samples=2)
         told.submit("b")
@@ -1017,7 +1040,7 @@ class TestStaleness:
         assert {(s.request, s.staleness) for s in samples} == {("a/0", 0), ("b/0", 0), ("b/1", 0)}
 
     def test_a_finished_group_grows_stale_too(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "drop"}
         told = Told(2, batching="fully_async", freshness=bounded)
         told.submit("a")
         told(RequestFinished("a/0", 1, 5))
@@ -1029,7 +1052,7 @@ class TestStaleness:
         assert told.scheduler.progress.complete == 0
 
     def test_young_enough_is_delivered_with_its_age(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 1, "on_excess": "drop"}
+        bounded = {"use": "bounded", "max_staleness": 1, "when_stale": "drop"}
         told = Told(batching="fully_async", freshness=bounded)
         told.submit("a")
         told(RequestFinished("a/0", 1, 5), WeightsPublished(1))
@@ -1038,7 +1061,7 @@ class TestStaleness:
         ]
 
     def test_starting_over_needs_room_again(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "drop"}
         told = Told(batching="fully_async", freshness=bounded)
         told.submit("a", "b")
         assert told.running == ["a/0"]
@@ -1049,7 +1072,7 @@ class TestStaleness:
 
     def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
         retain = {"use": "partial", "kv": "retain"}
-        bounded = {"use": "bounded", "max_staleness": 0, "on_excess": "drop"}
+        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "drop"}
         told = Told(batching="fully_async", freshness=bounded, interruption=retain)
         told.submit("a")
         told(TurnFinished("a/0", 1, 20))
@@ -1063,7 +1086,7 @@ class TestStaleness:
 
 
 class TestWaiting:
-    """on_excess = "wait": no batch goes that would leave a group behind that cannot go in time."""
+    """when_stale = "wait": no batch goes that would leave a group behind that cannot go in time."""
 
     def test_no_delivery_until_the_due_group_is_complete(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1}

@@ -169,7 +169,7 @@ def test_under_the_same_weights_nothing_is_to_be_verified() -> None:
 
 
 def test_a_complete_group_that_has_grown_too_old_is_verified_not_thrown_away() -> None:
-    told = Told(**{**ASYNC, "freshness": {"use": "bounded", "on_excess": "drop"}})
+    told = Told(**{**ASYNC, "freshness": {"use": "bounded", "when_stale": "drop"}})
     told.submit("a")
     told(RequestFinished("a/0", 1, 5))
     told(WeightsPublished(1))

@@ -34,7 +34,7 @@ POLICIES = [
     make_policy("over", batching={"use": "sync", "over_prompts": 2.0}),
     make_policy("kept", batching={"use": "sync", "over_prompts": 1.5}, interruption="partial"),
     make_policy("rolling", batching="fully_async", weights={"use": "rolling"}),
-    make_policy("drop", batching="fully_async", freshness={"on_excess": "drop"}),
+    make_policy("drop", batching="fully_async", freshness={"when_stale": "drop"}),
     make_policy("rounds", selection="like_lengths", batching={"use": "sync", "over_prompts": 1.25}),
 ]
 

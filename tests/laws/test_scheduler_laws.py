@@ -88,7 +88,9 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "unbounded"},
                 {"use": "bounded", "max_staleness": 0},
                 {"use": "bounded", "max_staleness": 1},
-                {"use": "bounded", "max_staleness": 2, "on_excess": "drop"},
+                {"use": "bounded", "max_staleness": 2, "when_stale": "drop"},
+                {"use": "bounded", "max_staleness": 0, "when_stale": "mask"},
+                {"use": "bounded", "max_staleness": 1, "when_stale": "mask"},
             ]
         ),
         "interruption": st.sampled_from(
@@ -200,7 +202,7 @@ class World(RuleBasedStateMachine):
         self.version = self.first_version = version
         # Rounds that keep nothing may have more whole groups than go with their batch.
         keeps = policy["interruption"].get("kv", "verify") != "verify"
-        self.waits = policy["freshness"].get("on_excess") != "drop" and (
+        self.waits = policy["freshness"].get("when_stale") != "drop" and (
             policy["batching"]["use"] == "fully_async" or keeps
         )
         self.takes_parts = False
@@ -287,6 +289,7 @@ class World(RuleBasedStateMachine):
             members[sample.group].add(sample.index)
             if self.bound is not None:
                 assert sample.staleness <= self.bound, f"{sample} is too old"
+            self.check_mask(sample, action.version)
             assert sum(s.tokens for s in sample.segments) == sample.response_tokens
             assert sample.response_tokens == self.made[sample.request] <= MAX_TOKENS
         for group, indices in members.items():
@@ -321,6 +324,15 @@ class World(RuleBasedStateMachine):
 
     def on_wake(self, action):
         assert action.at > self.now
+
+    def check_mask(self, sample, version):
+        """What is too old, and nothing else, is not to be trained."""
+        masks = self.policy.roles["freshness"][1].get("when_stale") == "mask"
+        for segment in sample.segments:
+            too_old = masks and segment.version < version - self.bound
+            assert segment.masked == too_old
+        masked = sum(segment.tokens for segment in sample.segments if segment.masked)
+        assert sample.masked_tokens == masked
 
     def end(self, request):
         self.ended[request] += 1

@@ -69,6 +69,19 @@ def test_what_a_tool_returned_was_made_by_no_version() -> None:
     assert sample.num_interruptions == 1  # the second turn took two attempts
 
 
+def test_what_is_too_old_is_not_to_be_trained() -> None:
+    payload = TokenPayload([1], {})
+    payload.transcript.keep(1, 2, Piece([5, 6], None))
+    payload.transcript.observe(1, [90])
+    payload.transcript.keep(2, 2, Piece([7, 8], None))
+    segments = model.Segment(3, 3, "i0", masked=True), model.Segment(4, 1, "i0")
+    sample = sample_of(counted(*segments), payload, PROMPT)
+    assert sample.response_mask == [0, 0, 0, 0, 1]
+    assert sample.versions == [3, 3, -1, 3, 4]
+    assert [span.masked for span in sample.segments] == [True, True, False]
+    assert (sample.oldest_version, sample.newest_version) == (4, 4)
+
+
 def test_a_response_that_is_not_what_was_counted_is_no_sample() -> None:
     payload = TokenPayload([1], {})
     payload.transcript.keep(1, 2, Piece([5, 6], None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,8 +80,11 @@ def test_oldest_allowed(staleness: int, oldest: int) -> None:
     assert Bounded(staleness).oldest_allowed(5) == oldest
 
 
-def test_dropping_never_waits() -> None:
-    assert not Bounded(0, "drop").must_wait(ProgressView(version=9), {0: 50}, 0)
+@pytest.mark.parametrize(("when_stale", "masks"), [("drop", False), ("mask", True)])
+def test_dropping_and_masking_never_wait(when_stale: Any, masks: bool) -> None:
+    policy = Bounded(0, when_stale)
+    assert not policy.must_wait(ProgressView(version=9), {0: 50}, 0)
+    assert policy.masks is masks
 
 
 def schedulable(

@@ -119,7 +119,7 @@ scenarios = st.builds(
 )
 EXTRA = [
     make_policy(
-        "drop", batching="fully_async", freshness={"max_staleness": 0, "on_excess": "drop"}
+        "drop", batching="fully_async", freshness={"max_staleness": 0, "when_stale": "drop"}
     ),
     make_policy(
         "affinity",
