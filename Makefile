@@ -12,7 +12,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm example test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
@@ -26,6 +26,11 @@ demo: $(VENV)/.ready
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
 demo-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m tests.vllm.demo
+
+# GRPO before a real vLLM server (CPU), under three policies: rewards over time and over samples.
+example: $(VLLM_VENV)/.ready
+	mkdir -p build
+	$(VLLM_VENV)/bin/python -m examples.grpo_tiny --svg build/grpo_tiny.svg
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q

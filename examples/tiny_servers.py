@@ -1,0 +1,64 @@
+"""Where the examples' tokens come from: real vLLM servers of a tiny random model, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rollout_sched.core.errors import CallerError
+
+VOCABULARY = 512
+SLOTS = 64
+_MODEL = ("--vocab", str(VOCABULARY), "--hidden", "64", "--heads", "2", "--kv-heads", "1")
+_ASK_S = 10.0
+
+
+class Fleet:
+    """Servers of one model, and the newest version that they were given."""
+
+    def __init__(self, urls: Sequence[str], model: Path) -> None:
+        self.urls = urls
+        self.model = model
+        self.version = 0
+
+
+def check_real(url: str, model: Path) -> None:
+    """Raises CallerError if a server does not serve the model: a simulated one's tokens do not come
+    from weights, so they teach nothing."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=_ASK_S) as answer:
+            served = json.load(answer)["data"][0]["root"]
+    except (urllib.error.URLError, OSError, ValueError, LookupError, TypeError) as error:
+        raise CallerError(f"{url}: cannot be asked which model it serves: {error}") from error
+    if Path(served).resolve() != model.resolve():
+        raise CallerError(
+            f"{url} serves {served}, not the weights in {model}: start `vllm serve {model}`. A "
+            "simulated instance cannot be used here, for its tokens teach nothing"
+        )
+
+
+@contextmanager
+def servers(folder: Path, instances: int) -> Iterator[Fleet]:
+    """vLLM servers on the CPU with a model of their own."""
+    try:
+        import vllm  # noqa: F401
+    except ImportError as error:
+        raise CallerError(
+            "vLLM is not installed here: use `make example`, which has an environment with it"
+        ) from error
+    from tests.vllm import tiny_model
+    from tests.vllm.servers import serving
+
+    model = folder / "tiny"
+    tiny_model.main([str(model), *_MODEL])
+    flags = ("--enable-scale-out", "--max-num-seqs", str(SLOTS))
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(serving(model, folder, *flags, dev_mode=True, core=core))
+            for core in range(instances)
+        ]
+        yield Fleet([server.wait() for server in started], model)
