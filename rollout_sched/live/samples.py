@@ -14,6 +14,7 @@ import msgspec
 
 from rollout_sched.core import model
 from rollout_sched.core.events import GroupSubmitted
+from rollout_sched.live.balance import balanced
 from rollout_sched.live.payloads import TokenPayload
 
 #: A group's id, which is kept, journaled and shown.
@@ -128,6 +129,11 @@ class Sample(msgspec.Struct, frozen=True):
     drawn_log_probs: list[float] | None = None
 
     @property
+    def tokens(self) -> int:
+        """Of prompt and response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
     def oldest_version(self) -> int | None:
         """verl's min_global_steps, of what is to be trained; None where nothing is."""
         return min((span.version for span in self.segments if not span.masked), default=None)
@@ -165,6 +171,20 @@ class Batch(msgspec.Struct, frozen=True):
         for sample in self.samples:
             groups.setdefault(sample.uid, []).append(sample)
         return groups
+
+    def balanced(self, ranks: int, *, whole_groups: bool = True) -> list[list[Sample]]:
+        """The samples for each of so many ranks, with about as many tokens, prompts included.
+
+        No two differ by more than the largest group has; where `whole_groups` is false, than the
+        longest sample. Ranks may be without samples if there are too few. Raises CallerError for
+        less than one rank.
+        """
+        units = list(self.groups().values()) if whole_groups else [[one] for one in self.samples]
+        weights = [sum(sample.tokens for sample in unit) for unit in units]
+        return [
+            [sample for place in places for sample in units[place]]
+            for places in balanced(weights, ranks)
+        ]
 
 
 def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> Sample:

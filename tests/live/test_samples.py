@@ -10,7 +10,7 @@ import pytest
 from rollout_sched.core import model
 from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import Batch, Prompt, Span, sample_of
+from rollout_sched.live.samples import Batch, Prompt, Sample, Span, sample_of
 from rollout_sched.live.transcript import Piece
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
@@ -133,3 +133,24 @@ def test_what_is_known_of_a_prompt_is_told_to_the_scheduler() -> None:
     again = Prompt("a@2", [1, 2, 3], 2, 10, prompt_key="a", history=[7, 9], expected_tokens=50)
     assert again.submitted == GroupSubmitted("a@2", 2, 3, 10, "a", (7, 9), 50)
     assert PROMPT.submitted == GroupSubmitted("a", 2, 3, 10)
+
+
+def test_a_batch_is_balanced_by_tokens_over_ranks() -> None:
+    whole = sample_of(counted(), TokenPayload([1], {}), PROMPT)
+
+    def sample(uid: str, tokens: int) -> Sample:
+        ids = list(range(tokens - 3))
+        return msgspec.structs.replace(whole, uid=uid, prompt_ids=[1, 2, 3], response_ids=ids)
+
+    lengths = {"a": [10, 90], "b": [50, 50], "c": [60, 40], "d": [20, 80]}
+    samples = [sample(uid, tokens) for uid, some in lengths.items() for tokens in some]
+    batch = Batch(0, 0, samples)
+    for ranks, whole_groups in ((2, True), (4, True), (4, False), (1, False)):
+        parts = batch.balanced(ranks, whole_groups=whole_groups)
+        assert [sum(one.tokens for one in part) for part in parts] == [400 // ranks] * ranks
+        flat = [id(one) for part in parts for one in part]
+        assert sorted(flat) == sorted(map(id, samples))
+        if whole_groups:
+            uids = [{one.uid for one in part} for part in parts]
+            assert sum(map(len, uids)) == len(lengths)
+    assert [len(part) for part in Batch(0, 0, []).balanced(2)] == [0, 0]
