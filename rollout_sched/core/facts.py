@@ -6,6 +6,7 @@ Law (`tests/laws/test_facts.py`): the fold of all changes is the state, at every
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, cast, get_args
 
 import msgspec
 
@@ -40,6 +41,11 @@ OfRequest = (
     | RequestInterrupted
     | RequestFailed
 )
+ToRequest = Dispatch | Discard | Interrupt
+
+# To look a type up takes a fifth of the time that isinstance takes for so many.
+_OF_REQUEST: Final = frozenset(get_args(OfRequest))
+_TO_REQUEST: Final = frozenset(get_args(ToRequest))
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -78,16 +84,17 @@ class FactRecorder:
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """An event has been handled."""
         self._now = now
-        if isinstance(event, OfRequest):
-            self._touch_group_of(event.request)
+        kind = type(event)
+        if kind in _OF_REQUEST:
+            self._touch_group_of(cast(OfRequest, event).request)
         elif isinstance(event, GroupSubmitted):
             self._prompts[event.prompt] = None
         elif isinstance(event, Restored):
             self._prompts.update(dict.fromkeys([facts.prompt for facts in event.state.prompts]))
             self._recent_changed = True
         for action in actions:
-            if isinstance(action, Dispatch | Discard | Interrupt):
-                self._touch_group_of(action.request)
+            if type(action) in _TO_REQUEST:
+                self._touch_group_of(cast(ToRequest, action).request)
             elif isinstance(action, Deliver):
                 self._delivered.append(action)
                 self._recent_changed = True
