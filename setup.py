@@ -12,10 +12,10 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "attempts backoff blame event_handlers facts fleet groups lender length_history "
-    "lifecycle migrator model outcomes progress replay_buffer requests restorer sample_buffer "
-    "scheduler selection_window serials sessions siblings snapshot tuning updater validation "
-    "verification waiting",
+    "core": "attempts backoff blame event_handlers facts fleet gathering groups lender "
+    "length_history lifecycle migrator model outcomes progress replay_buffer requests restorer "
+    "sample_buffer scheduler selection_window serials sessions siblings snapshot tuning updater "
+    "validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "request_limits sim_counters sim_instance step_scheduler step_time",

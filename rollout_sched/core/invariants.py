@@ -126,6 +126,8 @@ def _is_draft(scheduler: Scheduler, request: Request) -> bool:
 
 def _check_no_idle_capacity(scheduler: Scheduler) -> None:
     waiting, fleet = scheduler.requests.waiting, scheduler.fleet
+    if scheduler.gathering.expected:
+        return
     first = waiting.first()
     held_back = fleet.sessions is not None and not fleet.taking
     if first is not None and fleet.open and not (held_back and first.home is None):

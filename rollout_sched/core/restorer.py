@@ -13,6 +13,7 @@ from typing import Final
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Restored
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.gathering import Gathering
 from rollout_sched.core.groups import COMPLETE, Groups
 from rollout_sched.core.length_history import LengthHistory, PromptLengths
 from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
@@ -53,6 +54,7 @@ class Restorer:
         verification: Verification,
         window: SelectionWindow,
         migrator: Migrator,
+        gathering: Gathering,
         tuning: Tuning,
         serials: Serials,
         lengths: LengthHistory | None,
@@ -67,6 +69,7 @@ class Restorer:
         self._verification = verification
         self._window = window
         self._migrator = migrator
+        self._gathering = gathering
         self._tuning = tuning
         self._serials = serials
         self._lengths = lengths
@@ -98,6 +101,7 @@ class Restorer:
         self._window.left = run.window
         self._serials.last = run.serials
         self._migrator.due_at = now
+        self._gathering.begin(run.instances, now)
         self._tuning.restore(run.tuned)
         if self._lengths is not None:
             for prompt in state.prompts:

@@ -103,6 +103,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     window        groups of the selection's window that have not started
     serials       the last serial number
     attempts      the last attempt
+    instances     how many are here and do not leave, or are waited for (`core.gathering`)
     most_kv_tokens  of the largest instance that was ever here
     tested, rejected  what has become of drafts (`core.verification`)
     tuned         parameters that have been changed (`core.tuning`)
@@ -125,6 +126,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     window: int = 0
     serials: int = 0
     attempts: int = 0
+    instances: int = 0
     most_kv_tokens: int = 0
     tested: int = 0
     rejected: int = 0

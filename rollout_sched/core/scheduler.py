@@ -24,6 +24,7 @@ from rollout_sched.core.event_handlers import (
     TrainerEvents,
 )
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.gathering import Gathering
 from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, SPENT, Groups
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
@@ -111,6 +112,7 @@ class Scheduler:
             out,
         )
         self.migrator = Migrator(roles.migration, fleet, requests)
+        self.gathering = Gathering(fleet, progress, out)
         self.lender = lender = Lender(roles.lending, fleet, updater, requests, progress, out)
         self.selection_window = window = SelectionWindow(roles.selection, groups, prompts_per_step)
         self.tuning = Tuning(roles, self.migrator, lender, window)
@@ -193,6 +195,7 @@ class Scheduler:
             self.verification,
             self.selection_window,
             self.migrator,
+            self.gathering,
             self.tuning,
             self.serials,
             self.prompt_lengths,
@@ -207,7 +210,7 @@ class Scheduler:
         if kind in CHECKS:
             CHECKS[kind](self, event)
         self._apply[kind](event, now)
-        self._decide()
+        self._decide(now)
         if now >= self.migrator.due_at and self.fleet.open and not self.requests.waiting.size:
             self.migrator.ask(now)
         out = self._out
@@ -219,7 +222,7 @@ class Scheduler:
         """Raise AssertionError, with the reason, if the books do not add up."""
         invariants.check(self)
 
-    def _decide(self) -> None:
+    def _decide(self, now: float) -> None:
         """Asking the group-level roles for nothing would cost more than most events do."""
         progress, fleet, waiting = self.progress, self.fleet, self.requests.waiting
         changed = again = progress.dirty
@@ -234,7 +237,7 @@ class Scheduler:
                 self._renew_budgets()
             # A group that is launched may be whole: nothing of it has to be verified any more.
             again = progress.dirty and self.verification.on
-        if fleet.open and waiting.size:
+        if fleet.open and waiting.size and not self.gathering.holds(now):
             self._dispatch()
         if self.lender.lends:
             self._lend(changed)

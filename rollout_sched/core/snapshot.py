@@ -42,6 +42,7 @@ def state_of(scheduler: Scheduler, now: float) -> RunState:
 
 def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
     progress, fleet, verification = scheduler.progress, scheduler.fleet, scheduler.verification
+    staying = sum([not instance.leaving for instance in fleet.instances.values()])
     return RunFacts(
         now,
         progress.version,
@@ -60,6 +61,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         scheduler.selection_window.left,
         scheduler.serials.last,
         fleet.dispatched,
+        max(staying, scheduler.gathering.expected),
         fleet.most_kv_tokens,
         verification.tested,
         verification.rejected,

@@ -88,7 +88,7 @@ def test_who_had_made_all_its_tokens_is_finished() -> None:
     told = begun(group("a"), TokensArrived("a/0", 1, LIMIT))
     state = state_of(told.scheduler, 0.0)
     following = Told(1, instances=0)
-    (deliver,) = following(Restored(state))
+    _, deliver = following(Restored(state))
     assert isinstance(deliver, Deliver)
     assert deliver.samples[0].finish == "length"
 
@@ -152,7 +152,8 @@ def test_what_was_learnt_of_prompts_is_known() -> None:
 def test_who_rested_and_whom_it_suspected_is_forgotten() -> None:
     told = begun(group("a"), RequestFailed("a/0", 1), RequestFailed("a/0", 2), instances=2)
     following = after(told)
-    assert [type(action) for action in following(JOINED)] == [Dispatch]
+    following(JOINED, InstanceJoined("i1", 8, BIG))
+    assert following.running == ["a/0"]
     assert following.request("a/0").failures == 0
 
 
