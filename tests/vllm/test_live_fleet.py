@@ -442,6 +442,10 @@ def test_one_that_is_killed_and_comes_back(
                 for child in front.children(recursive=True)
                 if child.cmdline()[0].startswith("VLLM::EngineCore")
             ]
+            # A new server has the weights of its start: it is brought these before it serves.
+            fleet.version += 1
+            weights = Reload(fleet.weights(0))
+            await rollouts.publish_weights(fleet.version, weights, wait=True)
             first = await batch("a", kill=engine.pid)
             check("a", first)
             moved = [sample for sample in first if len(sample.segments) == 2]

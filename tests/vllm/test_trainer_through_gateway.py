@@ -89,12 +89,13 @@ class Trainer:
 
 
 @asynccontextmanager
-async def trainer(urls: list[str], start_version: int) -> AsyncIterator[Trainer]:
+async def trainer(urls: list[str], policy: str = "dplb") -> AsyncIterator[Trainer]:
+    """At the version that the servers have."""
     options = Options(
-        policy="dplb",
+        policy=policy,
         instances=urls,
         port=0,
-        start_version=start_version,
+        start_version="auto",
         grace_s=1.0,
         live={"poll_s": 0.1},
     )
@@ -141,10 +142,9 @@ async def from_disk(trainer: Trainer, model: Path) -> None:
 def test_versions_are_the_servers_own_and_tokens_those_of_the_weights(
     update: Any, urls: list[str], models: list[Path]
 ) -> None:
-    start = 10 if update is by_transfer else 20
-
     async def scene() -> None:
-        async with trainer(urls, start) as ours:
+        async with trainer(urls) as ours:
+            start = ours.version
             assert (await ours.get("/get_world_size"))["world_size"] == 2
             alone = await asyncio.gather(
                 *(ours.generate(ids, url=urls[0], salt=f"alone{start}") for ids in PROMPTS)
