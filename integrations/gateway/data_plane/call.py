@@ -152,6 +152,20 @@ def added(sample: Sample) -> bytes:
     return f'{{"segments":[{",".join(segments)}]}}'.encode()
 
 
+def weight_versions(sample: Sample) -> list[dict[str, Any]]:
+    """What vLLM says of the versions of an answer's tokens, for one that took several attempts."""
+    spans: list[dict[str, Any]] = []
+    start = 0
+    for segment in sample.segments:
+        version, end = str(segment.version), start + segment.tokens
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = end
+        else:
+            spans.append({"version": version, "start": start, "end": end})
+        start = end
+    return spans
+
+
 def with_added(body: bytes, sample: Sample) -> bytes:
     """An answer's JSON object with the added field at its end."""
     end = body.rindex(b"}")

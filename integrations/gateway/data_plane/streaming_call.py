@@ -19,7 +19,13 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import Sample
 from rollout_sched.integrations.gateway.data_plane import answers, dialects
-from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, with_added
+from rollout_sched.integrations.gateway.data_plane.call import (
+    JSON,
+    Call,
+    Reply,
+    weight_versions,
+    with_added,
+)
 from rollout_sched.integrations.gateway.data_plane.client_stream import ClientStream
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids, prompt_tokens
@@ -196,6 +202,8 @@ class StreamResponder:
             final = msgspec.json.encode(
                 dialects.last_event(self._call.endpoint, said, sample.finish)
             )
+        elif len(self._transcript.streams()) > 1 and self._call.endpoint == "generate":
+            final = _of_all_attempts(final, sample)
         if not (usage or complete) and self._wants_usage():
             made = sum([segment.tokens for segment in sample.segments])
             told = {**said, "choices": [], "usage": dialects.usage(self._prompt_tokens(), made)}
@@ -229,6 +237,14 @@ class StreamResponder:
             self._client.send(as_event(body))
         finally:
             self._client.reply.end()
+
+
+def _of_all_attempts(final: bytes, sample: Sample) -> bytes:
+    """The event that ends a stream, where the last attempt has said what it knows: the versions of
+    its own tokens."""
+    fields = answers.read_object(final)
+    fields["choices"][0]["weight_versions"] = weight_versions(sample)
+    return msgspec.json.encode(fields)
 
 
 class Receiver:

@@ -18,6 +18,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     Reply,
     added,
     error_body,
+    weight_versions,
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
@@ -192,6 +193,8 @@ class UnaryResponder:
         said = None if last is None else last.answer
         answer = dialects.join(self._call.endpoint, self._transcript.parts(), said, sample.finish)
         self._strip(answer)
+        if self._call.endpoint == "generate":
+            answer["choices"][0]["weight_versions"] = weight_versions(sample)
         answer[FIELD] = msgspec.Raw(added(sample))
         return msgspec.json.encode(answer)
 

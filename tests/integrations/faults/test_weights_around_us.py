@@ -92,6 +92,8 @@ def as_clients(*, stream: bool) -> Ask:
         spans = [(span["version"], span["end"] - span["start"]) for span in segments]
         assert ids == response(prompt, spans), spans
         assert len(ids) == TOKENS
+        told = [c["weight_versions"] for a in answers for c in a["choices"] if c["finish_reason"]]
+        assert told == [merged(spans)], "as the server would word it"
         return [version for version, _ in spans]
 
     async def ask(the: House) -> list[list[int]]:
@@ -99,6 +101,19 @@ def as_clients(*, stream: bool) -> Ask:
             return await asyncio.gather(*(one(session, prompt) for prompt in PROMPTS))
 
     return ask
+
+
+def merged(spans: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """vLLM's wording of (version, tokens)."""
+    worded: list[dict[str, Any]] = []
+    end = 0
+    for version, tokens in spans:
+        start, end = end, end + tokens
+        if worded and worded[-1]["version"] == str(version):
+            worded[-1]["end"] = end
+        else:
+            worded.append({"version": str(version), "start": start, "end": end})
+    return worded
 
 
 async def as_trainer(the: House) -> list[list[int]]:

@@ -14,6 +14,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     Call,
     added,
     error_body,
+    weight_versions,
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
@@ -190,3 +191,13 @@ def test_the_added_field_says_which_version_and_instance_made_what() -> None:
 def test_an_error_is_as_openais_clients_expect_it(status: int, kind: str) -> None:
     error = {"message": 'it "broke"', "type": kind, "code": status}
     assert json.loads(error_body(status, 'it "broke"')) == {"error": error}
+
+
+def test_versions_of_several_attempts_are_worded_as_the_server_would() -> None:
+    segments = (Segment(3, 4, "a"), Segment(3, 2, "b"), Segment(5, 1, "b"))
+    sample = Sample("d", "p", 0, 3, 7, segments, 2, "stop")
+    assert weight_versions(sample) == [
+        {"version": "3", "start": 0, "end": 6},
+        {"version": "5", "start": 6, "end": 7},
+    ]
+    assert weight_versions(Sample("d", "p", 0, 3, 0, (), 0, "stop")) == []
