@@ -36,7 +36,7 @@ def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> Non
         if isinstance(field.default, bool):
             to.add_argument(flag, action=argparse.BooleanOptionalAction, **name)
         elif hints[field.name] == Path | None:
-            to.add_argument(flag, type=Path, metavar="FILE", **name)
+            to.add_argument(flag, type=Path, metavar="PATH", **name)
         else:
             hint = hints[field.name]
             metavar = "SECONDS" if field.name.endswith("_s") else "N"

@@ -409,12 +409,12 @@ class TestServe:
     def test_every_setting_of_the_driver_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for field in msgspec.structs.fields(Settings):
             flag = "--" + field.name.replace("_", "-")
-            if isinstance(field.default, bool):
-                value, given = True, []
+            if isinstance(field.default, str):
+                given, meant = [field.default], field.default
             else:
-                value = "refuse" if isinstance(field.default, str) else 7
-                given = [str(value)]
-            assert self.options(monkeypatch, flag, *given).live == {field.name: value}
+                given, meant = ([], True) if isinstance(field.default, bool) else (["7"], 7)
+            told = self.options(monkeypatch, flag, *given).live
+            assert told == {field.name: meant}
         assert self.options(monkeypatch).live == {}
 
     def test_what_is_not_given_is_for_the_options_to_say(

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightLoaders
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightLoaders, stored
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
@@ -44,6 +44,9 @@ class InProcess(RolloutScheduler):
         self._received = NOTHING
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
+        self._weight_loaders.take_up(
+            None if self._live.stored is None else self._live.stored.weights
+        )
         try:
             await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
         except BaseException:
@@ -55,10 +58,14 @@ class InProcess(RolloutScheduler):
         await self._live.close()
 
     async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
-        self._live.trainer.submit(prompts, tool)
+        try:
+            self._live.trainer.submit(prompts, tool)
+        finally:
+            await self._live.trainer.durable()
 
     async def close_submissions(self) -> None:
         self._live.trainer.close_submissions()
+        await self._live.trainer.durable()
 
     async def _next_batch(self, parts: bool) -> Batch | None:
         number, part = self._received
@@ -68,12 +75,12 @@ class InProcess(RolloutScheduler):
         return batch
 
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
-        loader = (
-            apply
-            if is_coroutine(apply)
-            else await self._weight_loaders.of(update_of(version, apply))
-        )
-        await self._live.trainer.publish_weights(version, loader, wait=wait)
+        if is_coroutine(apply):
+            await self._live.trainer.publish_weights(version, apply, wait=wait)
+            return
+        update = update_of(version, apply)
+        loader = await self._weight_loaders.of(update)
+        await self._live.trainer.publish_weights(version, loader, said=stored(update), wait=wait)
 
     async def give_back(self, url: str) -> None:
         self._live.trainer.give_back(url.rstrip("/"))

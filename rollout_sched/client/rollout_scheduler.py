@@ -47,6 +47,7 @@ class RolloutScheduler(ABC):
         seed: int = _DEFAULTS.seed,
         stream_every: int = _DEFAULTS.stream_every,
         journal: Path | None = _DEFAULTS.journal,
+        store: Path | None = _DEFAULTS.store,
         length_history: Path | None = _DEFAULTS.length_history,
         instance_api_key: str | None = None,
         settings: Settings | None = None,
@@ -62,6 +63,8 @@ class RolloutScheduler(ABC):
         stream_every      tokens between partial results, so that they survive an instance's death;
                           0 does not stream, which is faster
         journal           a new file to record every event in
+        store             a folder in which the run outlives this process: one that is there is gone
+                          on with, else one begins
         length_history    a file for the response lengths of prompts, kept from one run to the next
         settings          of the driver; None for the policy's [live] table
         borrower          the trainer, if it shares the instances' GPUs and begins on those that are
@@ -76,6 +79,7 @@ class RolloutScheduler(ABC):
             seed=seed,
             stream_every=stream_every,
             journal=journal,
+            store=store,
             length_history=length_history,
         )
 

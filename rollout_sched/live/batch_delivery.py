@@ -23,17 +23,32 @@ class BatchDelivery:
     first part on.
 
     `request(parts)` is called to ask for a batch, as a whole or in parts, and once more where that
-    changes; what comes of it is told by `deliver` or `fail`, then or later.
+    changes; what comes of it is told by `deliver` or `fail`, then or later. `acknowledged` is
+    called with the number of a batch of which all has arrived.
+
+    `expected`: what is made, and will be delivered once it is in a store.
     """
 
-    def __init__(self, request: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        request: Callable[[bool], None],
+        acknowledged: Callable[[int], None] | None = None,
+    ) -> None:
         self._request = request
+        self._acknowledged = acknowledged
         self._requested: bool | None = None  # in parts, or as a whole; None: not yet
         self._parts: list[Batch] = []  # of the present batch
+        self.expected: list[Batch] = []
         self._over = False
         self._error: Exception | None = None
         self._closed = False
         self._changed = asyncio.Event()
+
+    def restore(self, parts: list[Batch], requested: bool | None) -> None:
+        """What an earlier run had handed out and was not told the arrival of, and whether a batch
+        was asked for, in parts or as a whole."""
+        self._parts = parts
+        self._requested = requested
 
     @property
     def awaited(self) -> bool:
@@ -43,8 +58,16 @@ class BatchDelivery:
     @property
     def uids(self) -> set[str]:
         """The groups that were handed out, or will be, and are not acknowledged."""
-        samples = {sample.uid for part in self._parts for sample in part.samples}
-        return samples | {group.uid for part in self._parts for group in part.failed}
+        return self.made | {group.uid for part in self._here for group in part.failed}
+
+    @property
+    def made(self) -> set[str]:
+        """Those of them whose samples are there: they need not be made again."""
+        return {sample.uid for part in self._here for sample in part.samples}
+
+    @property
+    def _here(self) -> list[Batch]:
+        return [*self._parts, *self.expected]
 
     @property
     def begun(self) -> bool:
@@ -84,12 +107,17 @@ class BatchDelivery:
             raise NotYet
         return None
 
+    def expect(self, batch: Batch) -> None:
+        """It is delivered soon, and before any other."""
+        self.expected.append(batch)
+
     def deliver(self, batch: Batch | None) -> None:
         """A batch, or its next part, to whoever asks; None, nothing is left, for ever."""
         if batch is None:
             self._over = True
         else:
             self._parts.append(batch)
+            self.expected = [other for other in self.expected if other is not batch]
         self._change()
 
     def fail(self, error: Exception) -> None:
@@ -126,6 +154,8 @@ class BatchDelivery:
             and part in (None, len(self._parts) - 1)
         ):
             self._parts, self._requested = [], None
+            if self._acknowledged is not None:
+                self._acknowledged(number)
 
     def _ask(self, parts: bool) -> None:
         before = self._requested

@@ -33,6 +33,7 @@ from rollout_sched.core.events import (
     InstanceLost,
     RequestSubmitted,
     RequestWithdrawn,
+    Restored,
     WeightsPublished,
 )
 from rollout_sched.core.model import InstanceStatus
@@ -67,7 +68,8 @@ class Driver:
     `on_broken` is called once if the scheduler cannot go on; `observers` see all that happens (see
     `EventPump`). `on_lent` is called with an instance that stands still, so that the trainer may
     have its GPUs, `on_reclaimed` with one that it is to `give_back`. `adopts`: the trainer begins
-    with the version that the instances say they have.
+    with the version that the instances say they have. `run_id` begins the name of every attempt on
+    the instances: another for each driver that they may ever see; by default by chance.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Driver:
         on_deliver: OnDeliver | None = None,
         on_group_failed: OnGroupFailed | None = None,
         adopts: bool = False,
+        run_id: str = "",
     ) -> None:
         self.view = scheduler.view
         self.settings = settings
@@ -87,7 +90,8 @@ class Driver:
         self.on_reclaimed: Callable[[str], None] | None = None
         self.first_version = self.view.run.version
         self.supervisors: dict[str, InstanceSupervisor] = {}
-        self._run_id = secrets.token_hex(4)
+        self._run_id = run_id or secrets.token_hex(4)
+        self._paused_before: set[str] = set()
         self._requests = 0
         self._loader: WeightLoader | None = None
         self.pump = EventPump(scheduler, observers, self._end_all)
@@ -133,6 +137,17 @@ class Driver:
     def tell(self, event: Event) -> None:
         """See `EventPump.tell`."""
         self.pump.tell(event)
+
+    def restore(self, event: Restored, paused: set[str]) -> None:
+        """Go on with a run that has ended. To be called before instances are added: `paused` are
+        those that it had paused to load weights."""
+        self.pump.go_on_from(event.state.run.now)
+        self._paused_before = paused
+        self.pump.tell(event)
+
+    def take_up_weights(self, loader: WeightLoader) -> None:
+        """What was published in an earlier run is loaded by this one."""
+        self._loader = loader
 
     def _discard(self, action: Discard) -> None:
         self.tools.discard(action)
@@ -246,6 +261,9 @@ class Driver:
             raise CallerError(f"instance {client.name!r} is here already")
         supervisor = InstanceSupervisor(client, self)
         self.supervisors[client.name] = supervisor
+        if client.name in self._paused_before:
+            self._paused_before.discard(client.name)
+            supervisor.note_paused()
         try:
             return await supervisor.start(patient=patient)
         except BaseException:

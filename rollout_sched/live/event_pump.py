@@ -21,9 +21,10 @@ Observer = Callable[[float, Event, list[Action]], None]
 class EventPump:
     """Tells the scheduler what happens, has its actions carried out, and shows both to observers.
 
-    `now` counts from its making, in seconds of the loop's clock. Every observer sees every
-    (now, event, actions): the journal and the metrics are such. One that raises is logged and
-    hears no more, for a record with holes is worse than one that ends.
+    `now` counts from its making, in seconds of the loop's clock, or from where an earlier run has
+    ended (`go_on_from`). Every observer sees every (now, event, actions): the journal and the
+    metrics are such. One that raises is logged and hears no more, for a record with holes is worse
+    than one that ends.
 
     `broken`: why the scheduler cannot go on, once it cannot; `on_broken` is called with it, once.
     """
@@ -50,6 +51,10 @@ class EventPump:
     @property
     def now(self) -> float:
         return self._loop.time() - self._origin
+
+    def go_on_from(self, now: float) -> None:
+        """An earlier run of the same scheduler had come to this time."""
+        self._origin = self._loop.time() - now
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
         """Have actions of this type carried out so. What it raises breaks the scheduler."""

@@ -150,6 +150,10 @@ class InstanceSupervisor:
             await ask(self.client.resume(), self._settings.control_timeout_s)
             self.note_released()
 
+    def note_paused(self) -> None:
+        """We have paused it in an earlier run, and did not come to resume it."""
+        self._pause.move(PauseMove.PAUSE)
+
     def note_held(self) -> None:
         """An administrator has paused it."""
         self._pause.move(PauseMove.HOLD)

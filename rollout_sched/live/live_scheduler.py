@@ -17,9 +17,13 @@ from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.stored_run import StoredRun
 from rollout_sched.live.trainer_session import Borrower, TrainerSession
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the streams of a run that is stored.
+STREAM_S = 0.5
 
 
 def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> Settings:
@@ -29,6 +33,13 @@ def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> S
     """
     file = read_table(policy.name, "live", policy.live, Settings)
     return msgspec.structs.replace(file, **(given or {}))
+
+
+def _streaming(settings: Settings, run: RunOptions) -> Settings:
+    """What streams bring is stored as far as the core has heard of it."""
+    if run.stream_every and not settings.stream_s:
+        return msgspec.structs.replace(settings, stream_s=STREAM_S)
+    return settings
 
 
 class LiveScheduler:
@@ -65,7 +76,14 @@ class LiveScheduler:
         if run.journal is not None:
             header = Header(SCHEMA, policy.name, groups, version, run.seed)
             self.journal = JournalKeeper(run.journal, header)
-        self.driver = Driver(scheduler, settings=settings, adopts=adopts)
+        self.stored: StoredRun | None = None
+        if run.store is not None:
+            self.stored = StoredRun(run.store, settings.durable)
+            settings = _streaming(settings, run)
+        run_id = "" if self.stored is None else self.stored.run_id
+        self.driver = Driver(scheduler, settings=settings, adopts=adopts, run_id=run_id)
+        if self.stored is not None:
+            self.stored.begin(scheduler, self.driver)
         if self.journal is not None:
             self.driver.pump.observers.append(self.journal.observe)
         self.trainer = TrainerSession(
@@ -74,7 +92,10 @@ class LiveScheduler:
             seed=run.seed,
             lengths=self.lengths,
             borrower=borrower,
+            keeper=None if self.stored is None else self.stored.keeper,
         )
+        if self.stored is not None:
+            self.stored.go_on(self.driver, self.trainer)
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler.
@@ -114,6 +135,7 @@ class LiveScheduler:
             "joined": len(view.instances),
             "anomalies": dict(view.anomalies),
             "contradictions": dict(self.driver.versions.contradictions),
+            "store": None if self.stored is None else self.stored.state(),
             "journal": self._journal_state(),
             "length_history": self._lengths_state(),
             "broken": None if self.driver.broken is None else str(self.driver.broken),
@@ -137,6 +159,8 @@ class LiveScheduler:
         try:
             await self.driver.close()
         finally:
+            if self.stored is not None:
+                await self.stored.close()
             if self.journal is not None:
                 await self.journal.close()
             if self.lengths is not None:

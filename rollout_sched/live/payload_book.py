@@ -61,6 +61,10 @@ class PayloadBook:
     def group_refused(self, group: str) -> None:
         del self._factories[group]
 
+    def get(self, request: str) -> Payload | None:
+        """None if it was never dispatched here, or has ended."""
+        return self._payloads.get(request)
+
     def of(self, dispatch: Dispatch) -> Payload:
         """The payload of a dispatched request, made when it is first dispatched.
 
@@ -83,11 +87,16 @@ class PayloadBook:
             self._errors[dispatch.request] = error
 
     def deliver(self, action: Deliver) -> None:
-        payloads = [self._payloads.pop(sample.request) for sample in action.samples]
+        payloads = [self._delivered(sample) for sample in action.samples]
         for sample in action.samples:
             self._forget_group(sample.group)
         if self.on_deliver is not None:
             self._pump.afterwards(self._hand_over, self.on_deliver, action, payloads)
+
+    def _delivered(self, sample: Sample) -> Payload:
+        """One that was finished in an earlier epoch of the run was never dispatched here."""
+        payload = self._payloads.pop(sample.request, None)
+        return self._factories[sample.group](sample.index) if payload is None else payload
 
     def _hand_over(self, on_deliver: OnDeliver, action: Deliver, payloads: list[Payload]) -> None:
         try:

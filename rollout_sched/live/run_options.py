@@ -18,6 +18,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                       0 does not stream, which is faster
     seed              of the dice that policies roll
     journal           write every event to this file, a new one
+    store             keep the run in this folder, so that it survives its process: a run that is
+                      there is gone on with, else one begins
     length_history    learn the response lengths of named prompts, and keep them in this file from
                       one run to the next
     """
@@ -27,4 +29,5 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     journal: Path | None = None
+    store: Path | None = None
     length_history: Path | None = None

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rollout_sched.store.store import Durable
+
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -36,6 +38,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                        instance stays away until its version is right
     resume_paused      whether an instance that is found paused when it joins is resumed and used,
                        whoever paused it; otherwise it stays away until it is resumed
+    durable            what of a run in a store survives a loss of power: all that somebody was told
+                       ("batch": each delivery, submission, publication and acknowledgement), all
+                       that happens ("event"), or nothing for certain ("off"); the death of the
+                       process costs at most a moment's events with any of them
     """
 
     poll_s: Positive = 1.0
@@ -51,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_s: Seconds = 0.0
     on_contradiction: Literal["server", "refuse"] = "server"
     resume_paused: bool = False
+    durable: Durable = "batch"
 
 
 DEFAULTS = Settings()

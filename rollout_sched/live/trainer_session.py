@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from rollout_sched.core.actions import Deliver
@@ -26,7 +27,10 @@ from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.prompt_checks import check_prompt
+from rollout_sched.live.recovery import Recovered
+from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
+from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.trajectory import Tool, TrajectoryPayload
 
 #: No update is under way.
@@ -56,7 +60,8 @@ class TrainerSession:
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
     the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
-    from this one. `borrower`: the trainer, if it shares the instances' GPUs.
+    from this one. `borrower`: the trainer, if it shares the instances' GPUs. `keeper`: of
+    the store in which all is before it is handed out.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """
@@ -69,8 +74,10 @@ class TrainerSession:
         seed: int = 0,
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
+        keeper: StoreKeeper | None = None,
     ) -> None:
         self.driver = driver
+        self._keeper = keeper
         self._shares_gpus = borrower is not None
         if borrower is not None:
             driver.on_lent, driver.on_reclaimed = borrower.lent, borrower.reclaimed
@@ -81,7 +88,9 @@ class TrainerSession:
         self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
         self._failed: list[FailedGroup] = []  # that the trainer has not been told of
-        self._batches = BatchDelivery(self._request)
+        self._batches = BatchDelivery(
+            self._request, None if keeper is None else keeper.acknowledged
+        )
         self._fleet_changed = asyncio.Event()
         driver.payloads.on_deliver = self._deliver
         driver.payloads.on_group_failed = self._fail
@@ -96,9 +105,14 @@ class TrainerSession:
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
         """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
 
-        With a `tool` their samples are trajectories of several turns.
+        With a `tool` their samples are trajectories of several turns. One that is here already is
+        no other: it may be submitted again by who does not know whether it has arrived.
         """
+        if self._keeper is not None:
+            self._keeper.check_room()
         for prompt in prompts:
+            if self._keeper is not None and self._is_here(prompt):
+                continue
             if prompt.uid in self._prompts:
                 raise CallerError(
                     f"group {prompt.uid!r} is already here; give each group its own uid"
@@ -112,7 +126,7 @@ class TrainerSession:
             self._prompts[prompt.uid] = prompt
 
             def payload(index: int, prompt: Prompt = prompt) -> TokenPayload:
-                return self._payload(prompt, index, tool)
+                return self.payload(prompt, index, tool)
 
             try:
                 self.driver.submit_group(self._submitted(prompt), payload)
@@ -120,6 +134,32 @@ class TrainerSession:
                 del self._prompts[prompt.uid]
                 raise
             self.open_samples += prompt.samples
+            if self._keeper is not None:
+                self._keeper.submitted(prompt, tool=tool is not None)
+
+    def _is_here(self, prompt: Prompt) -> bool:
+        """The same prompt, or one that was delivered and is not acknowledged."""
+        known = self._prompts.get(prompt.uid)
+        return known == prompt if known is not None else prompt.uid in self._batches.made
+
+    async def durable(self) -> None:
+        """Until all that has happened is in the store, as durable as it makes things. Raises
+        StoreBroken."""
+        if self._keeper is not None:
+            await self._keeper.promise()
+
+    def restore(self, found: Recovered, payloads: RestoredPayloads) -> None:
+        """Go on from what an earlier run has left. To be called before the scheduler is."""
+        assert found.state is not None
+        run, batches = found.state.run, payloads.batches()
+        asked = bool(run.trainer_waiting or batches)
+        self._batches.restore(batches, run.takes_parts if asked else None)
+        self._failed = list(found.failed)
+        for group in found.state.groups:
+            prompt = found.prompts[group.group]
+            self._prompts[prompt.uid] = prompt
+            self.open_samples += prompt.samples
+            self.driver.payloads.add_group(prompt.uid, payloads.factory(prompt))
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
         """Of these groups those that are not here, nor in a batch that is not acknowledged."""
@@ -130,7 +170,8 @@ class TrainerSession:
         submitted = prompt.submitted
         return submitted if self._lengths is None else self._lengths.complete(submitted)
 
-    def _payload(self, prompt: Prompt, index: int, tool: Tool | None) -> TokenPayload:
+    def payload(self, prompt: Prompt, index: int, tool: Tool | None = None) -> TokenPayload:
+        """A sample of a prompt, before its first token."""
         sampling, stream_every = prompt.sampling_of(index), self.stream_every
         if tool is None:
             return TokenPayload(
@@ -172,7 +213,11 @@ class TrainerSession:
         Until it is acknowledged the same one comes again, so one that got lost on its way, or a
         wait that is cancelled, is no loss. Raises NotYet after `timeout_s` seconds.
         """
-        return await self._batches.next(acknowledged, timeout_s, part=part, parts=parts)
+        try:
+            return await self._batches.next(acknowledged, timeout_s, part=part, parts=parts)
+        finally:
+            if acknowledged is not None:
+                await self.durable()  # it counts from when it is answered
 
     def close(self) -> None:
         """Nobody waits for a batch any more: whoever does, or asks for one, is told NotYet."""
@@ -184,15 +229,24 @@ class TrainerSession:
         self.driver.give_back(instance)
 
     async def publish_weights(
-        self, version: int, apply: WeightLoader, *, wait: bool = False
+        self, version: int, apply: WeightLoader, *, said: bytes | None = None, wait: bool = False
     ) -> None:
-        """Version `version` is ready; `apply(client, version)` loads it into one instance.
+        """Version `version` is ready; `apply(client, version)` loads it into one instance. `said`:
+        what a later run can make that loader of; a store has to have it.
 
         With `wait`, until every instance that is here, and at least one, computes with it or a
         newer one (those that are lost meanwhile get it when they join again). Raises CallerError
         if versions do not grow, or a batch has come in part.
         """
+        if self._keeper is not None and said is None:
+            raise CallerError(
+                "a coroutine cannot be stored, and weights must outlive this process; give "
+                "Reload(path), Transfer(...) or Applied(), or run without a store"
+            )
         self.driver.publish(version, apply)
+        if self._keeper is not None and said is not None:
+            self._keeper.published(version, said)
+            await self.durable()
         while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -230,9 +284,22 @@ class TrainerSession:
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self._prompts.pop(uid).samples
         failed = self._take_failed()
-        self._batches.deliver(
-            Batch(action.batch, action.version, samples, failed, action.part, action.last)
-        )
+        batch = Batch(action.batch, action.version, samples, failed, action.part, action.last)
+        if self._keeper is None:
+            self._batches.deliver(batch)
+            return
+        for group in failed:
+            self._keeper.failed(group, batch.number)
+        self._batches.expect(batch)
+        handing_over = asyncio.ensure_future(self._keeper.promise())
+        handing_over.add_done_callback(partial(self._hand_over, batch))
+
+    def _hand_over(self, batch: Batch, promise: asyncio.Future[None]) -> None:
+        """It is in the store, and will be delivered again until it is acknowledged."""
+        if promise.cancelled() or promise.exception() is not None:
+            return  # the driver is broken then, and says so
+        self._batches.deliver(batch)
+        self._check_end()
 
     def _learn(self, action: Deliver, lengths: LengthStore) -> None:
         by_group: dict[str, list[int]] = {}
@@ -244,7 +311,10 @@ class TrainerSession:
     def _fail(self, group: str, error: Exception | None) -> None:
         if group in self._prompts:
             self.open_samples -= self._prompts.pop(group).samples
-        self._failed.append(FailedGroup(group, _why(error)))
+        failed = FailedGroup(group, _why(error))
+        self._failed.append(failed)
+        if self._keeper is not None:
+            self._keeper.failed(failed)
         self._check_end()
 
     def untold_failures(self) -> dict[str, str]:
@@ -264,6 +334,8 @@ class TrainerSession:
             return
         if self.driver.broken is not None:
             self._batches.fail(self.driver.broken)
+        elif self._batches.expected:
+            return
         elif self.driver.view.run.closed and not self._prompts and not self._batches.begun:
             failed = self._take_failed()
             last = Batch(self.driver.view.run.batches, self.version, [], failed)

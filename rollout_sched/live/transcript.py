@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -93,6 +93,21 @@ class TokenTranscript:
             values += piece.logprobs or ()
             values += [0.0] * len(piece.observed or ())
         return values
+
+    @property
+    def pieces(self) -> list[tuple[int, Piece]]:
+        """What is kept, by attempt, in order."""
+        return list(self._pieces.items())
+
+    @property
+    def verified_logprobs(self) -> list[float]:
+        """Of the leading generated tokens that have been verified; a new list whenever they are."""
+        return self._verified
+
+    def restore(self, pieces: Mapping[int, Piece], verified: list[float]) -> None:
+        """What an earlier transcript of the request held."""
+        self._pieces.update(pieces)
+        self._verified = verified
 
     def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
         """Append what a tool returned to the turn that this attempt made."""

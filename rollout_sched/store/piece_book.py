@@ -49,6 +49,15 @@ class PieceBook:
             found = self._pieces.get(owner, {})
             return {ordinal: self.read_piece(found[ordinal]) for ordinal in sorted(found)}
 
+    def heads(self, owner: str, length: int) -> dict[int, bytes]:
+        """The first bytes of each, unchecked. Raises PieceDamaged."""
+        with self._lock:
+            found = self._pieces.get(owner, {})
+            return {
+                ordinal: self._files.read(found[ordinal].place.head(length))
+                for ordinal in sorted(found)
+            }
+
     def read_piece(self, piece: Piece) -> bytes:
         """Raises PieceDamaged."""
         data = self._files.read(piece.place)

@@ -112,6 +112,10 @@ class Store:
         found, if the disk has changed its mind since."""
         return self._book.read(owner)
 
+    def heads(self, owner: str, length: int) -> dict[int, bytes]:
+        """The first bytes of each of them."""
+        return self._book.heads(owner, length)
+
     @property
     def live_bytes(self) -> int:
         """Of the tokens that live."""

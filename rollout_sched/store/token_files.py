@@ -32,6 +32,10 @@ class Place(NamedTuple):
     offset: int
     length: int
 
+    def head(self, length: int) -> Place:
+        """Its first bytes."""
+        return self._replace(length=min(length, self.length))
+
 
 class TokenFiles:
     """The files of one folder. At opening, `take_up` says what lives in them.

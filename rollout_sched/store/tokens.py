@@ -16,6 +16,9 @@ from rollout_sched.store.errors import PieceDamaged
 
 _HEAD = struct.Struct("<BBxxII")
 
+#: Bytes that say how many tokens there are.
+HEAD = _HEAD.size
+
 
 class Tokens(msgspec.Struct, frozen=True):
     """Token ids, their log-probabilities (None: there are none), and the ids that a tool returned
@@ -38,6 +41,16 @@ def encode(tokens: Tokens) -> bytes:
     observed = () if tokens.observed is None else tokens.observed
     head = _HEAD.pack(width, tokens.observed is not None, len(tokens.ids), len(observed))
     return b"".join((head, _ids(tokens.ids), _ids(observed), logprobs.tobytes()))
+
+
+def counts(head: bytes) -> tuple[int, int, bool]:
+    """Of the first HEAD bytes of a piece: its tokens, those that a tool returned, and whether one
+    has. Raises PieceDamaged."""
+    try:
+        _, answered, made, observed = _HEAD.unpack_from(head)
+    except struct.error as error:
+        raise PieceDamaged(f"{len(head)} bytes are no tokens") from error
+    return made, observed, bool(answered)
 
 
 def decode(data: bytes) -> Tokens:

@@ -96,16 +96,19 @@ class StoreWriter:
 
     def _run(self) -> None:
         changes, promises = Changes(), list[Future[None]]()
+        settled = False  # whether all that was written is as durable as can be promised
         while self.broken is None:
             more, asked, closing = self._next(again=bool(changes or promises))
             changes.add(more)
             promises += asked
             try:
-                if changes or promises:
-                    self.store.apply(changes, promised=bool(promises))
-                    self._kept(promises)
-                    changes, promises = Changes(), []
-                    self.store.tidy()
+                if changes or (promises and not settled):
+                    settled = bool(promises)
+                    self.store.apply(changes, promised=settled)
+                    changes = Changes()
+                self._kept(promises)
+                promises = []
+                self.store.tidy()
                 self._look_for_room()
             except Exception as error:
                 if is_full(error):

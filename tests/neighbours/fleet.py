@@ -33,10 +33,12 @@ class StartError(RuntimeError):
 
 @dataclass(frozen=True)
 class Program:
-    """A server that runs. `log` is the file of what it writes."""
+    """A server that runs. `log` is the file of what it writes; `pid` its process, for who kills
+    it."""
 
     url: str
     log: Path
+    pid: int
 
     def get(self, path: str) -> Any:
         """The JSON answer to a GET. Raises urllib.error.URLError."""
@@ -127,7 +129,7 @@ def program(arguments: Sequence[str], ready: str) -> Iterator[Program]:
                 command, stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.STDOUT
             )
         try:
-            yield Program(_url(process, log, ready), log)
+            yield Program(_url(process, log, ready), log, process.pid)
         finally:
             _stop(process)
 

@@ -6,6 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from rollout_sched.store.disk import Disk
 
@@ -13,6 +14,10 @@ SECTOR = 512
 
 #: Of `PRAGMA synchronous`: a commit is synced.
 FULL = 2
+
+
+#: What is lost when the power fails.
+Power = Random | Literal["rows", "tokens"]
 
 
 class Crash(BaseException):
@@ -72,31 +77,32 @@ class SimulatedDisk(Disk):
     def room(self, folder):
         return 2**40 if self.free is None else self.free
 
-    def left_by_a_crash(self, to: Path, power: Random | None = None) -> Path:
-        """A copy of what the next process finds. With `power`, that failed: of what was not synced
-        each sector is there or not, as these dice say."""
+    def left_by_a_crash(self, to: Path, power: Power | None = None) -> Path:
+        """A copy of what the next process finds. With `power`, that failed, and of what was not
+        synced the rows are lost, or the tokens, or each sector as the dice say."""
         shutil.copytree(self.folder, to)
-        if power is not None:
-            for path in sorted(to.rglob("*")):
-                if path.is_file():
-                    self._lose(path, self.folder / path.relative_to(to), power)
+        for path in sorted(to.rglob("*")) if power is not None else ():
+            original = self.folder / path.relative_to(to)
+            if (path.suffix == ".tokens" and power != "rows") or (
+                path.name.endswith("-wal") and power != "tokens"
+            ):
+                self._lose(path, original, power)
         return to
 
-    def _lose(self, copy: Path, path: Path, dice: Random) -> None:
-        if path.suffix == ".tokens" and path not in self._entered and dice.random() < 0.5:
+    def _lose(self, copy: Path, path: Path, power: Power) -> None:
+        dice = power if isinstance(power, Random) else None
+        if path.suffix == ".tokens" and path not in self._entered and _lost(dice):
             copy.unlink()
             return
         now, before = path.read_bytes(), self._synced.get(path, b"")
-        if path.suffix == ".sqlite" and not before:
-            return  # SQLite has synced what it made there
-        kept = bytearray(
-            now if dice.random() < 0.5 else now[: max(len(before), dice.randrange(len(now) + 1))]
-        )
+        kept = bytearray(now)
+        if _lost(dice):  # it did not grow, or not to its end
+            del kept[max(len(before), dice.randrange(len(now) + 1) if dice else 0) :]
         for at in range(0, len(kept), SECTOR):
-            if dice.random() < 0.5:
-                old = before[at : at + SECTOR]
-                kept[at : at + SECTOR] = old.ljust(len(kept[at : at + SECTOR]), b"\0")[
-                    : len(kept[at : at + SECTOR])
+            if _lost(dice):
+                sector = kept[at : at + SECTOR]
+                kept[at : at + SECTOR] = before[at : at + SECTOR].ljust(len(sector), b"\0")[
+                    : len(sector)
                 ]
         copy.write_bytes(kept)
 
@@ -110,3 +116,7 @@ class SimulatedDisk(Disk):
             if self.crash_in == 0:
                 raise Crash
             self.crash_in -= 1
+
+
+def _lost(dice: Random | None) -> bool:
+    return dice is None or dice.random() < 0.5

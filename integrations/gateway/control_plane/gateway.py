@@ -20,6 +20,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_updates import Tra
 from rollout_sched.integrations.gateway.control_plane.weight_update import (
     WeightLoaders,
     WeightUpdate,
+    stored,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
@@ -96,6 +97,7 @@ class Gateway:
         self.journal = live.journal
         self.data_plane = data_plane
         self.weight_loaders = WeightLoaders(live.driver)
+        self.weight_loaders.take_up(None if live.stored is None else live.stored.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
         self.counters = Counters()
         self.created = int(time.time())
@@ -135,7 +137,9 @@ class Gateway:
     async def publish(self, update: WeightUpdate) -> None:
         """Raises CallerError if versions do not grow, or the weights are not there."""
         loader = await self.weight_loaders.of(update)
-        await self.trainer.publish_weights(update.version, loader, wait=update.wait)
+        await self.trainer.publish_weights(
+            update.version, loader, said=stored(update), wait=update.wait
+        )
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:
         instance = self.driver.view.instance(supervisor.name)

@@ -86,10 +86,12 @@ class TrainerApi:
                 self._arriving -= prompt.samples
         finally:
             self._arriving -= asked
+            await self._gateway.trainer.durable()
         return reply(request, {"accepted": len(prompts)})
 
     async def close(self, request: web.Request) -> web.Response:
         self._gateway.trainer.close_submissions()
+        await self._gateway.trainer.durable()
         return web.Response(status=204)
 
     async def unknown(self, request: web.Request) -> web.Response:

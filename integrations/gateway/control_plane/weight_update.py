@@ -11,6 +11,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
+from rollout_sched.live.stored_facts import StoredWeights
 
 #: Between two questions to an instance whose weights somebody else is to load, in seconds.
 LOOK_S = 1.0
@@ -55,6 +56,11 @@ class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("give one of reload, transfer and applied")
 
 
+def stored(update: WeightUpdate) -> bytes:
+    """As a store keeps it (`WeightLoaders.take_up`)."""
+    return msgspec.json.encode(update)
+
+
 class WeightLoaders:
     """Makes a loader of each update."""
 
@@ -73,13 +79,23 @@ class WeightLoaders:
         version, newest = update.version, self._driver.newest_version
         if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} was published after {newest}; versions grow")
+        loader = self._loader(update)
+        if isinstance(loader, ReloadFromDisk):
+            await loader.check(version)
+        return loader
+
+    def take_up(self, stored: StoredWeights | None) -> None:
+        """What an earlier run has published is loaded by this one. Of what the trainer had loaded
+        itself nobody knows any more which instances have it: they are asked."""
+        if stored is not None:
+            update = msgspec.json.decode(stored.loader, type=WeightUpdate)
+            self._driver.take_up_weights(self._loader(update))
+
+    def _loader(self, update: WeightUpdate) -> WeightLoader:
         if update.reload is not None:
-            reload = update.reload
-            from_disk = ReloadFromDisk(reload.path, visible_here=reload.visible_here)
-            await from_disk.check(version)
-            return from_disk
+            return ReloadFromDisk(update.reload.path, visible_here=update.reload.visible_here)
         if update.transfer is not None:
-            return self._of_transfer(update.transfer, version)
+            return self._of_transfer(update.transfer, update.version)
         return _Applied(self._driver)
 
     def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:

@@ -1,0 +1,187 @@
+"""What an earlier scheduler of the run has left in the store, as far as it is whole."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.events import Restored
+from rollout_sched.core.rounds import DeliveredGroup
+from rollout_sched.core.run_state import GroupFacts, PromptFacts, RunFacts, RunState
+from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.samples import FailedGroup, Prompt
+from rollout_sched.live.stored_facts import ONE, StoredFailure, StoredPrompt, StoredWeights, decoded
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.store.errors import PieceDamaged, StoreError
+from rollout_sched.store.store import Store
+from rollout_sched.store.tokens import decode
+
+log = logging.getLogger(__name__)
+
+_NO_TOOL = (
+    "its tool went with the process that had it, in the middle of a trajectory: submit it again"
+)
+_DAMAGED = "what the store held of it is damaged: submit it again"
+
+
+class Recovered(msgspec.Struct):
+    """What a new epoch begins with.
+
+    state       the scheduler's; None: the store was new
+    prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
+    deliveries  not acknowledged, in order
+    failed      groups that their trainer is to be told of
+    told        likewise, with a batch that is delivered again, by its number
+    weights     the newest that were published; None: none were
+    paused      instances that were being updated
+    running     attempts that may still run somewhere: (instance, attempt)
+    gone        groups of which nothing is gone on from, though their facts are there
+    anew        requests whose tokens are not gone on from
+    """
+
+    state: RunState | None = None
+    prompts: dict[str, Prompt] = {}
+    deliveries: list[Deliver] = []
+    failed: list[FailedGroup] = []
+    told: dict[int, list[FailedGroup]] = {}
+    weights: StoredWeights | None = None
+    paused: set[str] = set()
+    running: list[tuple[str, int]] = []
+    gone: list[str] = []
+    anew: list[str] = []
+
+    @property
+    def event(self) -> Restored | None:
+        return None if self.state is None else Restored(self.state)
+
+
+def recover(store: Store, transcripts: StoredTranscripts) -> Recovered:
+    """Read it. What was damaged starts over, or is among `failed`, and is logged. Raises StoreError
+    where nothing can be gone on from."""
+    for line in store.losses.told():
+        log.error("store %s: %s", store.folder, line)
+    try:
+        return _Recovery(store, transcripts).recovered()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"store {store.folder}: a fact cannot be understood ({error}); open it with the "
+            "version that wrote it, or name another folder"
+        ) from error
+
+
+class _Recovery:
+    def __init__(self, store: Store, transcripts: StoredTranscripts) -> None:
+        self._store = store
+        self._transcripts = transcripts
+        self._found = Recovered()
+        self._tools: set[str] = set()
+
+    def recovered(self) -> Recovered:
+        store, found = self._store, self._found
+        groups = [decoded(data, GroupFacts) for data in store.facts(facts.GROUP).values()]
+        self._read_prompts()
+        self._read_failures()
+        deliveries = [decoded(data, Deliver) for data in store.facts(facts.DELIVERED).values()]
+        run = store.facts(facts.RUN).get(ONE)
+        if run is None and (groups or deliveries):
+            raise StoreError(
+                f"store {store.folder}: the counters of its run are lost; move the folder away and "
+                f"submit again what it held: {', '.join(sorted(found.prompts)) or 'nothing'}"
+            )
+        if run is None:
+            return found
+        self._take_deliveries(deliveries)
+        kept = [whole for group in groups if (whole := self._whole(group)) is not None]
+        found.state = RunState(
+            decoded(run, RunFacts),
+            tuple(sorted(kept, key=lambda group: group.serial)),
+            tuple(decoded(data, PromptFacts) for data in store.facts(facts.LENGTHS).values()),
+            self._recent(),
+        )
+        found.paused = set(store.facts(facts.PAUSED))
+        weights = store.facts(facts.WEIGHTS).get(ONE)
+        found.weights = None if weights is None else decoded(weights, StoredWeights)
+        self._find_running(groups)
+        delivered = {action.batch for action in found.deliveries}
+        for batch in found.told.keys() - delivered:
+            found.failed += found.told.pop(batch)
+        return found
+
+    def _read_prompts(self) -> None:
+        for uid, data in self._store.facts(facts.PROMPT).items():
+            stored = decoded(data, StoredPrompt)
+            tokens = self._store.pieces(facts.prompt_owner(uid)).get(0)
+            if tokens is None:
+                continue  # it was damaged
+            ids = list(decode(tokens).ids)
+            self._found.prompts[uid] = msgspec.structs.replace(stored.prompt, prompt_ids=ids)
+            if stored.tool:
+                self._tools.add(uid)
+
+    def _read_failures(self) -> None:
+        for uid, data in self._store.facts(facts.FAILED).items():
+            failure = decoded(data, StoredFailure)
+            group = FailedGroup(uid, failure.reason)
+            if failure.batch is None:
+                self._found.failed.append(group)
+            else:
+                self._found.told.setdefault(failure.batch, []).append(group)
+
+    def _take_deliveries(self, deliveries: list[Deliver]) -> None:
+        """A group whose tokens are not whole is not delivered again, but told to have failed."""
+        for action in sorted(deliveries, key=lambda action: (action.batch, action.part)):
+            spoilt = {
+                sample.group
+                for sample in action.samples
+                if sample.group not in self._found.prompts
+                or self._generated(sample.request) != sample.response_tokens
+            }
+            for uid in sorted(spoilt):
+                log.error("store %s: group %s: %s", self._store.folder, uid, _DAMAGED)
+                self._found.told.setdefault(action.batch, []).append(FailedGroup(uid, _DAMAGED))
+            samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
+            self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
+
+    def _whole(self, group: GroupFacts) -> GroupFacts | None:
+        """As it can be gone on from; None if it cannot."""
+        uid = group.group
+        if uid not in self._found.prompts:
+            self._fail(uid, _DAMAGED)
+            return None
+        names = [f"{uid}/{request.index}" for request in group.requests]
+        made = [self._generated(name) for name in names]
+        if uid in self._tools and group.state != "complete":
+            self._found.anew += names
+            self._fail(uid, _NO_TOOL)
+            return None
+        if made == [request.response_tokens for request in group.requests]:
+            return group
+        log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
+        self._found.anew += names
+        return group.anew()
+
+    def _fail(self, uid: str, why: str) -> None:
+        log.error("store %s: group %s: %s", self._store.folder, uid, why)
+        self._found.failed.append(FailedGroup(uid, why))
+        self._found.gone.append(uid)
+        self._found.prompts.pop(uid, None)
+
+    def _generated(self, request: str) -> int:
+        """Tokens of it that are whole; -1 if they are damaged."""
+        try:
+            return self._transcripts.take_up(request)[0]
+        except PieceDamaged:
+            return -1
+
+    def _recent(self) -> tuple[DeliveredGroup, ...]:
+        data = self._store.facts(facts.RECENT).get(ONE)
+        return () if data is None else decoded(data, tuple[DeliveredGroup, ...])
+
+    def _find_running(self, groups: list[GroupFacts]) -> None:
+        """Those of which an answer was outstanding, as far as that was written."""
+        for group in groups:
+            for request in group.requests:
+                if request.state == "waiting" and request.last_instance is not None:
+                    self._found.running.append((request.last_instance, request.last_attempt))

@@ -1,0 +1,56 @@
+"""Payloads that go on with the tokens that a store holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.recovery import Recovered
+from rollout_sched.live.samples import Batch, Prompt, sample_of
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+
+
+class RestoredPayloads:
+    """Of an earlier run. `make(prompt, index)` makes one without tokens.
+
+    Tokens are read when they are needed: to be sent, or handed out.
+    """
+
+    def __init__(
+        self,
+        found: Recovered,
+        transcripts: StoredTranscripts,
+        make: Callable[[Prompt, int], TokenPayload],
+    ) -> None:
+        self._found = found
+        self._transcripts = transcripts
+        self._make = make
+
+    def factory(self, prompt: Prompt) -> PayloadFactory:
+        """Of the samples of a prompt."""
+        return partial(self._payload, prompt)
+
+    def batches(self) -> list[Batch]:
+        """What was handed out and is not acknowledged, part by part."""
+        return [self._batch(action) for action in self._found.deliveries]
+
+    def _batch(self, action: Deliver) -> Batch:
+        prompts = self._found.prompts
+        samples = [
+            sample_of(
+                counted,
+                self._payload(prompts[counted.group], counted.index),
+                prompts[counted.group],
+            )
+            for counted in action.samples
+        ]
+        failed = self._found.told.get(action.batch, []) if action.last else []
+        return Batch(action.batch, action.version, samples, failed, action.part, action.last)
+
+    def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
+        payload = self._make(prompt, index)
+        self._transcripts.read(f"{prompt.uid}/{index}", payload.transcript)
+        return payload

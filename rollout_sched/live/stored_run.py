@@ -1,0 +1,106 @@
+"""A run in a store: opened, gone on with where an earlier one has ended, and kept."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.leftovers import Leftovers
+from rollout_sched.live.recovery import recover
+from rollout_sched.live.restored_payloads import RestoredPayloads
+from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_facts import ONE, StoredWeights
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.store import Durable, Store
+
+
+class StoredRun:
+    """What a store has to do with a run, in the order in which it is done: made before the driver,
+    begun (`begin`) between the driver and the trainer's session, gone on with (`go_on`) after both.
+    Make it inside a running event loop. Raises StoreError.
+
+    `name` is the run's, the same in all epochs; `run_id` is this epoch's.
+    """
+
+    def __init__(self, folder: Path, durable: Durable) -> None:
+        self.store = Store(folder, durable=durable)
+        try:
+            self._transcripts = StoredTranscripts(self.store)
+            self._found = recover(self.store, self._transcripts)
+            self._name = self._name_of_run()
+        except BaseException:
+            self.store.close()
+            raise
+        self.keeper: StoreKeeper
+        self._leftovers: Leftovers | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.store.epoch
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id(self.epoch)
+
+    @property
+    def weights(self) -> StoredWeights | None:
+        """The newest that were published in an earlier epoch."""
+        return self._found.weights
+
+    def begin(self, scheduler: Scheduler, driver: Driver) -> None:
+        """Keep what happens from now on."""
+        self.keeper = StoreKeeper(
+            self.store, scheduler, driver.payloads, self._transcripts, driver.pump.fail
+        )
+        driver.pump.observers.insert(0, self.keeper.observe)
+        self.keeper.take_up(self._found)
+
+    def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
+        """With what was left."""
+        found = self._found
+        event = found.event
+        if event is None:
+            return
+        trainer.restore(found, RestoredPayloads(found, self._transcripts, trainer.payload))
+        self._leftovers = Leftovers(driver, self._run_id(self.epoch - 1), found.running)
+        driver.restore(event, found.paused)
+        if found.weights is not None:
+            driver.versions.published()
+
+    def state(self) -> dict[str, Any]:
+        """ "full", "broken": why nothing new is taken, or nothing goes on; "" while it does."""
+        broken = self.keeper.writer.broken
+        return {
+            "path": str(self.store.folder),
+            "epoch": self.epoch,
+            "durable": self.store.durable,
+            "live_bytes": self.store.live_bytes,
+            "disk_bytes": self.store.disk_bytes,
+            "full": self.keeper.writer.full,
+            "broken": "" if broken is None else str(broken),
+            "lost": self.store.losses.told(),
+        }
+
+    async def close(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.close()
+        await self.keeper.close()
+
+    def _name_of_run(self) -> str:
+        known = self.store.facts(facts.NAME).get(ONE)
+        if known is not None:
+            return known.decode()
+        naming = Changes()
+        name = secrets.token_hex(4)
+        naming.put(facts.NAME, ONE, name.encode())
+        self.store.apply(naming, promised=True)
+        return name
+
+    def _run_id(self, epoch: int) -> str:
+        return f"{self._name}e{epoch}"

@@ -1,0 +1,143 @@
+"""Transcripts in a store: what is new of each is written, once, and what is gone is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.store import Store
+from rollout_sched.store.tokens import HEAD, Tokens, counts, decode, encode
+
+#: Portions that an attempt may come in; a piece's ordinal is its attempt times this, plus the
+#: portion, so they are read in order.
+_PORTIONS = 2**24
+
+#: The ordinal of what verified tokens count as: no attempt has number 0.
+_VERIFIED = 0
+
+
+@dataclass(slots=True)
+class _Held:
+    """Of one attempt, what the store holds: portions from `first` on, tokens, whether a tool has
+    answered."""
+
+    portions: int = 0
+    tokens: int = 0
+    observed: int = 0
+    answered: bool = False
+
+
+class StoredTranscripts:
+    """By request; its tokens lie in the store under its name.
+
+    What is written is compared with what is held by attempt and length: an attempt's tokens are
+    appended to, or cut at the end, and never changed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._held: dict[str, dict[int, _Held]] = {}
+        self._verified: dict[str, list[float]] = {}
+
+    def owners(self) -> set[str]:
+        """By the names that they have in the store."""
+        return {_owner(request) for request in self._held}
+
+    def write(
+        self,
+        request: str,
+        transcript: TokenTranscript,
+        changes: Changes,
+        streamed: Iterable[tuple[int, Piece]] = (),
+    ) -> None:
+        """What is new since it was last written. `streamed`: of its attempt under way, what the
+        scheduler knows of."""
+        wanted = [*transcript.pieces, *streamed]
+        held = self._held.setdefault(request, {})
+        for attempt in held.keys() - {attempt for attempt, _ in wanted}:
+            self._take_back(request, attempt, changes)
+        for attempt, piece in wanted:
+            self._write_piece(request, attempt, piece, changes)
+        verified = transcript.verified_logprobs
+        if verified is not self._verified.get(request) and (verified or request in self._verified):
+            self._verified[request] = verified
+            tokens = Tokens([0] * len(verified), verified)
+            changes.append(_owner(request), _VERIFIED, encode(tokens))
+
+    def forget(self, request: str, changes: Changes) -> None:
+        """All of it."""
+        self._verified.pop(request, None)
+        if self._held.pop(request, None) is not None:
+            changes.clear(_owner(request))
+
+    def take_up(self, request: str) -> tuple[int, int]:
+        """Look at what the store holds of a request of an earlier epoch: how many tokens were
+        generated, and how many observed. Raises PieceDamaged."""
+        held = self._held.setdefault(request, {})
+        for ordinal, head in self._store.heads(_owner(request), HEAD).items():
+            if ordinal == _VERIFIED:
+                self._verified[request] = []  # whatever it is, it is another list than any
+                continue
+            attempt, portion = divmod(ordinal, _PORTIONS)
+            made, observed, answered = counts(head)
+            found = held.setdefault(attempt, _Held())
+            found.portions = portion + 1
+            found.tokens += made
+            found.observed += observed
+            found.answered |= answered
+        every = held.values()
+        return sum(one.tokens for one in every), sum(one.observed for one in every)
+
+    def read(self, request: str, transcript: TokenTranscript) -> None:
+        """Into a new transcript what was taken up. Raises PieceDamaged."""
+        pieces: dict[int, Piece] = {}
+        verified: list[float] = []
+        held = self._held.get(request, {})
+        for ordinal, data in self._store.pieces(_owner(request)).items():
+            tokens = decode(data)
+            attempt = ordinal // _PORTIONS
+            if ordinal == _VERIFIED:
+                verified = self._verified[request] = list(tokens.logprobs or ())
+            elif attempt in held:  # else it has been taken back, and goes soon
+                _join(pieces.setdefault(attempt, Piece([], [])), tokens)
+        transcript.restore(pieces, verified)
+
+    def _write_piece(self, request: str, attempt: int, piece: Piece, changes: Changes) -> None:
+        held = self._held[request].get(attempt)
+        if held is not None and held.tokens > len(piece.token_ids):
+            self._take_back(request, attempt, changes)
+            held = None
+        if held is None:
+            held = self._held[request][attempt] = _Held()
+        new = piece.token_ids[held.tokens :]
+        answered = piece.observed is not None and not held.answered
+        if not new and not answered:
+            return
+        logprobs = None if piece.logprobs is None else piece.logprobs[held.tokens :]
+        tokens = Tokens(new, logprobs, piece.observed if answered else None)
+        ordinal = attempt * _PORTIONS + held.portions
+        changes.append(_owner(request), ordinal, encode(tokens))
+        held.portions += 1
+        held.tokens += len(new)
+        held.answered |= answered
+
+    def _take_back(self, request: str, attempt: int, changes: Changes) -> None:
+        held = self._held[request].pop(attempt)
+        for portion in range(held.portions):
+            changes.take_back(_owner(request), attempt * _PORTIONS + portion)
+
+
+def _join(piece: Piece, tokens: Tokens) -> None:
+    piece.token_ids += tokens.ids
+    if tokens.logprobs is not None and piece.logprobs is not None:
+        piece.logprobs += tokens.logprobs
+    elif tokens.ids:
+        piece.logprobs = None
+    if tokens.observed is not None:
+        piece.observed = list(tokens.observed)
+
+
+def _owner(request: str) -> str:
+    return f"r:{request}"

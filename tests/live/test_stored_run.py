@@ -1,0 +1,376 @@
+"""A run that outlives its process: what was promised is there, what was under way goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollout_sched import load_policy, parse_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import Description
+from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.settings import Settings
+from rollout_sched.store.errors import StoreBroken, StoreFull
+from tests.live.scripted import Scripted, until
+
+SYNC = load_policy("round_robin_sync")
+SETTINGS = Settings(poll_s=0.01, stream_s=0.001)
+PROMPT = Prompt("a", [1, 2], 1, 9, {"logprobs": 0})
+
+
+@asynccontextmanager
+async def run(
+    folder: Path, *instances: Scripted, policy=SYNC, **options
+) -> AsyncIterator[LiveScheduler]:
+    options = {"prompts_per_step": 1, "stream_every": 1, **options}
+    live = LiveScheduler(policy, RunOptions(store=folder, **options), settings=SETTINGS)
+    try:
+        for instance in instances:
+            await live.driver.add_instance(instance)
+        yield live
+    finally:
+        await live.close()
+
+
+async def killed(live: LiveScheduler, to: Path) -> Path:
+    """What a process leaves that is killed now."""
+    await live.trainer.durable()
+    shutil.copytree(live.stored.store.folder, to)
+    return to
+
+
+async def batch_of(live: LiveScheduler, acknowledged: int | None = None) -> Batch:
+    async with asyncio.timeout(30):
+        batch = await live.trainer.next_batch(acknowledged)
+    assert batch is not None
+    return batch
+
+
+def test_what_ran_goes_on_from_its_last_piece(tmp_path):
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT])
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            now = live.driver.pump.now
+            await before.stream(0, [5])
+            await before.stream(0, [6])
+            (running,) = live.driver.attempts.on("i0")
+            await until(lambda: running.told == 2)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after) as live:
+            assert live.state()["store"]["epoch"] == 2
+            assert live.driver.pump.now >= now
+            order = await after.order(0)
+            assert order.token_ids == [1, 2, 5, 6]
+            assert order.id not in before.orders
+            await after.answer(0, [7])
+            batch = await batch_of(live)
+            (sample,) = batch.samples
+            assert sample.response_ids == [5, 6, 7]
+            assert sample.rollout_log_probs == [-0.5] * 3
+            assert sample.num_interruptions == 1
+            await until(lambda: ("abort", next(iter(before.orders))) in after.calls)
+            assert not live.state()["anomalies"]
+
+    asyncio.run(scene())
+
+
+def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT, Prompt("b", [3], 1, 9)])
+            asking = asyncio.create_task(batch_of(live))
+            await before.answer(0, [5, 6])
+            first = await asking
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after) as live:
+            assert await batch_of(live) == first
+            live.trainer.submit([PROMPT])  # by a trainer that does not know it has arrived
+            assert live.trainer.open_samples == 1
+            asking = asyncio.create_task(batch_of(live, first.number))
+            await after.answer(0, [7])
+            second = await asking
+            assert (second.number, second.samples[0].uid) == (1, "b")
+            left = await killed(live, tmp_path / "3")
+        async with run(left) as live:
+            assert live.state()["store"]["epoch"] == 3
+            assert await batch_of(live, first.number) == second
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(second.number, timeout_s=0)
+            left = await killed(live, tmp_path / "4")
+        async with run(left) as live:
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(second.number, timeout_s=0)
+            assert live.stored.store.live_bytes == 0
+
+    asyncio.run(scene())
+
+
+def test_finished_siblings_wait_for_their_group(tmp_path):
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([Prompt("a", [1], 2, 9)])
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.answer(0, [5])
+            await until(lambda: live.driver.view.in_flight == 1)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after) as live:
+            await after.answer(0, [6])
+            batch = await batch_of(live)
+            assert [sample.response_ids for sample in batch.samples] == [[5], [6]]
+            assert len(after.orders) == 1
+
+    asyncio.run(scene())
+
+
+def test_submissions_stay_closed_and_the_end_comes(tmp_path):
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT])
+            live.trainer.close_submissions()
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after) as live:
+            asking = asyncio.create_task(batch_of(live))
+            await after.answer(0, [5])
+            batch = await asking
+            assert await live.trainer.next_batch(batch.number) is None
+
+    asyncio.run(scene())
+
+
+def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
+    async def scene():
+        async with run(tmp_path / "1") as live:
+            live.trainer.submit([PROMPT])
+            live.trainer.submit([PROMPT])
+            assert live.trainer.open_samples == 1
+            with pytest.raises(CallerError, match="'a' is already here"):
+                live.trainer.submit([Prompt("a", [9], 1, 9)])
+
+    asyncio.run(scene())
+
+
+def test_weights_are_loaded_by_the_next_run(tmp_path):
+    loaded = []
+
+    async def load(client, version):
+        loaded.append((client.name, version))
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            await live.trainer.publish_weights(3, load, said=b"how")
+            await until(lambda: ("version", 3) in before.calls)
+            left = await killed(live, tmp_path / "2")
+        async with run(left) as live:
+            assert live.trainer.version == 3
+            assert live.stored.weights.version == 3
+            assert live.stored.weights.loader == b"how"
+            live.driver.take_up_weights(load)
+            await live.driver.add_instance(after)  # which has older ones
+            await until(lambda: ("version", 3) in after.calls)
+        assert loaded == [("i0", 3), ("i0", 3)]
+
+    asyncio.run(scene())
+
+
+def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
+    async def never(client, version):
+        await asyncio.Event().wait()
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
+            live.trainer.submit([PROMPT])
+            await before.order(0)
+            await live.trainer.publish_weights(1, never, said=b"how")
+            await until(lambda: any("pause" in call for call in before.calls))
+            left = await killed(live, tmp_path / "2")
+        after.description = Description(
+            8, 10_000, 10_000, capabilities=frozenset({"pause"}), paused=True
+        )
+        async with run(left, policy=load_policy("areal")) as live:
+            live.driver.take_up_weights(never)
+            assert await live.driver.add_instance(after, patient=True) is not None
+            assert "resume" in after.calls
+
+    asyncio.run(scene())
+
+
+def test_a_loader_that_is_no_data_is_refused(tmp_path):
+    async def load(client, version): ...
+
+    async def scene():
+        async with run(tmp_path / "1") as live:
+            with pytest.raises(CallerError, match=r"give Reload\(path\)"):
+                await live.trainer.publish_weights(1, load)
+            assert live.trainer.version == 0
+
+    asyncio.run(scene())
+
+
+def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
+    async def tool(trajectory):
+        await asyncio.Event().wait()
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT], tool)
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.answer(0, [5])
+            await until(lambda: len(live.driver.tools) == 1)
+            left = await killed(live, tmp_path / "2")
+        for _ in range(2):  # until that is acknowledged
+            async with run(left, after) as live:
+                live.trainer.submit([Prompt("b", [3], 1, 9)])
+                asking = asyncio.create_task(batch_of(live))
+                await after.answer(0, [7])
+                batch = await asking
+                (failed,) = batch.failed
+                assert failed.uid == "a"
+                assert "its tool went with the process" in failed.reason
+                left = await killed(live, tmp_path / f"{left.name}+")
+            after = Scripted()
+            break
+        async with run(left, after) as live:
+            again = await batch_of(live)
+            assert again == batch
+
+    asyncio.run(scene())
+
+
+def spoil(path: Path, old: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, b"x" * len(old)))
+
+
+def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
+    async def scene():
+        before, after = Scripted(slots=2), Scripted(slots=2)
+        async with run(tmp_path / "1", before, prompts_per_step=2) as live:
+            live.trainer.submit([PROMPT, Prompt("b", [3], 1, 9)])
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.stream(0, [77])
+            await before.stream(1, [88])
+            attempts = live.driver.attempts.on("i0")
+            await until(lambda: all(running.told for running in attempts))
+            left = await killed(live, tmp_path / "2")
+        (file,) = (left / "tokens").iterdir()
+        spoil(file, (77).to_bytes(4, "little"))
+        async with run(left, after, prompts_per_step=2) as live:
+            assert live.state()["store"]["lost"] == ["tokens that are torn or gone, of: r:a/0"]
+            contexts = [(await after.order(n)).token_ids for n in range(2)]
+            assert sorted(contexts) == [[1, 2], [3, 88]]
+            for number, context in enumerate(contexts):
+                await after.answer(number, [len(context)])
+            batch = await batch_of(live)
+            assert {s.uid: s.response_ids for s in batch.samples} == {"a": [2], "b": [88, 2]}
+
+    asyncio.run(scene())
+
+
+def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT])
+            asking = asyncio.create_task(batch_of(live))
+            await before.answer(0, [77])
+            await asking
+            left = await killed(live, tmp_path / "2")
+        (file,) = (left / "tokens").iterdir()
+        spoil(file, (77).to_bytes(4, "little"))
+        async with run(left) as live:
+            batch = await batch_of(live)
+            assert batch.samples == []
+            (failed,) = batch.failed
+            assert failed.uid == "a"
+            assert "submit it again" in failed.reason
+
+    asyncio.run(scene())
+
+
+def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
+    async def scene():
+        async with run(tmp_path / "1") as live:
+            live.stored.keeper.writer.full = "the disk is full"
+            with pytest.raises(StoreFull, match="the disk is full"):
+                live.trainer.submit([PROMPT])
+            live.stored.keeper.writer.full = ""
+            live.trainer.submit([PROMPT])
+
+    asyncio.run(scene())
+
+
+def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkeypatch):
+    async def scene():
+        instance = Scripted()
+        async with run(tmp_path / "1", instance) as live:
+
+            def fail(database):
+                raise OSError(5, "Input/output error")
+
+            live.trainer.submit([PROMPT])
+            asking = asyncio.create_task(live.trainer.next_batch())
+            await instance.order(0)
+            monkeypatch.setattr(live.stored.store.disk, "commit", fail)
+            await instance.answer(0, [5])
+            with pytest.raises(StoreBroken, match="start again on the same store"):
+                await asyncio.wait_for(asking, 30)
+            assert live.state()["broken"]
+            monkeypatch.undo()
+
+    asyncio.run(scene())
+
+
+def test_verified_tokens_come_back_with_what_they_count_as(tmp_path):
+    """Under a policy that verifies, each restored token has the log-prob it counts as."""
+    policy = parse_policy(
+        "mine",
+        {"interruption": {"use": "partial", "kv": "verify"}},
+    )
+
+    async def scene():
+        async with run(tmp_path / "1", policy=policy) as live:
+            transcript = live.trainer.payload(PROMPT, 0).transcript
+            transcript.keep(1, 3, _piece([5, 6, 7], [-1.0, -2.0, -3.0]))
+            transcript.verified([-0.25, -0.1])
+            from rollout_sched.live.stored_transcripts import StoredTranscripts
+            from rollout_sched.store.changes import Changes
+
+            changes, stored = Changes(), StoredTranscripts(live.stored.store)
+            stored.write("a/0", transcript, changes)
+            await asyncio.wrap_future(live.stored.keeper.writer.promise(changes))
+            again, new = (
+                StoredTranscripts(live.stored.store),
+                live.trainer.payload(PROMPT, 0).transcript,
+            )
+            assert again.take_up("a/0") == (3, 0)
+            again.read("a/0", new)
+            assert new.logprobs == [-0.25, -0.1, -3.0]
+            assert new.drawn_logprobs == [-1.0, -2.0, -3.0]
+
+    def _piece(ids, logprobs):
+        from rollout_sched.live.transcript import Piece
+
+        return Piece(ids, logprobs)
+
+    asyncio.run(scene())
