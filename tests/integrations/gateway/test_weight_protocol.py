@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     MOVES,
@@ -138,3 +140,70 @@ def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
     protocol = WeightProtocol()
     protocol.half_did(b"load", "/load", BOTH, [A])
     assert protocol.pending(b"load", [A, Member(B.name, 2.0)]) == [A, Member(B.name, 2.0)]
+
+
+class Server:
+    """As much of vLLM as weights need: an update begins, loads and finishes, or is one call."""
+
+    def __init__(self) -> None:
+        self.served: tuple[int, ...] = ()
+        self.started = False
+        self.chunks: list[int] = []
+        self.did: set[int] = set()
+
+    def does(self, step: Step, number: int) -> bool:
+        """False if it refuses. No call that it has done may reach it again."""
+        assert number not in self.did
+        if step is Step.BEGIN:
+            if self.started:
+                return False
+            self.started, self.chunks = True, []
+        elif step is Step.WHOLE:
+            self.served = (number,)
+        elif not self.started:
+            return False
+        elif step is Step.LOAD:
+            self.chunks.append(number)
+        else:
+            self.started, self.served = False, tuple(self.chunks)
+        self.did.add(number)
+        return True
+
+
+STEPS = st.sampled_from([Step.BEGIN, Step.LOAD, Step.LOAD, Step.FINISH, Step.WHOLE])
+CALLS = st.lists(st.tuples(STEPS, st.booleans(), st.sets(st.integers(0, 2))), max_size=30)
+
+
+@given(CALLS)
+def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
+    calls: list[tuple[Step, bool, set[int]]],
+) -> None:
+    """A trainer that sends its last call again, or another, to servers any of which may fail."""
+    servers = {Member(f"http://{name}:1", 1.0): Server() for name in "abc"}
+    names = list(servers)
+    protocol, last = WeightProtocol(), (Step.BEGIN, 0)
+    for number, (wanted, again, fails) in enumerate(calls, start=1):
+        step, sent = last = last if again else (wanted, number)
+        call = str(sent).encode()
+        try:
+            protocol.check(step, call)
+        except Conflict:
+            continue
+        members = protocol.members(names, step)
+        half = protocol.half_done
+        if sent != number and (half is None or half.call != call):
+            continue  # it was done, so sent again it would be another
+        failed = [
+            member
+            for member in protocol.pending(call, members)
+            if names.index(member) in fails or not servers[member].does(step, sent)
+        ]
+        if len(failed) == len(members) and step is Step.BEGIN:
+            continue  # all have refused to begin
+        if failed:
+            protocol.half_did(call, step, members, failed)
+        else:
+            loaded = protocol.did(step, call, members)
+            assert not (loaded and protocol.half_loaded)
+        if not protocol.half_loaded:
+            assert len({server.served for server in servers.values()}) == 1
