@@ -26,6 +26,7 @@ from rollout_sched.integrations.gateway.control_plane.broadcast import (
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     Conflict,
+    HalfDone,
     Member,
     Step,
     UpdateState,
@@ -143,8 +144,9 @@ class TrainerUpdates:
         answer["done_before"] = len(members) - len(pending)
         failed = {failure["url"] for failure in answer["failed"]}
         if failed and not _left_as_it_was(answer, step):
-            lacking = [member for member in members if member.name in failed]
-            protocol.half_did(identity, call.path, members, lacking)
+            lacking = frozenset(member for member in members if member.name in failed)
+            done = frozenset(members) - lacking
+            protocol.half_did(step, HalfDone(identity, call.path, done, lacking))
             log.warning("%s", self.state()["remedy"])
         elif members and not failed and protocol.did(step, identity, members):
             await self._serve_anew(members, told)

@@ -9,7 +9,7 @@ and nothing new may be sent there:
 
 A call that failed on some instances is *half done*: sent again, it goes to those alone, and then
 counts as done everywhere. Until then no load leads on, and what is finished is not whole; to begin
-anew, or a whole update, does.
+anew leads on, or a whole update once what had begun is finished.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ MOVES: dict[UpdateState, dict[Step, Move]] = {
     BEGUN: {
         Step.BEGIN: Move(BEGUN),
         Step.LOAD: Move(BEGUN),
-        Step.WHOLE: Move(BEGUN),
         Step.FINISH: Move(SETTLED, loaded=True),
     },
 }
@@ -131,7 +130,10 @@ class WeightProtocol:
         return [member for member in members if member not in done]
 
     def check(self, step: Step, call: bytes) -> None:
-        """Raises Conflict if it would load on where a load is half done."""
+        """Raises Conflict if it would load on where a load is half done, or begin another update
+        within one."""
+        if step not in MOVES[self.state]:
+            raise Conflict("an update has begun: finish it first, or begin it anew")
         half = self.half_done
         goes_on = step is Step.LOAD and self.state is BEGUN
         if half is not None and half.call != call and goes_on:
@@ -157,9 +159,12 @@ class WeightProtocol:
             half = self.half_done.without(name)
             self.half_done = half if half.done or half.failed else None
 
-    def half_did(
-        self, call: bytes, what: str, members: Collection[Member], failed: Collection[Member]
-    ) -> None:
-        """Of the `members` some have `failed`."""
-        done = frozenset(members) - frozenset(failed)
-        self.half_done = HalfDone(call, what, done, frozenset(failed))
+    def half_did(self, step: Step, call: HalfDone) -> None:
+        """Some have done a call and others have not."""
+        half = self.half_done
+        if step is Step.FINISH and half is not None and half.call != call.call:
+            return  # what is not whole for want of a load stays so, whoever has finished it
+        if step is Step.BEGIN:  # on the first, it has begun
+            self.state = BEGUN
+            self._begun_with = call.done | call.failed
+        self.half_done = call

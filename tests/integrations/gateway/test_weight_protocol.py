@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     MOVES,
     Conflict,
+    HalfDone,
     Member,
     Step,
     UpdateState,
@@ -30,15 +31,18 @@ def begun() -> WeightProtocol:
 
 
 def half(protocol: WeightProtocol, step: Step) -> WeightProtocol:
-    protocol.half_did(call(step), f"/{step}", BOTH, [B])
+    protocol.half_did(step, HalfDone(call(step), f"/{step}", frozenset([A]), frozenset([B])))
     return protocol
 
 
-def test_every_state_knows_every_step_that_touches_weights() -> None:
-    steps = {Step.BEGIN, Step.LOAD, Step.FINISH, Step.WHOLE}
-    assert {state: set(moves) for state, moves in MOVES.items()} == dict.fromkeys(
-        UpdateState, steps
-    )
+def test_no_update_begins_within_another() -> None:
+    steps = {Step.BEGIN, Step.LOAD, Step.FINISH}
+    assert {state: set(moves) for state, moves in MOVES.items()} == {
+        UpdateState.SETTLED: steps | {Step.WHOLE},
+        UpdateState.BEGUN: steps,
+    }
+    with pytest.raises(Conflict, match="finish it first"):
+        begun().check(Step.WHOLE, b"a checkpoint")
 
 
 def test_four_calls_are_one_update() -> None:
@@ -64,10 +68,9 @@ def test_what_never_began_does_not_finish() -> None:
 @pytest.mark.parametrize("step", [Step.BEGIN, Step.LOAD, Step.FINISH, Step.WHOLE])
 def test_a_call_that_is_half_done_goes_to_the_others_and_is_done_then(step: Step) -> None:
     protocol = WeightProtocol() if step in (Step.BEGIN, Step.WHOLE) else begun()
-    before = protocol.state
     half(protocol, step)
     assert protocol.half_loaded
-    assert protocol.state is before
+    assert (protocol.state is UpdateState.BEGUN) is (step is not Step.WHOLE)
     protocol.check(step, call(step))
     assert protocol.pending(call(step), BOTH) == [B]
     loaded = protocol.did(step, call(step), BOTH)
@@ -85,7 +88,7 @@ def test_nobody_loads_on_where_a_load_is_half_done() -> None:
     protocol = half(begun(), Step.LOAD)
     with pytest.raises(Conflict, match="/load has failed on http://b:1"):
         protocol.check(Step.LOAD, b"the next chunk")
-    for step in (Step.BEGIN, Step.FINISH, Step.WHOLE):
+    for step in (Step.BEGIN, Step.FINISH):
         protocol.check(step, b"another")
 
 
@@ -138,7 +141,7 @@ def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_i
 
 def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
     protocol = WeightProtocol()
-    protocol.half_did(b"load", "/load", BOTH, [A])
+    protocol.half_did(Step.LOAD, HalfDone(b"load", "/load", frozenset([B]), frozenset([A])))
     assert protocol.pending(b"load", [A, Member(B.name, 2.0)]) == [A, Member(B.name, 2.0)]
 
 
@@ -201,7 +204,8 @@ def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
         if len(failed) == len(members) and step is Step.BEGIN:
             continue  # all have refused to begin
         if failed:
-            protocol.half_did(call, step, members, failed)
+            done = frozenset(members) - frozenset(failed)
+            protocol.half_did(step, HalfDone(call, step, done, frozenset(failed)))
         else:
             loaded = protocol.did(step, call, members)
             assert not (loaded and protocol.half_loaded)
