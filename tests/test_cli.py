@@ -247,6 +247,39 @@ class TestReplay:
         assert "Ratios are to areal" in out
         assert "staleness 1 or less" in out[out.index("Ratios are to") :]
 
+    def test_a_grid_is_one_table(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+    ) -> None:
+        path = tmp_path / "sweep.json"
+        code, out, _ = run(
+            capsys,
+            *("replay", tiny_trace, "--policy", "areal", "--set", "freshness.max_staleness=1,2"),
+            *("--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2", "--json", path),
+        )
+        assert code == 0
+        assert out.count("areal freshness.max_staleness=2 | fleet.instances=1") == 1
+        assert len(json.loads(path.read_text())["worlds"]) == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--set", "freshness.max_stalenes=1"], "--set freshness.max_stalenes: there is no"),
+            (["--set", "fleet.instances=1,2", "--journal", "j"], "--journal: one journal"),
+            (["--set", "fleet.instances=1,2", "--csv", "-"], "--csv: a row is a policy"),
+            (["--split", "2"], "needs GPUs of its own"),
+        ],
+    )
+    def test_a_grid_that_cannot_be(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        tiny_trace: Path,
+        arguments: list[str],
+        says: str,
+    ) -> None:
+        code, _, err = run(capsys, "replay", tiny_trace, "--policy", "dplb", *arguments)
+        assert code == 2
+        assert says in err
+
     def test_an_interrupt_reports_what_is_done(
         self,
         capsys: pytest.CaptureFixture[str],

@@ -21,7 +21,18 @@ from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.report_tables import footnote, heading, tables, wrapped
 from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
 from rollout_sched.simulators.replay.runs import Interrupted, Run, replay, replay_resampled
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.sweep import (
+    Axis,
+    World,
+    axis,
+    is_of_policies,
+    split,
+    worlds,
+)
+from rollout_sched.simulators.replay.sweep import policies as policies_at
+from rollout_sched.simulators.replay.sweep_report import document as sweep_document
+from rollout_sched.simulators.replay.sweep_report import table
 from rollout_sched.simulators.replay.verdict import verdict
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
@@ -52,7 +63,21 @@ def add(commands: Any) -> None:
         help="a preset or a file; repeat to compare (default: all presets)",
     )
     add("--baseline", metavar="NAME", help="ratios are to this policy; default: the first")
-    add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME_OR_TOML", help="default: %(default)s")
+    add(
+        "--scenario",
+        action="append",
+        metavar="NAME_OR_TOML",
+        help=f"repeatable; default: {DEFAULT_SCENARIO}",
+    )
+    add(
+        "--set",
+        type=_axis,
+        action="append",
+        dest="axes",
+        metavar="TABLE.KEY=V,V",
+        help="values of a policy's parameter or of the scenario; all combinations are replayed",
+    )
+    add("--split", type=positive, default=0, metavar="GPUS", help="between fleet and trainer")
     add("--steps", type=positive, default=0, metavar="N", help="only the first N steps' prompts")
     add("--seeds", type=positive, default=1, metavar="K", help="runs per policy, in other orders")
     add(
@@ -70,6 +95,13 @@ def add(commands: Any) -> None:
         add(f"--{name}", metavar="FILE", help="write every figure to FILE, - for standard output")
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
     parser.set_defaults(run=run)
+
+
+def _axis(text: str) -> Axis:
+    try:
+        return axis(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -90,39 +122,95 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Raises RolloutError, TraceError or OSError before any work for what cannot be used; Ctrl-C
-    reports the policies that are done, and is raised again."""
-    policies = _policies(options)
-    scenario = load_scenario(options.scenario).with_job(vars(options))
-    _check_files(options)
+    reports what is done, and is raised again."""
+    axes = options.axes or []
+    policies = _policies(options, [one for one in axes if is_of_policies(one)])
+    worlds = _worlds(options, [one for one in axes if not is_of_policies(one)])
+    _check_files(options, several=len(worlds) > 1)
     trace = traces.read(options.trace)
+    for world in worlds:
+        _check(options, trace, policies, world.scenario)
+    if len(worlds) == 1:
+        _replay(options, trace, policies, worlds[0].scenario)
+    else:
+        _sweep(options, trace, policies, worlds)
+
+
+def _replay(
+    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
+) -> None:
+    try:
+        runs, resamples = _run(options, trace, policies, scenario)
+    except Interrupted as interrupted:
+        if interrupted.runs:
+            _write(options, _report(options, trace, scenario, interrupted.runs, ()), shown)
+        names = " ".join(f"--policy {policy.name}" for policy in policies[len(interrupted.runs) :])
+        print(f"interrupted; what is missing: {names}", file=sys.stderr)
+        raise KeyboardInterrupt from interrupted
+    _write(options, _report(options, trace, scenario, runs, resamples), shown)
+
+
+def _sweep(
+    options: argparse.Namespace,
+    trace: Trace,
+    policies: Sequence[PolicyFile],
+    worlds: Sequence[World],
+) -> None:
+    reports: list[dict[str, Any]] = []
+    try:
+        for world in worlds:
+            runs, resamples = _run(options, trace, policies, world.scenario)
+            reports.append(_report(options, trace, world.scenario, runs, resamples))
+    except Interrupted as interrupted:
+        print(f"interrupted after {len(reports)} of {len(worlds)} worlds", file=sys.stderr)
+        raise KeyboardInterrupt from interrupted
+    finally:
+        if reports:
+            _write(options, sweep_document(reports, worlds[: len(reports)]), _shown_sweep)
+
+
+def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
+    first = sweep["worlds"][0]
+    text = f"{first['trace']}: {first['groups']} groups, {len(sweep['worlds'])} worlds"
+    return f"{text}\n\n{table(sweep, width)}"
+
+
+def _check(
+    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
+) -> None:
     workload = Workload(trace, scenario.job, steps=options.steps, traffic=scenario.traffic)
     workload.check_fits(scenario)
     for policy in policies:
         policy.build(lengths=workload.length)  # an error comes now or never
         settings_of(policy)
-    try:
-        runs, resamples = _run(options, trace, policies, scenario, len(workload.groups))
-    except Interrupted as interrupted:
-        if interrupted.runs:
-            _report(options, trace, scenario, interrupted.runs, ())
-        names = " ".join(f"--policy {policy.name}" for policy in policies[len(interrupted.runs) :])
-        print(f"interrupted; what is missing: {names}", file=sys.stderr)
-        raise KeyboardInterrupt from interrupted
-    _report(options, trace, scenario, runs, resamples)
 
 
-def _policies(options: argparse.Namespace) -> list[PolicyFile]:
+def _worlds(options: argparse.Namespace, axes: Sequence[Axis]) -> list[World]:
+    """Each scenario at each point of the axes, the job as the options have it."""
+    several = len(options.scenario or ()) > 1
+    found = []
+    for name in options.scenario or [DEFAULT_SCENARIO]:
+        for world in worlds(name, axes):
+            scenario = world.scenario.with_job(vars(options))
+            said = f"{scenario.name} {world.said}".strip() if several else world.said
+            found.append(World(scenario, said))
+    if options.split:
+        found = [one for world in found for one in split(world, options.split)]
+    return found
+
+
+def _policies(options: argparse.Namespace, axes: Sequence[Axis]) -> list[PolicyFile]:
     names = options.policy or _baseline_first(config.shipped("policies/presets"))
-    policies = [config.load_policy(name) for name in names]
-    found = [policy.name for policy in policies]
-    for name in found:
+    found = policies_at(names, axes) if axes else [config.load_policy(name) for name in names]
+    known = [policy.name for policy in found]
+    for name in known:
         # Figures and journals are told apart by the policy's name, a file's stem.
-        if found.count(name) > 1:
+        if known.count(name) > 1:
             raise CallerError(f"--policy: {name} is there twice; give each policy its own name")
     if options.baseline is None:
-        return policies
+        return found
     baseline = config.load_policy(options.baseline)
-    return [baseline, *(policy for policy in policies if policy.name != baseline.name)]
+    return [baseline, *(policy for policy in found if policy.name != baseline.name)]
 
 
 def _baseline_first(names: Sequence[str]) -> list[str]:
@@ -130,7 +218,11 @@ def _baseline_first(names: Sequence[str]) -> list[str]:
     return [*first, *(name for name in names if name not in first)]
 
 
-def _check_files(options: argparse.Namespace) -> None:
+def _check_files(options: argparse.Namespace, *, several: bool) -> None:
+    if several and options.journal is not None:
+        raise CallerError("--journal: one journal is of one scenario; replay that alone")
+    if several and options.csv is not None:
+        raise CallerError("--csv: a row is a policy of one scenario; take --json for several")
     named = [getattr(options, name) for name in WRITERS]
     if named.count("-") > 1:
         raise CallerError("only one of " + ", ".join(f"--{name}" for name in WRITERS) + " can be -")
@@ -149,8 +241,8 @@ def _run(
     trace: Trace,
     policies: Sequence[PolicyFile],
     scenario: Scenario,
-    groups: int,
 ) -> tuple[list[list[Run]], list[list[Run]]]:
+    groups = len(Workload(trace, scenario.job, steps=options.steps).groups)
     with _progress() as bar:
 
         def follow(policy: str, seed: int, what: str = "seed") -> Deliveries:
@@ -188,7 +280,7 @@ def _report(
     scenario: Scenario,
     runs: Sequence[Sequence[Run]],
     resamples: Sequence[Sequence[Run]],
-) -> None:
+) -> dict[str, Any]:
     report = reports.document(
         trace,
         scenario,
@@ -198,6 +290,11 @@ def _report(
         resamples=resamples,
     )
     report["verdict"] = verdict(report, options.max_staleness)
+    return report
+
+
+def _write(options: argparse.Namespace, report: dict[str, Any], show: Callable[..., str]) -> None:
+    """To the files that were named, and for people unless one of them is standard output."""
     to_stdout = False
     for name, write in WRITERS.items():
         file = getattr(options, name)
@@ -208,7 +305,7 @@ def _report(
             with whole_file(Path(file)) as opened:
                 opened.write(write(report))
     if not to_stdout:
-        print(shown(report, _width(), equal_bias=options.equal_bias))
+        print(show(report, _width(), equal_bias=options.equal_bias))
 
 
 def shown(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:

@@ -42,6 +42,7 @@ def document(
         "schema": SCHEMA,
         "trace": trace.name,
         "scenario": scenario.name,
+        "instances": scenario.fleet.instances,
         "prompts": len(load.prompts),
         "epochs": load.epochs,
         "groups": len(load.groups),

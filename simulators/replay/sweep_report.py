@@ -1,0 +1,122 @@
+"""What a grid of replays comes to: one table over all of it, and the frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollout_sched.simulators.replay.report_tables import (
+    GAP,
+    Column,
+    at,
+    count,
+    number,
+    percent,
+    seconds,
+    wrapped,
+)
+from rollout_sched.simulators.replay.sweep import World
+
+SCHEMA = "rollout-sched-sweep/1"
+
+COLUMNS = (
+    Column("inst.", "instances", count, "in the fleet"),
+    Column("tokens/s", "equal_length_tokens_per_s.mean", count, "trained, of the offered lengths"),
+    Column("total", "total_s.mean", seconds, "until every prompt is trained"),
+    Column("stale mean", "staleness.mean.mean", number, "versions, over the samples"),
+    Column("max", "staleness.max.max", count, "of any sample"),
+    Column("longest tenth", "length_bias.longest_tenth_kept.mean", percent, "that was trained"),
+    Column("step KS", "comparison.step_ks_excess", number, "of a step from all, beyond chance"),
+)
+
+#: Less is better of these; differences below that do not count.
+LESS = (("staleness.mean.mean", 0.1), ("comparison.step_ks_excess", 0.02), ("gpus", 1.0))
+
+
+def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> dict[str, Any]:
+    """The reports of all worlds, each as `replay` alone would give it, and what was changed there;
+    which of their policies are on the frontier."""
+    rows = [
+        {**policy, "world": world.said, "gpus": world.split or report["instances"]}
+        for report, world in zip(reports, worlds, strict=True)
+        for policy in report["policies"]
+    ]
+    best = _frontier(rows)
+    return {
+        "schema": SCHEMA,
+        "worlds": [
+            {"changed": world.said, **report} for report, world in zip(reports, worlds, strict=True)
+        ],
+        "frontier": [
+            {"world": rows[place]["world"], "policy": rows[place]["name"]} for place in best
+        ],
+    }
+
+
+def table(sweep: Mapping[str, Any], width: int) -> str:
+    """A row for each policy in each world, the fastest first; `*` for those on the frontier."""
+    on_frontier = {(one["world"], one["policy"]) for one in sweep["frontier"]}
+    rows = [
+        {**policy, "world": world["changed"], "instances": world["instances"]}
+        for world in sweep["worlds"]
+        for policy in world["policies"]
+    ]
+    rows.sort(key=lambda row: -at(row, COLUMNS[1].path))
+    cells = [[_cell(at(row, column.path), column) for row in rows] for column in COLUMNS]
+    widths = [
+        max(map(len, (*column.label.split(), *texts)))
+        for column, texts in zip(COLUMNS, cells, strict=True)
+    ]
+    lines = [f"  {_heading(widths, line)}" for line in (0, 1)]
+    for place, row in enumerate(rows):
+        mark = "*" if (row["world"], row["name"]) in on_frontier else " "
+        values = [f"{cells[c][place]:>{widths[c]}}" for c in range(len(COLUMNS))]
+        name = " | ".join(part for part in (row["name"], row["world"]) if part)
+        used = 2 + sum(widths) + len(GAP) * len(COLUMNS)
+        whole = f"{mark} {GAP.join(values)}"
+        lines += (
+            [f"{whole}{GAP}{name}"]
+            if used + len(name) <= width
+            else [whole, *wrapped(name, width, before="      ")]
+        )
+    legend = "; ".join(f"{column.label} = {column.means}" for column in COLUMNS)
+    frontier = (
+        "* on the frontier: no other is as good in speed, staleness, bias and GPUs, and better in "
+        "one of them."
+    )
+    return "\n".join([*lines, "", *wrapped(f"{legend}.", width), *wrapped(frontier, width)])
+
+
+def _heading(widths: Sequence[int], line: int) -> str:
+    words = [["", *column.label.split()][-2:] for column in COLUMNS]
+    return GAP.join(f"{two[line]:>{width}}" for two, width in zip(words, widths, strict=True))
+
+
+def _cell(value: Any, column: Column) -> str:
+    return "-" if value is None else column.form(value)
+
+
+def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of those that none beats, the fastest first."""
+    scores = [_scores(row) for row in rows]
+    best = [
+        place
+        for place, mine in enumerate(scores)
+        if not any(
+            other != mine and all(o >= m for o, m in zip(other, mine, strict=True))
+            for other in scores
+        )
+    ]
+    return sorted(best, key=lambda place: scores[place], reverse=True)
+
+
+def _scores(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """Whole numbers, more is better, each only as fine as matters."""
+    figures = dict(row)
+    speed = at(figures, "equal_length_tokens_per_s.mean")
+    return (
+        round(100 * math.log(speed)) if speed else -(10**9),
+        round(100 * at(figures, "length_bias.longest_tenth_kept.mean")),
+        *(-round(at(figures, path) / fine) for path, fine in LESS),
+    )
