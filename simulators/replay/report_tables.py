@@ -41,7 +41,8 @@ def count(value: float) -> str:
 
 
 def number(value: float) -> str:
-    return f"{value:.2f}"
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text
 
 
 def ratio(found: dict[str, float | None]) -> str:
