@@ -48,8 +48,7 @@ class Coordinator:
         Raises CallerError if it cannot be submitted, GroupFailed if it can never be whole, and
         what has ended the deliveries once nothing more will be delivered.
         """
-        if self._broken is not None:
-            raise self._broken
+        self.check()
         if prompt.uid in self._waiting:
             raise CallerError(f"group {prompt.uid} is waited for already")
         waited_for: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
@@ -59,6 +58,11 @@ class Coordinator:
             return await waited_for
         finally:
             self._waiting.pop(prompt.uid, None)
+
+    def check(self) -> None:
+        """Raises what has ended the deliveries, if anything has."""
+        if self._broken is not None:
+            raise self._broken
 
     async def close(self) -> None:
         """Deliver nothing more; the scheduler is its owner's to close."""

@@ -61,6 +61,7 @@ class GatewayClient(LLMServerClient):
     def __init__(self, config: Any, settings: RoomSettings | None = None) -> None:
         super().__init__(config=config)
         self._settings = settings or room_settings(config)
+        self._url = self._settings.gateway_url
         self._lengths = lengths_of(config)
         self._model = ""
         self._session: aiohttp.ClientSession | None = None
@@ -110,7 +111,7 @@ class GatewayClient(LLMServerClient):
     async def _send(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> bytes:
-        url = self._settings.gateway.rstrip("/") + path
+        url = self._url + path
         try:
             async with self._connections().request(
                 method, url, data=body, headers=headers

@@ -76,8 +76,14 @@ class SessionGroup:
         )
 
 
+#: The extra field in which a sample's mask passes verl's loops, where not all of it is trained.
+MASK = "rollout_sched_mask"
+
+
 def token_output(sample: Sample) -> dict[str, Any]:
-    """The fields of verl's TokenOutput. `versions` has one for each token of the response."""
+    """The fields of verl's TokenOutput, which has none for a mask. `versions` has one for each
+    token of the response."""
+    masked = {} if all(sample.response_mask) else {MASK: sample.response_mask}
     return {
         "token_ids": sample.response_ids,
         "log_probs": sample.rollout_log_probs,
@@ -88,5 +94,13 @@ def token_output(sample: Sample) -> dict[str, Any]:
             "min_global_steps": sample.oldest_version,
             "max_global_steps": sample.newest_version,
             "versions": sample.versions,
+            **masked,
         },
     }
+
+
+def trained(loops: Sequence[int], samples: Sequence[int]) -> list[int]:
+    """The mask of a response that verl's loop has made of a sample's: what either leaves out is not
+    trained. A loop may have cut the response, or added to it."""
+    both = [loop & ours for loop, ours in zip(loops, samples, strict=False)]
+    return both + list(loops[len(samples) :])

@@ -7,11 +7,13 @@ loops ask.
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from typing import Any
 
 import ray
 import transfer_queue
+from tensordict import TensorDict
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -25,9 +27,10 @@ from rollout_sched.integrations.verl.gateway_client import (
     lengths_of,
     room_settings,
 )
-from rollout_sched.integrations.verl.groups import SessionGroup, token_output
+from rollout_sched.integrations.verl.groups import MASK, SessionGroup, token_output, trained
 from rollout_sched.integrations.verl.pacing import Tags
 from rollout_sched.integrations.verl.settings import RoomSettings
+from rollout_sched.integrations.verl.verl_servers import VerlServers
 from rollout_sched.live.samples import Prompt, Sample
 
 #: verl's training partition of TransferQueue.
@@ -53,22 +56,36 @@ class GatewayAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(config, GatewayClient(config), *others, **named)
 
 
-class ScheduledAgentLoopManager(GatewayAgentLoopManager):
+class ScheduledAgentLoopManager(AgentLoopManagerTQ):
     """verl's agent loops of a single turn, whose prompts are groups of our scheduler's.
 
     Which groups run when, what a batch is made of and how stale a sample may be is the policy's to
-    say. Validation goes to the gateway, past the batches.
+    say: that of a gateway, or of a scheduler of verl's job before the servers that verl has
+    started. Validation goes to either past the batches.
     """
+
+    llm_client: Any
 
     async def _init_agent_loop_workers(self) -> None:
         settings = room_settings(self.config)
-        groups_per_step = self.config.data.train_batch_size
+        balancer = None
+        if settings.gateway:
+            self.llm_client = GatewayClient(self.config, settings)
+        else:
+            balancer = self.llm_client._load_balancer
         actor_class = ray.remote(max_concurrency=_OPEN_GROUPS)(_CoordinatorActor)
-        coordinator = actor_class.remote(settings, groups_per_step)
-        await coordinator.start.remote()
-        self.llm_client = ScheduledClient(self.config, GatewayClient(self.config), coordinator)
+        groups_per_step = self.config.data.train_batch_size
+        self._coordinator = actor_class.remote(settings, groups_per_step, balancer)
+        await self._coordinator.start.remote()
+        self.llm_client = ScheduledClient(self.config, self.llm_client, self._coordinator)
         self.agent_loop_workers_class = ray.remote(_Worker)
         await super()._init_agent_loop_workers()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Raises what has ended the deliveries, once nothing more will be delivered: a trainer that
+        makes up for failed groups would go on without end."""
+        ray.get(self._coordinator.check.remote())
+        super().generate_sequences(prompts)
 
 
 class ScheduledClient(LLMServerClient):
@@ -119,6 +136,13 @@ class _Worker(AgentLoopWorkerTQ.__ray_actor_class__):
             _group.set(self.llm_client.group(prompt["uid"], sessions))
         await super()._run_prompt(prompt, sampling_params, trajectory, trace)
 
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **others: Any) -> None:
+        for made in output if isinstance(output, list) else [output]:
+            mask = made.extra_fields.pop(MASK, None)
+            if mask is not None:
+                made.response_mask = trained(made.response_mask, mask)
+        await super()._agent_loop_postprocess(output, validate, **others)
+
     async def _run_agent_loop(
         self, sampling_params: Any, trajectory: Any, *, session_id: int, **others: Any
     ) -> None:
@@ -129,23 +153,42 @@ class _Worker(AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class _CoordinatorActor:
-    """A `Coordinator` and its connection to the gateway, in a process of their own."""
+    """A `Coordinator` and its scheduler, or the connection to a gateway's, in a process of their
+    own. `balancer`: verl's, which knows its servers."""
 
-    def __init__(self, settings: RoomSettings, groups_per_step: int) -> None:
+    def __init__(self, settings: RoomSettings, groups_per_step: int, balancer: Any) -> None:
         self._settings = settings
         self._groups_per_step = groups_per_step
+        self._balancer = balancer
         self._coordinator: Coordinator
+        self._following: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Raises GatewayError if the gateway is not there."""
+        """Raises what speaks against scheduling so, such as a gateway that is not there."""
         settings = self._settings
-        rollouts = RolloutScheduler.connect(settings.gateway, admin_key=settings.admin_key)
-        await rollouts.__aenter__()  # for as long as the actor lives
+        if settings.gateway:
+            rollouts = RolloutScheduler.connect(settings.gateway, admin_key=settings.admin_key)
+            await rollouts.__aenter__()  # for as long as the actor lives
+        else:
+            rollouts = await self._schedule_here()
         transfer_queue.init()
         self._coordinator = Coordinator(rollouts, _tags, self._groups_per_step, settings.look_s)
 
     async def samples(self, prompt: Prompt) -> list[Sample]:
         return await self._coordinator.samples(prompt)
+
+    async def check(self) -> None:
+        self._coordinator.check()
+
+    async def _schedule_here(self) -> RolloutScheduler:
+        rollouts = RolloutScheduler.from_toml(
+            self._settings.policy, prompts_per_step=self._groups_per_step, version="auto"
+        )
+        await rollouts.__aenter__()
+        servers = VerlServers(rollouts, self._balancer)
+        await servers.follow()
+        self._following = asyncio.create_task(servers.keep_following(self._settings.look_s))
+        return rollouts
 
 
 async def _tags() -> Tags:

@@ -53,7 +53,7 @@ class RequestRouter:
             raise ConfigError(f"rollout.router_config_path: {error}") from None
         policy = load_policy(self._settings.policy)
         self._scheduler = policy.scheduler(1, seed=self._settings.seed)
-        self._handles = dict(servers)
+        self._servers = dict(servers)
         self._made: Placement | None = None
 
     @property
@@ -62,7 +62,7 @@ class RequestRouter:
         if self._made is None:
             settings = self._settings
             self._made = Placement(self._scheduler, settings.slots, settings.kv_tokens)
-            self._made.add(self._handles)
+            self._made.add(self._servers)
         return self._made
 
     async def acquire_server(
@@ -75,13 +75,13 @@ class RequestRouter:
 
         Raises RuntimeError, in verl's words, where no servers are; else as `Placement.acquire`.
         """
-        if not self._handles:
+        if not self._servers:
             raise RuntimeError("No available servers in load balancer")
         _, limit = sampling_of(sampling_params or {})
         server = await self._placement.acquire(
             request_id, len(prompt_ids), limit or self._settings.max_tokens
         )
-        return server, self._handles[server]
+        return server, self._servers[server]
 
     async def release_server(self, server_id: str, request_id: str | None = None) -> None:
         self._placement.release(server_id, request_id or "")
@@ -93,16 +93,16 @@ class RequestRouter:
         return ["request_id"]
 
     async def add_servers(self, servers: Mapping[str, Any]) -> None:
-        self._handles.update(servers)
+        self._servers.update(servers)
         self._placement.add(servers)
 
     async def remove_servers(self, server_ids: Sequence[str]) -> None:
         self._placement.remove(server_ids)
         for server in server_ids:
-            self._handles.pop(server, None)
+            self._servers.pop(server, None)
 
     async def get_all_servers(self) -> list[str]:
-        return list(self._handles)
+        return list(self._servers)
 
     async def get_total_inflight(self) -> int:
         return sum(self._loads().values())
@@ -121,7 +121,7 @@ class RequestRouter:
         return {"cleared_entries": forgotten, "server_loads": self._loads()}
 
     def _loads(self) -> dict[str, int]:
-        return {server: self._placement.in_flight(server) for server in self._handles}
+        return {server: self._placement.in_flight(server) for server in self._servers}
 
 
 #: What verl is to load: it makes an actor of any class, but lets an actor class be what it is.

@@ -18,16 +18,30 @@ _TABLE = "rollout_sched"
 class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who generates, and how to ask for it.
 
-    gateway         the URL of a `rollout-sched serve`
+    gateway         the URL of a `rollout-sched serve`; or
+    policy          a preset or a TOML file by which to schedule in verl's job, before the servers
+                    that verl has started
     api_key_file    whose first line is a client's key; "": none is asked for
     admin_key_file  whose first line is a trainer's key; "": the gateway is on this machine
     look_s          seconds between two looks at whether the trainer needs another batch
     """
 
-    gateway: Annotated[str, msgspec.Meta(min_length=1)]
+    gateway: str = ""
+    policy: str = ""
     api_key_file: str = ""
     admin_key_file: str = ""
     look_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
+
+    def __post_init__(self) -> None:
+        if bool(self.gateway) == bool(self.policy):
+            raise ValueError("give either `gateway`, a URL, or `policy`, a preset or a TOML file")
+
+    @property
+    def gateway_url(self) -> str:
+        """Raises ConfigError where there is none."""
+        if not self.gateway:
+            raise ConfigError(f"{WHERE}: give `gateway`, a URL: single turns need one")
+        return self.gateway.rstrip("/")
 
     @property
     def api_key(self) -> str | None:
@@ -44,7 +58,7 @@ def settings_of(custom: Mapping[str, Any] | None) -> RoomSettings:
     """Our table of `rollout.custom`. Raises ConfigError naming the key."""
     table = dict(custom or {}).get(_TABLE)
     if table is None:
-        raise ConfigError(f"{WHERE} is missing; give at least its `gateway`, a URL")
+        raise ConfigError(f"{WHERE} is missing; give its `gateway` or its `policy`")
     try:
         return msgspec.convert(table, RoomSettings)
     except msgspec.ValidationError as error:

@@ -156,9 +156,12 @@ def test_a_group_that_can_never_be_whole_fails_with_the_reason():
 def test_when_nothing_more_will_come_all_are_told_and_whoever_asks_later(end, error):
     async def test(world: World) -> None:
         (a,) = await world.ask("a")
+        world.coordinator.check()
         world.rollouts.deliver(end)
         with pytest.raises(error):
             await a
+        with pytest.raises(error):
+            world.coordinator.check()
         with pytest.raises(error):
             await world.coordinator.samples(prompt("b"))
 

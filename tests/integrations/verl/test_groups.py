@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.generate_call import RolloutLengths
-from rollout_sched.integrations.verl.groups import GroupFailed, SessionGroup, token_output
+from rollout_sched.integrations.verl.groups import (
+    MASK,
+    GroupFailed,
+    SessionGroup,
+    token_output,
+    trained,
+)
 from rollout_sched.live.samples import Prompt, Sample, Span
 
 LENGTHS = RolloutLengths(prompt_length=10, response_length=100)
@@ -106,6 +113,24 @@ def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy():
             await group.sample(1, [2], {})
 
     asyncio.run(main())
+
+
+def test_what_is_not_to_be_trained_passes_verls_loops():
+    made = sample(0, Span(3, "http://a", 0, 2), Span(5, "http://b", 2, 3))
+    masked = msgspec.structs.replace(made, response_mask=[0, 0, 1])
+    assert token_output(masked)["extra_fields"][MASK] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("loops", "samples", "both"),
+    [
+        ([1, 1, 1], [0, 1, 1], [0, 1, 1]),
+        ([1, 1], [0, 1, 1], [0, 1]),  # cut at the longest response
+        ([1, 1, 1, 0], [0, 1, 1], [0, 1, 1, 0]),  # the end of a turn, by a chat template
+    ],
+)
+def test_what_either_leaves_out_is_not_trained(loops, samples, both):
+    assert trained(loops, samples) == both
 
 
 def test_a_sample_is_an_output_with_the_versions_that_made_it():

@@ -27,6 +27,7 @@ def test_the_table_is_read_and_others_are_left_alone():
         (None, "is missing"),
         ({}, "is missing"),
         ({"rollout_sched": {}}, "gateway"),
+        (table(policy="dplb"), "either"),
         (table(gatway="x"), "gatway"),
         (table(look_s=0), "look_s"),
     ],
@@ -35,6 +36,14 @@ def test_what_is_wrong_is_named_with_its_place(custom, says):
     with pytest.raises(ConfigError, match=says) as error:
         settings_of(custom)
     assert str(error.value).startswith(WHERE)
+
+
+def test_turns_need_a_gateway_and_groups_do_not():
+    settings = settings_of({"rollout_sched": {"policy": "dplb"}})
+    assert settings.policy == "dplb"
+    with pytest.raises(ConfigError, match="gateway"):
+        _ = settings.gateway_url
+    assert settings_of({"rollout_sched": {"gateway": "http://a:1/"}}).gateway_url == "http://a:1"
 
 
 def test_keys_come_from_the_first_line_that_is_none_of_comment_and_blank(tmp_path):

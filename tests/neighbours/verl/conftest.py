@@ -14,6 +14,7 @@ import ray
 import transfer_queue
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
+from ray import cloudpickle
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config
 
@@ -25,19 +26,31 @@ PROMPT_LENGTH, RESPONSE_LENGTH = 64, 256
 
 VOCABULARY = 512
 
+HERE = Path(__file__).parent
 
-@pytest.fixture(scope="session")
-def servers() -> ModuleType:
-    """`tests/neighbours/fleet.py`, by its path: the wheels of verl and TransferQueue bring a
-    package `tests` of their own."""
-    path = Path(__file__).parent.parent / "fleet.py"
-    spec = importlib.util.spec_from_file_location("neighbours_fleet", path)
+
+def _module(path: Path) -> ModuleType:
+    """By its path: the wheels of verl and TransferQueue bring a package `tests` of their own."""
+    spec = importlib.util.spec_from_file_location(f"neighbours_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its dataclasses look for it
     spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)  # Ray's workers do not find it
     return module
+
+
+@pytest.fixture(scope="session")
+def servers() -> ModuleType:
+    """`tests/neighbours/fleet.py`."""
+    return _module(HERE.parent / "fleet.py")
+
+
+@pytest.fixture(scope="session")
+def engine() -> ModuleType:
+    """`engine.py` beside this."""
+    return _module(HERE / "engine.py")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.router import get_router_handle
 
 from rollout_sched.integrations.verl.manager import (
     GatewayAgentLoopManager,
@@ -22,7 +25,10 @@ from rollout_sched.integrations.verl.manager import (
 )
 
 #: Seconds until something must have happened, on a machine that does much else besides.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
+
+#: Tokens of the longest response, as in conftest.py.
+RESPONSE_LENGTH = 256
 
 #: Short responses, at once; a batch of the trainer's is two groups.
 FAKE = ["--speed", "50", "--median-tokens", "60", "--vocab-size", "256"]
@@ -45,13 +51,15 @@ class Trainer:
     """What verl's does (`trainer_base.py`) but train: submits prompts, takes what was made of them
     by verl's own sampler, clears it."""
 
-    def __init__(self, config: DictConfig, manager_class: Any, gateway: str) -> None:
+    def __init__(
+        self, config: DictConfig, manager_class: Any, *, llm_client: Any = None, **ours: Any
+    ) -> None:
         with open_dict(config):
-            ours = {"rollout_sched": {"gateway": gateway, "look_s": 0.1}}
-            config.actor_rollout_ref.rollout.custom = OmegaConf.create(ours)
+            table = {"rollout_sched": {"look_s": 0.1, **ours}}
+            config.actor_rollout_ref.rollout.custom = OmegaConf.create(table)
         self.manager = manager_class.create(
             config=config,
-            llm_client=None,
+            llm_client=llm_client,
             teacher_client=None,
             reward_loop_worker_handles=[RewardWorker.remote()],
         )
@@ -118,6 +126,18 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def partial_rollout(folder: Path) -> str:
+    """A policy that goes on from interrupted responses, and trains what is one version old."""
+    policy = folder / "partial_rollout.toml"
+    policy.write_text(
+        '[batching]\nuse = "sync"\n\n[freshness]\nuse = "bounded"\nmax_staleness = 1\n'
+        'when_stale = "mask"\n\n'
+        '[interruption]\nuse = "partial"\nat_update = "in_place"\nkv = "recompute"\n\n'
+        '[weights]\nuse = "all_at_once"\n'
+    )
+    return str(policy)
+
+
 def publish(ours, version: int) -> None:
     ours.gateway.post("/admin/weights", {"version": version, "applied": True, "wait": True})
 
@@ -151,7 +171,7 @@ def test_groups_are_read_back_by_verls_sampler(servers, queue, config):
     """Batch after batch: the next one is of the next weights, and comes when the trainer has
     cleared the last. A group that cannot be made is told as failed."""
     with servers.fleet(2, policy="round_robin_sync", fake=FAKE, serve=SERVE) as ours:
-        trainer = Trainer(config, ScheduledAgentLoopManager, ours.url)
+        trainer = Trainer(config, ScheduledAgentLoopManager, gateway=ours.url)
         trainer.submit(["a", "b"], 1)
         first = trainer.sample(1, 2)
         assert sorted(first.keys) == [f"{uid}_{n}_0" for uid in "ab" for n in range(3)]
@@ -177,16 +197,11 @@ def test_groups_are_read_back_by_verls_sampler(servers, queue, config):
 
 
 def test_a_response_that_two_versions_made_says_so(servers, queue, config, tmp_path):
-    policy = tmp_path / "in_place.toml"
-    policy.write_text(
-        '[batching]\nuse = "sync"\n\n[freshness]\nuse = "bounded"\nmax_staleness = 2\n\n'
-        '[interruption]\nuse = "partial"\nat_update = "in_place"\nkv = "recompute"\n\n'
-        '[weights]\nuse = "all_at_once"\n'
-    )
+    policy = partial_rollout(tmp_path)
     # 200 tokens take some 8 s: both instances are in the middle of theirs when the weights come.
     slow = ["--speed", "0.25", "--median-tokens", "200", "--sigma", "0.1", "--vocab-size", "256"]
-    with servers.fleet(2, policy=str(policy), fake=slow, serve=SERVE) as ours:
-        trainer = Trainer(config, ScheduledAgentLoopManager, ours.url)
+    with servers.fleet(2, policy=policy, fake=slow, serve=SERVE) as ours:
+        trainer = Trainer(config, ScheduledAgentLoopManager, gateway=ours.url)
         trainer.submit(["a", "b"], 1)
         for instance in ours.instances:
             wait_until(
@@ -202,14 +217,71 @@ def test_a_response_that_two_versions_made_says_so(servers, queue, config, tmp_p
 
 def test_verls_loops_may_stay_with_a_gateway_for_each_turn(servers, queue, config):
     with servers.fleet(2, policy="dplb", fake=FAKE) as ours:
-        trainer = Trainer(config, GatewayAgentLoopManager, ours.url)
+        trainer = Trainer(config, GatewayAgentLoopManager, gateway=ours.url)
         trainer.submit(["a", "b"], 1)
         made = trainer.sample(1, 2)
         assert len(made.keys) == 6
         check_rows(made, version=0)
 
 
+class Servers:
+    """verl's, made of actors, and what its checkpoint engine does to them."""
+
+    def __init__(self, engine: Any, number: int) -> None:
+        self.actors = {f"127.0.0.1:{n}": engine.EngineServer.remote() for n in range(number)}
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        calls = [getattr(server, method).remote(*arguments) for server in self.actors.values()]
+        return ray.get(calls, timeout=PATIENCE_S)
+
+    def wait_until_running(self, requests: int) -> None:
+        wait_until(lambda: sum(self.call("running")) == requests, f"{requests} requests run")
+
+    def update(self, version: int) -> None:
+        """As `CheckpointEngineManager.update_weights`."""
+        self.call("abort_all_requests")
+        self.call("set_global_steps", version)
+        self.call("resume_generation")
+
+
+def test_verls_own_servers_are_scheduled_and_its_updates_followed(engine, queue, config, tmp_path):
+    """verl aborts what runs, loads its weights and lets its servers go on: responses go on from
+    what they had, say which version made which token, and train none that is too old."""
+    servers, half = Servers(engine, 2), engine.HALF
+    servers.call("reset", 4)
+    balancer = get_router_handle(servers.actors)
+    trainer = Trainer(
+        config,
+        ScheduledAgentLoopManager,
+        llm_client=LLMServerClient(config, balancer),
+        policy=partial_rollout(tmp_path),
+    )
+    trainer.submit(["a", "b"], 5)
+    servers.wait_until_running(6)
+    servers.update(5)
+    servers.call("let_go")
+    made = trainer.sample(5, 2)
+    check_rows(made)
+    assert len(made.keys) == 6
+    assert {(tag["min_global_steps"], tag["max_global_steps"]) for tag in made.tags} == {(4, 5)}
+    for extra in read(made, ["extra_fields"])["extra_fields"]:
+        assert extra["versions"] == [4] * half + [5] * (RESPONSE_LENGTH - half)
+
+    servers.call("reset", 5)
+    trainer.clear(made)
+    trainer.submit(["c", "d"], 6)
+    for version in (6, 7):
+        servers.wait_until_running(6)
+        servers.update(version)
+    ray.get(balancer.remove_servers.remote(["127.0.0.1:0"]), timeout=PATIENCE_S)
+    servers.call("let_go")
+    made = trainer.sample(6, 2)
+    assert {(tag["min_global_steps"], tag["max_global_steps"]) for tag in made.tags} == {(6, 7)}
+    for mask in read(made, ["response_mask"])["response_mask"]:
+        assert mask == [0] * half + [1] * (RESPONSE_LENGTH - half)
+
+
 @pytest.mark.usefixtures("cluster")
 def test_what_is_no_gateway_is_said_at_once(servers, config):
     with servers.fake_instance() as instance, pytest.raises(Exception, match="not a gateway"):
-        Trainer(config, ScheduledAgentLoopManager, instance.url)
+        Trainer(config, ScheduledAgentLoopManager, gateway=instance.url)

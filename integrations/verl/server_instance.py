@@ -1,0 +1,164 @@
+"""One of verl's own LLM servers, a Ray actor, behind the live driver's port.
+
+verl 0.9.1, `workers/rollout/vllm_rollout/vllm_async_server.py`. Its weights are verl's to bring:
+the checkpoint engine aborts all that runs there, loads, and lets it go on (`abort_all_requests`,
+`set_global_steps`, `resume_generation`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from rollout_sched.integrations.verl.generate_call import ABORTED
+from rollout_sched.live.ports import (
+    Description,
+    Gauges,
+    InstanceError,
+    InstanceGone,
+    OnTokens,
+    Order,
+    Output,
+    RequestRejected,
+)
+
+T = TypeVar("T")
+
+#: When a server's process was first asked: another time later means that it was restarted.
+_BEGAN = time.time()
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a server says of itself; `version` and `paused` are None where it does not know."""
+
+    slots: int
+    kv_tokens: int
+    max_model_len: int
+    version: int | None
+    paused: bool | None
+    began: float
+
+
+def facts_of(server: Any) -> Facts:
+    """Called in the actor, with verl's server. It keeps no account of these, so they are looked up
+    where its own methods do."""
+    engine = server.engine.vllm_config
+    return Facts(
+        slots=engine.scheduler_config.max_num_seqs * engine.parallel_config.data_parallel_size,
+        kv_tokens=engine.cache_config.num_gpu_blocks * engine.cache_config.block_size,
+        max_model_len=engine.model_config.max_model_len,
+        version=server.global_steps,
+        paused=getattr(server, "_submission_paused", None),
+        began=_BEGAN,
+    )
+
+
+class ServerInstance:
+    """`live.ports.InstanceClient` for the handle of a server.
+
+    Who drives its weights pauses it, too, so a pause of ours only brings back what we have there.
+    How far its requests are is not to be seen: its gauges are what we wait for, and that it has
+    died is for Ray to say.
+    """
+
+    def __init__(self, address: str, handle: Any) -> None:
+        self.name = address
+        self._handle = handle
+        self._open: set[str] = set()
+        self._generated = 0
+
+    async def describe(self) -> Description:
+        """Raises InstanceError, as all that asks the server."""
+        facts = await self._facts()
+        return Description(
+            slots=facts.slots,
+            kv_tokens=facts.kv_tokens,
+            max_model_len=facts.max_model_len,
+            version=facts.version,
+            started_at=facts.began,
+            paused=facts.paused,
+            capabilities=frozenset(
+                {"generate", "abort", "pause", "weight_info", "weight_versions"}
+            ),
+        )
+
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+        """Partial results do not come, whatever `stream_every` says. Raises InstanceError, or
+        RequestRejected for what verl's server finds wrong."""
+        sampling = dict(order.sampling)
+        logprobs = sampling.pop("logprobs", None) is not None
+        sampling.update(logprobs=logprobs, max_tokens=order.max_new_tokens)
+        self._open.add(order.id)
+        try:
+            made = await self._answer(
+                self._handle.generate.remote(
+                    request_id=order.id,
+                    prompt_ids=list(order.token_ids),
+                    sampling_params=sampling,
+                )
+            )
+        finally:
+            self._open.discard(order.id)
+        self._generated += len(made.token_ids)
+        return _output(made, order)
+
+    async def abort(self, order_id: str) -> None:
+        # Left out, the server would drop its whole prefix cache.
+        await self._answer(self._handle.abort_request.remote(order_id, reset_prefix_cache=False))
+
+    async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        if mode == "abort":
+            await asyncio.gather(*map(self.abort, self._open))
+
+    async def resume(self) -> None:
+        """It was not stopped."""
+
+    async def set_version(self, version: int) -> None:
+        """verl labels its weights itself."""
+
+    async def weight_version(self) -> int | None:
+        return (await self._facts()).version
+
+    async def is_paused(self) -> bool | None:
+        return (await self._facts()).paused
+
+    async def gauges(self) -> Gauges:
+        facts = await self._facts()
+        waiting = len(self._open)  # none is said to run, for nobody could see it progress
+        return Gauges(0, waiting, 0.0, generated_tokens=self._generated, started_at=facts.began)
+
+    async def close(self) -> None:
+        """The server is verl's."""
+
+    async def _facts(self) -> Facts:
+        facts: Facts = await self._answer(self._handle.__ray_call__.remote(facts_of))
+        return facts
+
+    async def _answer(self, answer: Awaitable[T]) -> T:
+        from ray.exceptions import RayActorError
+
+        try:
+            return await answer
+        except ValueError as error:  # verl's word for a prompt or parameters that cannot be
+            raise RequestRejected(f"{self.name}: {error}") from error
+        except RayActorError as error:
+            raise InstanceGone(f"{self.name}: {error}") from error
+        except Exception as error:  # whatever befell the engine
+            raise InstanceError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+
+def _output(made: Any, order: Order) -> Output:
+    """Of verl's TokenOutput. Its requests are aborted before the weights change, so one answer is
+    of one version."""
+    tokens = len(made.token_ids)
+    if made.stop_reason == ABORTED:
+        finish: Literal["stop", "length", "abort"] = "abort"
+    else:
+        finish = "length" if tokens >= order.max_new_tokens else "stop"
+    version = made.extra_fields.get("global_steps")
+    spans = () if version is None or not tokens else ((version, tokens),)
+    return Output(list(made.token_ids), made.log_probs, finish, spans)

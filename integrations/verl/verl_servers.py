@@ -1,0 +1,55 @@
+"""The servers that verl's load balancer knows, as instances of a scheduler: they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from rollout_sched.client import RolloutScheduler
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.verl.server_instance import ServerInstance
+
+log = logging.getLogger(__name__)
+
+
+def servers_of(balancer: Any) -> dict[str, Any]:
+    """Address -> handle. Called in the actor, with verl's load balancer, which names its servers to
+    others by their addresses alone."""
+    servers = getattr(balancer, "_servers", None)
+    if servers is None:
+        raise CallerError(
+            f"{type(balancer).__name__} does not keep its servers where verl's own load balancer "
+            "does; leave rollout.router_config_path out, or put a gateway before the servers"
+        )
+    return dict(servers)
+
+
+class VerlServers:
+    """Keeps the instances of `rollouts` what the load balancer's servers are: verl takes hybrid
+    ones out while it trains on their GPUs."""
+
+    def __init__(self, rollouts: RolloutScheduler, balancer: Any) -> None:
+        self._rollouts = rollouts
+        self._balancer = balancer
+        self._here: set[str] = set()
+
+    async def follow(self) -> None:
+        """Take in who has come, and let go who has gone. Raises CallerError or InstanceError; who
+        was taken in or let go before stays so."""
+        servers = await self._balancer.__ray_call__.remote(servers_of)
+        for address in self._here - set(servers):
+            self._here.discard(address)
+            await self._rollouts.remove_instance(address)
+        for address in set(servers) - self._here:
+            await self._rollouts.add_instance(ServerInstance(address, servers[address]))
+            self._here.add(address)
+
+    async def keep_following(self, look_s: float) -> None:
+        """Every `look_s` seconds, until this is cancelled."""
+        while True:
+            await asyncio.sleep(look_s)
+            try:
+                await self.follow()
+            except Exception as error:  # the next look may find it otherwise
+                log.warning("verl's servers: %s", error)
