@@ -6,6 +6,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
 NEIGHBOUR_VENVS ?= .venv-neighbours
+COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
 # Each in an environment of its own; `make test-neighbours NEIGHBOURS="trl torch"` takes some of them.
@@ -38,8 +39,7 @@ test: $(VENV)/.ready
 # The same tests on the compiled build, from a folder without the sources beside them.
 test-compiled: $(COMPILED_VENV)/.ready
 	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks pyproject.toml build/compiled
-	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q \
-	  tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
+	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q $(COMPILED_TESTS)
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
 test-vllm: $(VLLM_VENV)/.ready
