@@ -138,6 +138,7 @@ class Scheduler:
             progress,
             self.sessions,
             self.anomalies,
+            updater,
             tuning=self.tuning,
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,

@@ -17,6 +17,7 @@ from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Progress
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.tuning import Parameters, Tuning
+from rollout_sched.core.updater import WeightUpdater
 
 
 class RunView(Progress, Protocol):
@@ -42,6 +43,7 @@ class SchedulerView:
         progress: RunProgress,
         sessions: Sessions,
         anomalies: Mapping[str, int],
+        updater: WeightUpdater,
         *,
         tuning: Tuning,
         keeps_partial: bool,
@@ -58,6 +60,7 @@ class SchedulerView:
         self._requests = requests
         self._progress = progress
         self._sessions = sessions
+        self._updater = updater
 
     @property
     def tuned(self) -> Parameters:
@@ -67,6 +70,11 @@ class SchedulerView:
     @property
     def run(self) -> RunView:
         return self._progress
+
+    @property
+    def loads_newest(self) -> bool:
+        """Whether the newest version is ours to load (see WeightsPublished)."""
+        return self._updater.loads
 
     @property
     def in_flight(self) -> int:

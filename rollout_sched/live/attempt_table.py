@@ -143,6 +143,8 @@ class AttemptTable:
 
     def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
         dispatch = running.dispatch
+        if dispatch.attempt not in self._running:
+            return  # its instance may be here no longer
         unasked = outcome.finish == "abort" and not self._was_stopped(running)
         if unasked:
             self._supervisors[dispatch.instance].suspect()

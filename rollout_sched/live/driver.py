@@ -292,7 +292,7 @@ class Driver:
     @property
     def can_load(self) -> bool:
         """Whether an instance that joins can be brought to the newest version."""
-        return self.versions.ours and brings_weights(self._loader)
+        return self.view.loads_newest and brings_weights(self._loader)
 
     def join(self, name: str, description: Description, version: int) -> None:
         """Its supervisor has found it fit, with weights of this version."""

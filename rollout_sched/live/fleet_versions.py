@@ -78,7 +78,6 @@ class FleetVersions:
         self.contradictions: Counter[str] = Counter()
         self._pump = pump
         self._view = view
-        self._newest_by: DrivenBy = US
         self._driven_by: dict[str, DrivenBy] = {}
         self._gates: dict[str, list[str]] = {}
 
@@ -125,20 +124,15 @@ class FleetVersions:
     # -- versions --------------------------------------------------------------------------
 
     @property
-    def ours(self) -> bool:
-        """Whether the newest version is ours to load."""
-        return self._newest_by is US
-
-    @property
     def follows(self) -> bool:
         """Whether a version that is newer than the trainer's is taken for the trainer's: it loads
         the weights itself, so we are the last to hear of it."""
-        return self.adopts or not self.ours
+        return self.adopts or not self._view.loads_newest
 
     def may_publish(self, version: int) -> bool:
         """Versions grow; what the trainer has brought to some itself may become ours to load."""
         newest = self._view.run.version
-        return version > newest or (version == newest and not self.ours)
+        return version > newest or (version == newest and not self._view.loads_newest)
 
     def compare(self, instance: str, told: int | None) -> Known:
         """`told`: what the instance says it has. While we load others there it proves nothing."""
@@ -152,13 +146,11 @@ class FleetVersions:
     def published(self) -> None:
         """The newest version is ours to load, for we were told how."""
         self.adopts = False
-        self._newest_by = US
         self._driven_by.clear()
 
-    def adopt(self, version: int, driven_by: DrivenBy = AROUND_US) -> None:
+    def adopt(self, version: int) -> None:
         """The trainer is at this version, if it is newer than what we knew."""
         if version > self._view.run.version:
-            self._newest_by = driven_by
             self._pump.tell(WeightsPublished(version, loads=False))
 
     def moved(self, instance: str, version: int, driven_by: DrivenBy) -> bool:
@@ -167,7 +159,7 @@ class FleetVersions:
         Nothing is told of an instance that we load ourselves just now: what it has then it says
         when that is over.
         """
-        self.adopt(version, driven_by)
+        self.adopt(version)
         known = self._view.instance(instance)
         before = self._driven_by.get(instance, US)
         if known is None or known.version >= version or known.status is InstanceStatus.UPDATING:

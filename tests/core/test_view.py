@@ -75,3 +75,12 @@ def test_the_versions_that_an_attempt_may_have_used() -> None:
     told(RequestWithdrawn("d"))
     assert view.versions_of(1) is None, "nobody wants it any more"
     assert view.versions_of(99) is None
+
+
+def test_whose_the_newest_version_is() -> None:
+    told = Told()
+    assert told.scheduler.view.loads_newest
+    told(WeightsPublished(1, loads=False))
+    assert not told.scheduler.view.loads_newest
+    told(WeightsPublished(2))
+    assert told.scheduler.view.loads_newest

@@ -61,12 +61,16 @@ class TestVersions:
         assert pump.told == [WeightsPublished(1)]
 
     def test_a_newer_version_is_the_trainers_where_it_drives(self) -> None:
-        book, _ = versions()
+        book, pump = versions()
         assert not book.follows
+        assert not book.may_publish(0)
         book.moved("i0", 1, AROUND_US)
         assert book.follows
+        assert book.may_publish(1), "it may say how to load what it has loaded"
+        pump.tell(WeightsPublished(1))
         book.published()
         assert not book.follows
+        assert not book.may_publish(1)
         assert book.of("i0").driven_by is US
 
     def test_adopting_ends_with_what_the_trainer_publishes(self) -> None:
