@@ -1,0 +1,194 @@
+"""Laws of a live run that is killed again and again, in front of simulated instances.
+
+Whatever the policy and the moment: every prompt comes in exactly one batch, whole and in time; a
+batch that was not acknowledged comes again as it was; what is greedy is as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rollout_sched.config import PolicyFile, load_policy, parse_policy
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import Order
+from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.settings import Settings
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.replay.runs import staleness_bound
+from rollout_sched.simulators.replay.scenario import load_scenario
+
+SPEC = load_scenario("tiny-cpu-2").instance
+STEP, STEPS, SAMPLES = 3, 5, 2
+MOST_TOKENS = 100
+
+T = TypeVar("T")
+
+#: Seconds that nothing here comes near to.
+PATIENCE_S = 300
+
+PROMPTS = [
+    Prompt(f"p{n}", [n + 1, 7, 9], SAMPLES, MOST_TOKENS, {"temperature": 0.0, "logprobs": 0})
+    for n in range(STEP * STEPS)
+]
+
+VERIFIED = parse_policy(
+    "verified",
+    {
+        "batching": {"use": "tail_batching", "over_prompts": 1.5},
+        "freshness": {"use": "bounded", "max_staleness": 0},
+        "interruption": {"use": "partial", "kv": "verify"},
+    },
+)
+POLICIES = [
+    VERIFIED,
+    *map(load_policy, ("round_robin_sync", "areal", "partial_rollout", "april", "best_async")),
+]
+
+
+def length_of(order: Order, response: Response) -> int:
+    """One in five comes to the limit."""
+    return 10 + response.name % (MOST_TOKENS + 15)
+
+
+class Life:
+    """One process of a run, killed after so many events. `version`: of the weights that its
+    instances hold; `drifts`: others make another text."""
+
+    def __init__(
+        self, policy: PolicyFile, folder: Path, events: float, version: int, *, drifts: bool
+    ) -> None:
+        self.over = asyncio.Event()
+        self._events = events
+        self._dead = False
+        options = RunOptions(store=folder, prompts_per_step=STEP, stream_every=2)
+        settings = Settings(poll_s=0.05, stream_s=0.01)
+        self.live = LiveScheduler(policy, options, settings=settings)
+        self.live.driver.pump.observers.append(self._count)
+        self.live.driver.take_up_weights(load)
+        self.instances = [
+            RealtimeInstance(
+                name,
+                SPEC,
+                length_of,
+                version=version,
+                versioned_text=drifts,
+                drift=0.03,
+                speed=2.0,
+            )
+            for name in ("i0", "i1")
+        ]
+
+    async def __aenter__(self) -> Life:
+        for instance in self.instances:
+            await self.live.driver.add_instance(instance)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await (self.live.driver if self._dead else self.live).close()
+
+    def _count(self, now: float, event: Any, actions: Any) -> None:
+        self._events -= 1
+        if self._events < 0:
+            self.over.set()
+
+    def die(self) -> None:
+        """From now on nothing is written any more; what was gathered is lost."""
+        self._dead = True
+        self.live.stored.keeper.writer.close()
+
+
+async def load(client: Any, version: int) -> None:
+    """Loaded at once; the label follows."""
+
+
+class Trainer:
+    """Trains what comes, publishes after each batch, and remembers what it has acknowledged."""
+
+    def __init__(self, bound: int | None) -> None:
+        self.batches: dict[int, Batch] = {}
+        self.acknowledged: int | None = None
+        self._bound = bound
+
+    async def train(self, live: LiveScheduler) -> None:
+        done = {uid for n, b in self.batches.items() if self._has(n) for uid in b.groups()}
+        live.trainer.submit([prompt for prompt in PROMPTS if prompt.uid not in done])
+        live.trainer.close_submissions()
+        while (batch := await live.trainer.next_batch(self.acknowledged)) is not None:
+            assert not batch.failed
+            assert self.batches.setdefault(batch.number, batch) == batch
+            assert not self._has(batch.number), "acknowledged, and delivered again"
+            for sample in batch.samples:
+                assert self._bound is None or sample.staleness <= self._bound
+            if live.trainer.version <= batch.number:
+                await live.trainer.publish_weights(batch.number + 1, load, said=b"at once")
+            self.acknowledged = batch.number
+
+    def _has(self, batch: int) -> bool:
+        return self.acknowledged is not None and batch <= self.acknowledged
+
+
+async def undisturbed() -> dict[str, list[int]]:
+    one = RealtimeInstance("one", SPEC, length_of, speed=2.0)
+    orders = [Order(p.uid, p.prompt_ids, MOST_TOKENS, "v0", p.sampling) for p in PROMPTS]
+    outputs = await asyncio.gather(*map(one.generate, orders))
+    return {order.id: output.token_ids for order, output in zip(orders, outputs, strict=True)}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again(policy: PolicyFile, seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        trainer = await trained(policy, seed, tmp_path, drifts=False)
+        wanted = await undisturbed()
+        for batch in trainer.batches.values():
+            for sample in batch.samples:
+                assert sample.response_ids == wanted[sample.uid]
+
+    asyncio.run(bounded(scene()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_newer_weights_reject_is_no_more_there_after_a_restart(
+    seed: int, tmp_path: Path
+) -> None:
+    """Tokens are as many as are counted, or the batch could not be put together."""
+    trainer = asyncio.run(bounded(trained(VERIFIED, seed, tmp_path, drifts=True)))
+    assert any(s.num_interruptions for b in trainer.batches.values() for s in b.samples)
+
+
+async def trained(policy: PolicyFile, seed: int, folder: Path, *, drifts: bool) -> Trainer:
+    """All prompts, each in exactly one batch, by a run that was killed six times."""
+    dice, version = random.Random(f"{policy.name}/{seed}"), 0
+    trainer = Trainer(staleness_bound(policy.scheduler(STEP).roles.freshness))
+    for _ in range(6):
+        events = dice.randrange(5, 150)
+        async with Life(policy, folder, events, version, drifts=drifts) as one:
+            training = asyncio.ensure_future(trainer.train(one.live))
+            killed = asyncio.ensure_future(one.over.wait())
+            await asyncio.wait({training, killed}, return_when=asyncio.FIRST_COMPLETED)
+            one.die()
+            if training.done():
+                training.result()
+            training.cancel()
+            killed.cancel()
+            version = dice.randint(0, one.live.trainer.version)
+    async with Life(policy, folder, float("inf"), version, drifts=drifts) as last:
+        await trainer.train(last.live)
+    came = Counter((s.uid, s.index) for b in trainer.batches.values() for s in b.samples)
+    assert max(came.values()) == 1
+    assert Counter(uid for uid, _ in came) == {prompt.uid: SAMPLES for prompt in PROMPTS}
+    return trainer
+
+
+async def bounded(scene: Coroutine[Any, Any, T]) -> T:
+    async with asyncio.timeout(PATIENCE_S):
+        return await scene
