@@ -71,9 +71,10 @@ class PayloadBook:
         Raises what its factory raises.
         """
         payload = self._payloads.get(dispatch.request)
-        if payload is None:
-            payload = self._factories[dispatch.group](dispatch.index)
-            self._payloads[dispatch.request] = payload
+        return self._make(dispatch) if payload is None else payload
+
+    def _make(self, of: Dispatch | Discard) -> Payload:
+        payload = self._payloads[of.request] = self._factories[of.group](of.index)
         return payload
 
     # -- told ------------------------------------------------------------------------------
@@ -112,8 +113,9 @@ class PayloadBook:
     def discard(self, action: Discard) -> None:
         """Of an attempt, of all that a request has, or of the request itself."""
         payload = self._payloads.get(action.request)
-        if payload is not None and action.reason == "rejected":
-            payload.transcript.cut(action.tokens)
+        if action.reason == "rejected":
+            # One that an earlier epoch has begun has tokens, but was never dispatched here.
+            (payload or self._make(action)).transcript.cut(action.tokens)
         elif payload is not None:
             drop(payload, action.attempt)
         if not action.ends:
