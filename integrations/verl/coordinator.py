@@ -78,7 +78,7 @@ class Coordinator:
                     self._hand_out(part)
                     part = await self._rollouts.next_batch(parts=True)
                 if part is None:
-                    raise CallerError("somebody else has closed the submissions to the gateway")
+                    raise CallerError("somebody else has closed the submissions")
                 self._hand_out(part)
         except Exception as error:  # nobody else would ever tell those who wait
             log.exception("no more batches will be delivered")

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollout_sched.config import parse_policy
 from rollout_sched.core.errors import CallerError
@@ -116,5 +118,50 @@ def test_what_no_server_can_hold_is_refused():
     async def test() -> None:
         with pytest.raises((NoPlace, CallerError)):
             await placement("a").acquire("s", 10, 5000)
+
+    run(test)
+
+
+SERVERS = st.sampled_from("abc")
+DEEDS = st.one_of(
+    st.tuples(st.just("acquire"), st.sampled_from("stu")),
+    st.tuples(st.just("release"), st.integers(0, 9)),
+    st.tuples(st.just("give up"), st.integers(0, 9)),
+    st.tuples(st.just("add"), SERVERS),
+    st.tuples(st.just("remove"), SERVERS),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(DEEDS, max_size=40))
+def test_whatever_comes_nobody_waits_beside_a_free_place(deeds):
+    async def test() -> None:
+        scheduler = SESSIONS.scheduler(1)
+        fleet = Placement(scheduler, slots=2, kv_tokens=1000)
+        calls: list[tuple[str, asyncio.Task[str]]] = []
+        for deed, what in deeds:
+            if deed == "acquire":
+                calls.append((what, asyncio.create_task(fleet.acquire(what, 10, 20))))
+            elif deed == "add":
+                fleet.add([what])
+            elif deed == "remove":
+                fleet.remove([what])
+            elif calls:
+                session, call = calls[what % len(calls)]
+                if deed == "release" and call.done():
+                    calls.remove((session, call))
+                    fleet.release(call.result(), session)
+                elif deed == "give up" and not call.done():
+                    calls.remove((session, call))
+                    call.cancel()
+            await turns(2)
+            scheduler.check_invariants()
+            places = 2 * len(fleet.servers) - sum(map(fleet.in_flight, fleet.servers))
+            waiting = sum(not call.done() for _, call in calls)
+            assert places >= 0
+            assert not (places and waiting)
+        for _, call in calls:
+            call.cancel()
+        await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
 
     run(test)
