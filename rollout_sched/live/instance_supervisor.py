@@ -47,6 +47,7 @@ class InstanceSupervisor:
     description   what it said when it last joined; None before
     health        its polls, and whether it may be sent something
     orders        the scheduler's, to pause, update and resume it
+    awaits_weights  it is away, and would join with other weights
     control_lock  taken by whoever controls it, so that nobody comes between
 
     Who has paused it outlives its being away: one that is held is not resumed by a weight update,
@@ -81,6 +82,7 @@ class InstanceSupervisor:
             on_wrong=self._lose,
         )
         self._started_at: float | None = None  # as it said last
+        self.awaits_weights = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -95,6 +97,11 @@ class InstanceSupervisor:
     def reason(self) -> str:
         """Why it has not joined; "" while it has."""
         return self.membership.reason
+
+    @property
+    def started_at(self) -> float | None:
+        """Unix seconds, as it said last; None if it has never answered."""
+        return self._started_at
 
     @property
     def held(self) -> bool:
@@ -179,7 +186,8 @@ class InstanceSupervisor:
     def _stays_away(self, error: Exception) -> None:
         before = self.reason
         self.membership.move(MembershipMove.REFUSE, said(error))
-        news = isinstance(error, VersionRefused | JoinsLater) and self.reason != before
+        self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)
+        news = self.awaits_weights and self.reason != before
         level = logging.WARNING if news else logging.DEBUG
         log.log(level, "instance %s is still away: %s", self.name, self.reason)
 
@@ -231,6 +239,7 @@ class InstanceSupervisor:
 
     def _join(self, description: Description, version: int) -> None:
         self.description = description
+        self.awaits_weights = False
         self.health.joined(description.started_at)
         self._watching.joined()
         self._owner.join(self.name, description, version)

@@ -97,7 +97,7 @@ async def _done(
 
 
 async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
-    if supervisor.description is None:
+    if supervisor.description is None and not supervisor.awaits_weights:
         raise InstanceError(
             f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
         )

@@ -82,7 +82,8 @@ class FleetControl:
         if rule.pause == "release":
             self._updates.check_release(call.path)
         everybody = self._gateway.supervisors()
-        here = {supervisor.name for supervisor in everybody if supervisor.joined}
+        joined = [supervisor for supervisor in everybody if supervisor.joined]
+        here = {each.name for each in (self._updates.reachable() if rule.sum else joined)}
         asked = [each for each in everybody if rule.away or each.name in here]
         _, answer = await broadcast(asked, call)
         away = [failure for failure in answer["failed"] if failure["url"] not in here]

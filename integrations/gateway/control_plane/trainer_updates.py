@@ -61,6 +61,7 @@ class TrainerUpdates:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._protocol = WeightProtocol()
+        self._group: frozenset[Member] = frozenset()  # of the last transfer that was set up
         self._turn = asyncio.Lock()
         driver.pump.watch(self._lost, InstanceLost)
 
@@ -92,6 +93,12 @@ class TrainerUpdates:
                 return await self._label(call)
             return await self._load(call, step)
 
+    def reachable(self) -> list[InstanceSupervisor]:
+        """Those that a trainer's weights can reach: all who have joined, and who would join with
+        other weights."""
+        supervisors = self._driver.supervisors.values()
+        return [each for each in supervisors if each.joined or each.awaits_weights]
+
     # -- pauses ----------------------------------------------------------------------------
 
     def held(self, names: Iterable[str]) -> None:
@@ -115,14 +122,16 @@ class TrainerUpdates:
     # -- set up ----------------------------------------------------------------------------
 
     async def _set_up(self, call: Call, ranks: RankFields | None) -> Answer:
-        here = self._here()
+        here = self.reachable()
         if ranks is None or not here:
             return (await broadcast(here, call))[1]
         info = _object(call.body)
         sizes = await asyncio.gather(*(self._world_size(each) for each in here))
         dealt = [msgspec.json.encode(own) for own in deal(info, ranks, sizes)]
         names = [supervisor.name for supervisor in here]
-        return (await broadcast(here, call, dict(zip(names, dealt, strict=True))))[1]
+        _, answer = await broadcast(here, call, dict(zip(names, dealt, strict=True)))
+        self._group = frozenset(() if answer["failed"] else map(_member, here))
+        return answer
 
     async def _world_size(self, supervisor: InstanceSupervisor) -> int:
         client = cast(HasRanks, supervisor.client)
@@ -136,11 +145,13 @@ class TrainerUpdates:
         self._check_that_we_load_nothing()
         protocol.check(step, identity)
         told = self._told(call.body, "weight_version") if step is Step.FINISH else None
-        members = protocol.members([_member(each) for each in self._here()], step)
+        members = protocol.members(self._candidates(step), step)
         pending = [self._driver.supervisors[m.name] for m in protocol.pending(identity, members)]
-        for member in members:
-            self._driver.versions.close_gate(member.name, LOADING)
-        _, answer = await broadcast(pending, call)
+        beside = self._beside(members) if step in (Step.LOAD, Step.WHOLE) else []
+        for name in (*(member.name for member in members), *(each.name for each in beside)):
+            self._driver.versions.close_gate(name, LOADING)
+        _, answer = await broadcast([*pending, *beside], call)
+        _set_apart(answer, {supervisor.name for supervisor in beside})
         answer["done_before"] = len(members) - len(pending)
         failed = {failure["url"] for failure in answer["failed"]}
         if failed and not _left_as_it_was(answer, step):
@@ -149,7 +160,9 @@ class TrainerUpdates:
             protocol.half_did(step, HalfDone(identity, call.path, done, lacking))
             log.warning("%s", self.state()["remedy"])
         elif members and not failed and protocol.did(step, identity, members):
-            await self._serve_anew(members, told)
+            away = {failure["url"] for failure in answer["away"]}
+            loaded = [self._driver.supervisors[member.name] for member in members]
+            await self._serve_anew([*loaded, *(b for b in beside if b.name not in away)], told)
         self._open_gates()
         if step is Step.FINISH and not failed and protocol.half_done is not None:
             raise Conflict(protocol.half_done.remedy)
@@ -164,10 +177,26 @@ class TrainerUpdates:
                     "in GET /admin/state"
                 )
 
-    async def _serve_anew(self, members: Collection[Member], told: int | None) -> None:
+    def _candidates(self, step: Step) -> list[Member]:
+        """Who may have a part in it: in an update by transfer those that it was set up with."""
+        transfer = step is Step.BEGIN or self._protocol.state is UpdateState.BEGUN
+        if transfer and self._group:
+            return [m for m in map(_member, self.reachable()) if m in self._group]
+        return [_member(each) for each in self._here()]
+
+    def _beside(self, members: Collection[Member]) -> list[InstanceSupervisor]:
+        """Who is not here for want of weights gets those that come in one call: whether it can load
+        them or not, it holds nobody up."""
+        if self._protocol.state is UpdateState.BEGUN or not members:
+            return []
+        names = {member.name for member in members}
+        return [s for s in self.reachable() if not s.joined and s.name not in names]
+
+    async def _serve_anew(
+        self, supervisors: Sequence[InstanceSupervisor], told: int | None
+    ) -> None:
         """They have new weights, all of them."""
         version = self._driver.view.run.version + 1 if told is None else told
-        supervisors = [self._driver.supervisors[member.name] for member in members]
 
         async def label(supervisor: InstanceSupervisor) -> dict[str, Any]:
             limit_s = self._driver.settings.control_timeout_s
@@ -242,8 +271,14 @@ def _identity(call: Call) -> bytes:
 
 
 def _member(supervisor: InstanceSupervisor) -> Member:
-    assert supervisor.description is not None  # it has joined
-    return Member(supervisor.name, supervisor.description.started_at)
+    assert supervisor.started_at is not None  # it has answered
+    return Member(supervisor.name, supervisor.started_at)
+
+
+def _set_apart(answer: Answer, names: Collection[str]) -> None:
+    """The failures of these, in `away`: they fail nobody."""
+    answer["away"] = [failure for failure in answer["failed"] if failure["url"] in names]
+    answer["failed"] = [failure for failure in answer["failed"] if failure["url"] not in names]
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -287,6 +287,69 @@ def test_who_is_lost_meanwhile_has_no_part_in_it_when_it_comes_back() -> None:
     run(scene())
 
 
+async def newcomer(house: House) -> Upstream:
+    """One whose weights are those of its start, at a fleet whose trainer has gone on."""
+    late = Upstream(B)
+    await late.open()
+    house.instances[B] = late
+    assert (await house.ask("POST", "/workers", {"url": B}))[0] in (201, 202)
+    assert house.driver.supervisors[B].awaits_weights
+    return late
+
+
+def says(instance: Upstream, version: int) -> None:
+    instance.description = msgspec.structs.replace(instance.description, version=version)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_waits_for_weights_gets_them_when_they_come_in_one_call(fails: bool) -> None:
+    """And holds nobody up who has joined."""
+
+    async def scene() -> None:
+        first = Upstream(A)
+        async with House(first, live={"poll_s": 0.05}) as house:
+            await statuses(house, (LOAD, {"weight_dir": "/1"}))
+            late = await newcomer(house)
+            if fails:
+                late.answers[LOAD] = FAILS
+            status, said = await house.ask("POST", LOAD, {"weight_dir": "/2"})
+            assert (status, [failure["url"] for failure in said["away"]]) == (200, [B] * fails)
+            assert paths_of(late) == [LOAD]
+            assert version(house) == 2
+            assert gates(house) == ["", ""]
+            assert (("version", 2) in late.calls) is not fails
+            if not fails:
+                says(late, 2)  # as it was labelled
+                await until(lambda: house.driver.supervisors[B].joined, 30)
+                assert house.driver.versions.of(B).version == 2
+
+    run(scene())
+
+
+def test_who_waits_for_weights_is_in_a_transfer_that_is_set_up_with_it() -> None:
+    async def scene() -> None:
+        first = Upstream(A)
+        async with House(first, live={"poll_s": 0.05}) as house:
+            set_up = "/init_weight_transfer_engine"
+            info = {"init_info": {"rank_offset": 1}}
+            update = [(START, {}), (LOAD, CHUNK), (FINISH, {})]
+            assert await statuses(house, (set_up, info), *update) == [200] * 4
+            late = await newcomer(house)
+            assert await statuses(house, *update) == [200] * 3
+            assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 2
+            assert not [
+                path for path in paths_of(late) if path != "/get_world_size"
+            ]  # it would refuse, or the ranks would not meet
+            assert await statuses(house, (set_up, info), *update) == [200] * 4
+            assert paths_of(late)[1:] == [set_up, START, LOAD, FINISH]
+            assert msgspec.json.decode(late.asked[1]["body"])["init_info"]["rank_offset"] == 2
+            says(late, 3)
+            await until(lambda: house.driver.supervisors[B].joined, 30)
+            assert version(house) == 3
+
+    run(scene())
+
+
 def test_one_that_cannot_be_labelled_is_not_believed_to_have_the_version() -> None:
     async def scene() -> None:
         first, second = two()
