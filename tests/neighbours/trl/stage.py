@@ -24,7 +24,7 @@ WAIT_S = 120.0
 
 def write_model(folder: Path, seed: int = 0) -> Path:
     """A random Llama with a tokenizer of bytes."""
-    sizes = ["--vocab", str(VOCABULARY), "--hidden", "64", "--max-pos", "2048"]
+    sizes = ["--vocab", str(VOCABULARY), "--hidden", "64", "--heads", "2", "--kv-heads", "1"]
     write_tiny_model([str(folder), "--seed", str(seed), *sizes])
     return folder
 
