@@ -26,6 +26,7 @@ from rollout_sched.core.events import (
     InstanceJoined,
     RequestFinished,
 )
+from rollout_sched.core.facts import FactRecorder
 
 COMPILED = not core.__file__.endswith(".py")
 BUILD = "compiled" if COMPILED else "interpreted"
@@ -33,9 +34,15 @@ TARGET_US = 10 if COMPILED else 20
 POLICY = "dplb"
 GROUP = 8
 
+#: Events between two looks of a store at what has changed.
+LOOK = 1000
 
-def measure(instances: int, in_flight: int, waiting: int, events: int = 20_000) -> list[float]:
-    """Microseconds of each of so many answers."""
+
+def measure(
+    instances: int, in_flight: int, waiting: int, events: int = 20_000, *, recorded: bool = False
+) -> list[float]:
+    """Microseconds of each of so many answers; `recorded`: with what has to be written down noted,
+    and put together after each `LOOK` of them."""
     dice = random.Random(0)
     groups = (in_flight + waiting) // GROUP
     scheduler = load_policy(POLICY).scheduler(prompts_per_step=groups)
@@ -46,7 +53,8 @@ def measure(instances: int, in_flight: int, waiting: int, events: int = 20_000) 
     for number in range(groups):
         scheduler.handle(GroupSubmitted(f"group-{number}", GROUP, 200, 32_768), 0.0)
     running += scheduler.handle(BatchRequested(), 0.0)
-    costs = []
+    recorder = FactRecorder(scheduler) if recorded else None
+    costs: list[float] = []
     gc.collect()
     gc.disable()
     for _ in range(min(events, in_flight + waiting - GROUP)):
@@ -56,17 +64,22 @@ def measure(instances: int, in_flight: int, waiting: int, events: int = 20_000) 
         event = RequestFinished(dispatch.request, dispatch.attempt, dice.randrange(1, 32_768))
         start = time.perf_counter_ns()
         actions = scheduler.handle(event, 1.0)
+        if recorder is not None:
+            recorder.observe(1.0, event, actions)
+            if not len(costs) % LOOK:
+                recorder.changes()
         costs.append((time.perf_counter_ns() - start) / 1e3)
         running += [action for action in actions if isinstance(action, Dispatch)]
     gc.enable()
     return costs
 
 
-def show(instances: int, in_flight: int, waiting: int) -> float:
-    costs = sorted(measure(instances, in_flight, waiting))
+def show(instances: int, in_flight: int, waiting: int, *, recorded: bool = False) -> float:
+    costs = sorted(measure(instances, in_flight, waiting, recorded=recorded))
     median = statistics.median(costs)
     p99 = costs[int(0.99 * len(costs))]
-    print(f"{instances:9,d} {in_flight:9,d} {waiting:9,d}   {median:6.1f} {p99:6.1f}")
+    store = f"   for a store, mean {statistics.mean(costs):.1f}" if recorded else ""
+    print(f"{instances:9,d} {in_flight:9,d} {waiting:9,d}   {median:6.1f} {p99:6.1f}{store}")
     return median
 
 
@@ -74,6 +87,7 @@ def main() -> int:
     print(f"{BUILD} build, policy {POLICY}, microseconds per event")
     print("instances in flight   waiting   median    p99")
     median = show(1_024, 100_000, 20_000)
+    show(1_024, 100_000, 20_000, recorded=True)
     for instances in (16, 64, 256, 1_024, 4_096):
         show(instances, 32_768, 8_192)
     for waiting in (8, 1_000, 10_000, 100_000):
