@@ -69,7 +69,7 @@ format: $(VENV)/.ready
 bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 	missed=0; \
 	for python in $(BIN)/python $(COMPILED_VENV)/bin/python; do \
-	  for figures in decision_cost replay_speed; do \
+	  for figures in decision_cost replay_speed store_speed; do \
 	    $$python benchmarks/$$figures.py || missed=1; \
 	  done; \
 	done; exit $$missed

@@ -30,9 +30,12 @@ class JournalKeeper:
     A thread writes, so that a slow disk keeps nobody waiting. A disk that fails does not stop the
     rollouts: the journal ends there with a whole line, and `broken` says why, as does the log.
     Raises CallerError for a file that is there already, which may be all that is left of a crash.
+
+    `bound`: bytes after which the file becomes `<path>.1`, in the place of the one before, and a
+    new one is begun; None: it may grow. Only what begins with the first event can be told again.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header, *, bound: int | None = None) -> None:
         try:
             self._file = LineFile(path, over=False)
         except FileExistsError:
@@ -41,7 +44,10 @@ class JournalKeeper:
         self.path = path
         self.broken = ""
         self._empty = True
-        self._pending = bytearray(line_of(header))
+        self._header = line_of(header)
+        self._bound = bound
+        self._size = 0
+        self._pending = bytearray(self._header)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(SYNC_S, self._write)
         self._writing: asyncio.Future[None] | None = None
@@ -81,9 +87,18 @@ class JournalKeeper:
 
     def _write(self) -> None:
         lines, self._pending = bytes(self._pending), bytearray()
-        append = partial(self._file.append, lines, sync=True)
-        self._writing = self._loop.run_in_executor(None, append)
+        self._writing = self._loop.run_in_executor(None, partial(self._append, lines))
         self._writing.add_done_callback(self._written)
+
+    def _append(self, lines: bytes) -> None:
+        """Called in a thread."""
+        if self._bound is not None and self._size > self._bound:
+            self._file.close()
+            self.path.replace(f"{self.path}.1")
+            self._file = LineFile(self.path, over=False)
+            lines, self._size = self._header + lines, 0
+        self._file.append(lines, sync=True)
+        self._size += len(lines)
 
     def _written(self, writing: asyncio.Future[None]) -> None:
         self._writing = None

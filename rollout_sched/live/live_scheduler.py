@@ -17,7 +17,7 @@ from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.stored_run import StoredRun
+from rollout_sched.live.stored_run import JOURNAL_BYTES, StoredRun
 from rollout_sched.live.trainer_session import Borrower, TrainerSession
 
 log = logging.getLogger(__name__)
@@ -72,14 +72,14 @@ class LiveScheduler:
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
             self.lengths = LengthStore(run.length_history)
-        self.journal: JournalKeeper | None = None
-        if run.journal is not None:
-            header = Header(SCHEMA, policy.name, groups, version, run.seed)
-            self.journal = JournalKeeper(run.journal, header)
+        header = Header(SCHEMA, policy.name, groups, version, run.seed)
+        self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
         self.stored: StoredRun | None = None
         if run.store is not None:
             self.stored = StoredRun(run.store, settings.durable)
             settings = _streaming(settings, run)
+            if self.journal is None:
+                self.journal = JournalKeeper(self.stored.journal(), header, bound=JOURNAL_BYTES)
         run_id = "" if self.stored is None else self.stored.run_id
         self.driver = Driver(scheduler, settings=settings, adopts=adopts, run_id=run_id)
         if self.stored is not None:

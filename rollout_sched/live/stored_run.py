@@ -19,6 +19,10 @@ from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.store.changes import Changes
 from rollout_sched.store.store import Durable, Store
 
+#: Files of the journals of earlier epochs that are kept, and bytes of one.
+JOURNALS = 4
+JOURNAL_BYTES = 2**28
+
 
 class StoredRun:
     """What a store has to do with a run, in the order in which it is done: made before the driver,
@@ -47,6 +51,15 @@ class StoredRun:
     @property
     def run_id(self) -> str:
         return self._run_id(self.epoch)
+
+    def journal(self) -> Path:
+        """A new file for the events of this epoch; those of the last ones stay, for whoever wants
+        to know what went before a crash."""
+        folder = self.store.folder / "journal"
+        folder.mkdir(exist_ok=True)
+        for old in sorted(folder.iterdir())[:-JOURNALS]:
+            old.unlink()
+        return folder / f"{self.epoch:08d}.jsonl"
 
     @property
     def weights(self) -> StoredWeights | None:

@@ -7,7 +7,10 @@ number of observed ids), the ids, the observed ids, the log-probabilities.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,16 +34,27 @@ class Tokens(msgspec.Struct, frozen=True):
 
 def encode(tokens: Tokens) -> bytes:
     """Raises OverflowError for an id beyond 31 bits."""
-    logprobs = np.zeros(0) if tokens.logprobs is None else np.asarray(tokens.logprobs, np.float64)
-    width = 0
-    if tokens.logprobs is not None:
-        with np.errstate(over="ignore"):
-            short = logprobs.astype("<f4")
-        width = 4 if np.array_equal(short, logprobs, equal_nan=True) else 8
-        logprobs = short if width == 4 else logprobs.astype("<f8")
     observed = () if tokens.observed is None else tokens.observed
+    width, logprobs = 0, b""
+    if tokens.logprobs is not None:
+        width, logprobs = _encoded_logprobs(tokens.logprobs)
     head = _HEAD.pack(width, tokens.observed is not None, len(tokens.ids), len(observed))
-    return b"".join((head, _ids(tokens.ids), _ids(observed), logprobs.tobytes()))
+    ids = _bytes(array("i", tokens.ids))
+    return b"".join((head, ids, _bytes(array("i", observed)), logprobs))
+
+
+def _encoded_logprobs(logprobs: Sequence[float]) -> tuple[int, bytes]:
+    """As float32 where each of them is one. numpy would take twice as long for a few hundred."""
+    short = array("f", logprobs)
+    if short.tolist() == list(logprobs):
+        return 4, _bytes(short)
+    return 8, _bytes(array("d", logprobs))
+
+
+def _bytes(values: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 def counts(head: bytes) -> tuple[int, int, bool]:
@@ -66,7 +80,3 @@ def decode(data: bytes) -> Tokens:
     if width:
         logprobs = np.frombuffer(data, f"<f{width}", made, len(data) - width * made).tolist()
     return Tokens(ids[:made], logprobs, ids[made:] if answered else None)
-
-
-def _ids(ids: Sequence[int]) -> bytes:
-    return np.array(ids, "<i4").tobytes() if len(ids) else b""

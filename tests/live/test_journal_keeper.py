@@ -171,3 +171,27 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
     asyncio.run(scene())
     assert path.read_text() == "precious"
+
+
+def test_a_bounded_journal_goes_on_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
+    path = tmp_path / "journal"
+
+    async def scene() -> None:
+        keeper = JournalKeeper(path, HEADER, bound=1000)
+        for number in range(200):
+            keeper.observe(float(number), RequestWithdrawn("x" * 50), [])
+            await until(lambda: not keeper._pending, 60)
+        await keeper.close()
+        assert not keeper.broken
+
+    asyncio.run(scene())
+    times = []
+    for part in (tmp_path / "journal.1", path):
+        header, entries = journal.read(part)
+        assert header == HEADER
+        times += [entry.now for entry in entries]
+    assert times == [float(number) for number in range(200 - len(times), 200)]
+    assert sum(part.stat().st_size for part in tmp_path.iterdir()) < 4000

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched import load_policy, parse_policy
+from rollout_sched import journal, load_policy, parse_policy
 from rollout_sched.core.errors import CallerError
+from rollout_sched.live import stored_run
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description
@@ -306,6 +307,43 @@ def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
             assert "submit it again" in failed.reason
 
     asyncio.run(scene())
+
+
+def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT])
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.stream(0, [5])
+            (running,) = live.driver.attempts.on("i0")
+            await until(lambda: running.told)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after) as live:
+            await after.answer(0, [7])
+            await batch_of(live)
+        return left, live
+
+    left, live = asyncio.run(scene())
+    _, entries = journal.read(left / "journal" / "00000002.jsonl")
+    again = SYNC.scheduler(1)
+    for _ in journal.replay(again, entries):
+        pass
+    again.check_invariants()
+    assert again.progress.delivered == live.driver.view.run.delivered == 1
+
+
+def test_journals_of_long_ago_go(tmp_path):
+    async def scene():
+        for _ in range(stored_run.JOURNALS + 3):
+            async with run(tmp_path) as live:
+                live.trainer.close_submissions()
+
+    asyncio.run(scene())
+    kept = sorted(path.name for path in (tmp_path / "journal").iterdir())
+    assert len(kept) == stored_run.JOURNALS + 1
+    assert kept[-1] == f"{stored_run.JOURNALS + 3:08d}.jsonl"
 
 
 def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
