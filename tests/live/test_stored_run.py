@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched import journal, load_policy, parse_policy
+from rollout_sched import journal, load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import stored_run
 from rollout_sched.live.batch_delivery import NotYet
@@ -375,40 +375,5 @@ def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkey
                 await asyncio.wait_for(asking, 30)
             assert live.state()["broken"]
             monkeypatch.undo()
-
-    asyncio.run(scene())
-
-
-def test_verified_tokens_come_back_with_what_they_count_as(tmp_path):
-    """Under a policy that verifies, each restored token has the log-prob it counts as."""
-    policy = parse_policy(
-        "mine",
-        {"interruption": {"use": "partial", "kv": "verify"}},
-    )
-
-    async def scene():
-        async with run(tmp_path / "1", policy=policy) as live:
-            transcript = live.trainer.payload(PROMPT, 0).transcript
-            transcript.keep(1, 3, _piece([5, 6, 7], [-1.0, -2.0, -3.0]))
-            transcript.verified([-0.25, -0.1])
-            from rollout_sched.live.stored_transcripts import StoredTranscripts
-            from rollout_sched.store.changes import Changes
-
-            changes, stored = Changes(), StoredTranscripts(live.stored.store)
-            stored.write("a/0", transcript, changes)
-            await asyncio.wrap_future(live.stored.keeper.writer.promise(changes))
-            again, new = (
-                StoredTranscripts(live.stored.store),
-                live.trainer.payload(PROMPT, 0).transcript,
-            )
-            assert again.take_up("a/0") == (3, 0)
-            again.read("a/0", new)
-            assert new.logprobs == [-0.25, -0.1, -3.0]
-            assert new.drawn_logprobs == [-1.0, -2.0, -3.0]
-
-    def _piece(ids, logprobs):
-        from rollout_sched.live.transcript import Piece
-
-        return Piece(ids, logprobs)
 
     asyncio.run(scene())

@@ -1,0 +1,108 @@
+"""What a store holds of a run, as far as it is whole."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
+from rollout_sched.core.samples import Segment
+from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.recovery import Recovered, recover
+from rollout_sched.live.samples import FailedGroup, Prompt
+from rollout_sched.live.stored_facts import ONE, StoredFailure, StoredWeights, encoded
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.errors import StoreError
+from rollout_sched.store.store import Store
+
+PROMPT = Prompt("a", [1, 2, 3], 1, 9)
+WAITING = RequestFacts(0, 2, "waiting", (Segment(0, 2, "i0"),), last_attempt=7, last_instance="i0")
+GROUP = GroupFacts("a", 1, 1, 3, 9, "a", state="active", started=True, requests=(WAITING,))
+
+
+def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=False, run=True, **other):
+    with closing(Store(tmp_path, durable="off")) as store:
+        changes, transcript = Changes(), TokenTranscript()
+        if run:
+            changes.put(facts.RUN, ONE, encoded(RunFacts(4.5, 3, serials=9)))
+        if group is not None:
+            changes.put(facts.GROUP, group.group, encoded(group))
+        if prompt is not None:
+            fact, tokens = facts.encoded_prompt(prompt, tool=tool)
+            changes.put(facts.PROMPT, prompt.uid, fact)
+            changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
+        for (kind, name), value in other.get("facts", {}).items():
+            changes.put(kind, name, value)
+        if made:
+            transcript.keep(1, made, Piece([5] * made, None))
+            StoredTranscripts(store).write("a/0", transcript, changes)
+        store.apply(changes)
+    with closing(Store(tmp_path, durable="off")) as store:
+        return recover(store, StoredTranscripts(store))
+
+
+def test_a_new_store_has_nothing_to_go_on_from(tmp_path):
+    with closing(Store(tmp_path)) as store:
+        found = recover(store, StoredTranscripts(store))
+    assert found == Recovered()
+    assert found.event is None
+
+
+def test_what_is_whole_comes_as_it_was(tmp_path):
+    found = recovered(
+        tmp_path,
+        facts={
+            (facts.WEIGHTS, ONE): encoded(StoredWeights(3, b"how")),
+            (facts.PAUSED, "i1"): b"",
+            (facts.FAILED, "f"): encoded(StoredFailure("why")),
+        },
+    )
+    assert found.state.run == RunFacts(4.5, 3, serials=9)
+    assert found.state.groups == (GROUP,)
+    assert found.prompts == {"a": PROMPT}
+    assert found.running == [("i0", 7)]
+    assert found.weights == StoredWeights(3, b"how")
+    assert found.paused == {"i1"}
+    assert found.failed == [FailedGroup("f", "why")]
+
+
+def test_a_group_that_lacks_tokens_starts_over(tmp_path):
+    found = recovered(tmp_path, made=1)
+    assert found.state.groups == (GROUP.anew(),)
+    assert found.anew == ["a/0"]
+
+
+def test_a_group_without_its_prompt_fails(tmp_path):
+    found = recovered(tmp_path, prompt=None)
+    assert found.state.groups == ()
+    assert found.gone == ["a"]
+    (failed,) = found.failed
+    assert "submit it again" in failed.reason
+
+
+def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
+    assert "its tool went" in recovered(tmp_path / "1", tool=True).failed[0].reason
+    finished = GroupFacts(
+        "a", 1, 1, 3, 9, "a", state="complete", started=True, finished=(0,),
+        requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
+    )  # fmt: skip
+    assert recovered(tmp_path / "2", tool=True, group=finished).state.groups == (finished,)
+
+
+def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):
+    found = recovered(tmp_path, facts={(facts.FAILED, "f"): encoded(StoredFailure("why", 0))})
+    assert found.told == {}
+    assert found.failed == [FailedGroup("f", "why")]
+
+
+def test_without_its_counters_a_run_cannot_go_on(tmp_path):
+    with pytest.raises(StoreError, match="submit again what it held: a"):
+        recovered(tmp_path, run=False)
+
+
+def test_a_fact_of_another_shape_is_told(tmp_path):
+    with pytest.raises(StoreError, match="cannot be understood"):
+        recovered(tmp_path, facts={(facts.WEIGHTS, ONE): encoded([1, 2])})

@@ -1,0 +1,42 @@
+"""Payloads that go on with stored tokens."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.recovery import Recovered
+from rollout_sched.live.restored_payloads import RestoredPayloads
+from rollout_sched.live.samples import FailedGroup, Prompt
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.store import Store
+
+PROMPT = Prompt("a", [1, 2], 1, 9)
+
+
+def make(prompt, index):
+    return TokenPayload(prompt.prompt_ids, prompt.sampling_of(index))
+
+
+def test_tokens_are_read_when_they_are_needed(tmp_path):
+    with closing(Store(tmp_path, durable="off")) as store:
+        transcript, stored, changes = TokenTranscript(), StoredTranscripts(store), Changes()
+        transcript.keep(1, 2, Piece([5, 6], None))
+        stored.write("a/0", transcript, changes)
+        store.apply(changes)
+        sample = Sample("a/0", "a", 0, 2, 2, (Segment(0, 2, "i0"),), 0, "stop")
+        found = Recovered(
+            prompts={"a": PROMPT},
+            deliveries=[Deliver(0, 0, (sample,))],
+            told={0: [FailedGroup("b", "why")]},
+        )
+        payloads = RestoredPayloads(found, stored, make)
+        (batch,) = payloads.batches()
+        assert batch.samples[0].response_ids == [5, 6]
+        assert batch.failed == [FailedGroup("b", "why")]
+        assert payloads.factory(PROMPT)(0).response_ids == [5, 6]
+        assert payloads.factory(PROMPT)(1).response_ids == []

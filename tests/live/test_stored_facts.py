@@ -1,0 +1,28 @@
+"""Facts as a store holds them."""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.samples import Prompt
+from rollout_sched.live.stored_facts import StoredPrompt
+from rollout_sched.store.tokens import decode
+
+
+def test_a_prompt_is_a_fact_and_its_tokens_are_a_piece():
+    prompt = Prompt("a", list(range(1000)), 2, 9, {"logprobs": 0}, extra={"answer": [1, {}]})
+    fact, tokens = facts.encoded_prompt(prompt, tool=True)
+    assert len(fact) < 200
+    assert decode(tokens).ids == prompt.prompt_ids
+    stored = facts.decoded(fact, StoredPrompt)
+    assert stored.tool
+    assert stored.prompt.prompt_ids == [0]
+    assert (stored.prompt.extra, stored.prompt.sampling) == (prompt.extra, prompt.sampling)
+
+
+def test_a_delivery_comes_back_as_it_was():
+    sample = Sample("a/0", "a", 0, 3, 2, (Segment(1, 2, "i0"),), 1, "stop")
+    action = Deliver(4, 2, (sample,), 1, False)
+    assert facts.decoded(facts.encoded(action), Deliver) == action
+    assert facts.delivery_name(action) == "4.1"

@@ -1,0 +1,127 @@
+"""Transcripts in a store: written once, cut where they are cut, read as they were."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.store.changes import Changes
+from rollout_sched.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    with closing(Store(tmp_path, durable="off")) as store:
+        yield store
+
+
+class Kept:
+    """A transcript of one request that is written again and again."""
+
+    def __init__(self, store):
+        self.store = store
+        self.transcript = TokenTranscript()
+        self.stored = StoredTranscripts(store)
+
+    def write(self, streamed=()):
+        changes = Changes()
+        self.stored.write("a/0", self.transcript, changes, streamed)
+        self.store.apply(changes)
+        return changes
+
+    def read(self):
+        """As the next epoch finds it."""
+        stored, found = StoredTranscripts(self.store), TokenTranscript()
+        counted = stored.take_up("a/0")
+        stored.read("a/0", found)
+        generated = sum(found.mask)
+        assert counted == (generated, len(found.mask) - generated)
+        return found
+
+
+def same(one, other):
+    assert one.pieces == other.pieces
+    assert one.logprobs == other.logprobs
+    assert one.drawn_logprobs == other.drawn_logprobs
+
+
+def test_only_what_is_new_is_written(store):
+    kept = Kept(store)
+    kept.write([(1, Piece([5], [-1.0]))])
+    assert len(list(kept.write([(1, Piece([5, 6], [-1.0, -2.0]))]).written())) == 1
+    assert not kept.write([(1, Piece([5, 6], [-1.0, -2.0]))])
+    kept.transcript.keep(1, 3, Piece([5, 6, 7], [-1.0, -2.0, -3.0]))
+    ((owner, _, data),) = kept.write().written()
+    assert (owner, len(data)) == ("r:a/0", 12 + 8)
+    same(kept.read(), kept.transcript)
+
+
+def test_what_a_tool_returned_follows_its_turn(store):
+    kept = Kept(store)
+    kept.transcript.keep(1, 2, Piece([5, 6], None))
+    kept.write()
+    kept.transcript.observe(1, [70, 71])
+    kept.write()
+    kept.transcript.keep(4, 1, Piece([8], None))
+    kept.transcript.observe(4, [])
+    kept.write()
+    found = kept.read()
+    assert found.token_ids == [5, 6, 70, 71, 8]
+    assert found.mask == [1, 1, 0, 0, 1]
+    same(found, kept.transcript)
+
+
+def test_what_is_forgotten_is_not_read(store):
+    kept = Kept(store)
+    kept.transcript.keep(1, 2, Piece([5, 6], None))
+    kept.write()
+    stored, changes = StoredTranscripts(store), Changes()
+    stored.take_up("a/0")
+    assert stored.owners() == {"r:a/0"}
+    stored.forget("a/0", changes)
+    found = TokenTranscript()
+    stored.read("a/0", found)  # before that is written
+    assert found.token_ids == []
+    store.apply(changes)
+    assert store.owners() == []
+
+
+STEP = st.one_of(
+    st.tuples(st.just("keep"), st.integers(1, 5)),
+    st.tuples(st.just("cut"), st.integers(1, 7)),
+    st.tuples(st.just("drop"), st.integers(0, 6)),
+    st.tuples(st.just("verified"), st.integers(0, 5)),
+    st.tuples(st.just("observe"), st.integers(0, 3)),
+    st.tuples(st.just("stream"), st.integers(1, 5)),
+)
+
+
+@given(st.lists(STEP, max_size=12))
+def test_whatever_becomes_of_it_is_read_as_it_was(tmp_path_factory, steps):
+    with closing(Store(tmp_path_factory.mktemp("store"), durable="off")) as store:
+        kept, attempt = Kept(store), 0
+        for what, number in steps:
+            streamed = []
+            if what in ("keep", "stream"):
+                attempt += 1
+                piece = Piece([attempt * 10 + n for n in range(number)], [-0.5 * attempt] * number)
+                if what == "keep":
+                    kept.transcript.keep(attempt, number, piece)
+                else:
+                    streamed = [(attempt, piece)]
+            elif what == "observe":
+                pieces = dict(kept.transcript.pieces)
+                if attempt in pieces and pieces[attempt].observed is None:  # a tool returns once
+                    kept.transcript.observe(attempt, [99] * number)
+            elif what == "verified":
+                kept.transcript.verified([-0.25] * number)
+            else:
+                getattr(kept.transcript, what)(number)
+            kept.write(streamed)
+        kept.write()
+        same(kept.read(), kept.transcript)
