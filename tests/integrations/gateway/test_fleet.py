@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import pytest
 
-from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
+from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler, Transfer
 from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
@@ -93,6 +94,24 @@ def test_training_steps_with_real_updates(tmp_path: Path, kv: str) -> None:
                 assert (status, int(told["weight_version"]) <= steps) == (200, True)
 
     run(scene())
+
+
+def test_the_ranks_of_our_own_transfer_meet(tmp_path: Path) -> None:
+    """Servers that wait, as NCCL does, until every rank is there once."""
+
+    async def scene() -> None:
+        async with (
+            fleet(tmp_path, world_size=2) as (service, servers),
+            RolloutScheduler.connect(service.url) as rollouts,
+        ):
+            ranks = {"rank_offset": 1, "world_size": 5}
+            info = {"master_address": uuid4().hex, "master_port": 1, **ranks}
+            for version in (1, 2):
+                await rollouts.publish_weights(version, Transfer({}, info), wait=True)
+            for server in servers:
+                assert (await server.get("/weight_info"))[1] == {"weight_version": "2"}
+
+    run(scene(), 60)
 
 
 @pytest.mark.parametrize("trouble", ["an update", "a lost instance", "both"])
