@@ -22,6 +22,11 @@ class RealtimeClock:
         self.now = max(self.now, (self._loop.time() - self._start) * self._speed)
         return self.now
 
+    def set_speed(self, speed: float) -> None:
+        """From now on. What was planned with `call_at` is to be planned anew."""
+        self._start = self._loop.time() - self.tick() / speed
+        self._speed = speed
+
     def reach(self, at: float) -> float:
         """Like `tick`, where it is `at` for certain."""
         self.now = max(self.now, at)

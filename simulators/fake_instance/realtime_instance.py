@@ -164,6 +164,11 @@ class RealtimeInstance:
 
     # -- beyond the port -------------------------------------------------------------------
 
+    def set_speed(self, speed: float) -> None:
+        """So many simulated seconds pass in a second from now on."""
+        self._clock.set_speed(speed)
+        self._alarm.change()
+
     def abort_all(self) -> int:
         """Every request ends with what it has; returns how many."""
         for number, answer in self._answers.by_number.items():

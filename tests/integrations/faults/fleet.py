@@ -69,6 +69,11 @@ class House:
     def name(self, number: int) -> str:
         return f"http://127.0.0.1:{self.clients[number].port}"
 
+    def set_speed(self, speed: float) -> None:
+        """Of all servers: so many tokens of a request in a second."""
+        for server in self.servers:
+            server.engine.instance.set_speed(speed)
+
     def strike(self, number: int, fault: str, **settings: Any) -> None:
         self.servers[number].switchboard.set(Fault(fault, **settings))  # type: ignore[arg-type]
 

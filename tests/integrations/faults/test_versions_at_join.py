@@ -14,13 +14,16 @@ from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.events import RequestFailed
 from tests.integrations.faults.fleet import events, house
 from tests.integrations.faults.test_weights_around_us import (
+    FAST,
     PATIENT,
     PROMPTS,
+    SLOW,
     as_clients,
     label,
     load_around_us,
     loaded,
     until,
+    until_all_have_begun,
     versions,
     weights,
 )
@@ -107,17 +110,17 @@ class TestLies:
     ) -> None:
         async def scene() -> None:
             async with house(tmp_path, settings=PATIENT) as the:
-                the.strike(0, "wrong_version", times=3)
+                the.strike(0, "wrong_version", times=2)
                 labelled = await as_clients(stream=False)(the)
                 assert labelled == [[0]] * len(PROMPTS)
                 assert the.driver.view.run.version == 0
-                assert the.driver.versions.contradictions == {"newer": 3}
+                assert the.driver.versions.contradictions == {"newer": 2}
                 assert the.anomalies == {}
 
         with caplog.at_level(logging.WARNING):
             run(scene())
         failed = [e for e in events(tmp_path) if isinstance(e, RequestFailed)]
-        assert len(failed) == 3
+        assert len(failed) == 2
         assert all("names version 1" in e.reason and not e.usable for e in failed)
         assert len([said for said in caplog.messages if "answers with versions" in said]) == 1
 
@@ -126,15 +129,15 @@ class TestLies:
         refuses = msgspec.structs.replace(PATIENT, on_contradiction="refuse")
 
         async def scene() -> None:
-            async with house(tmp_path, settings=refuses, speed=200.0) as the:
+            async with house(tmp_path, settings=refuses, speed=SLOW) as the:
                 asking = asyncio.create_task(as_clients(stream=False)(the))
-                await the.clients[0].until_generated(20)
+                await the.clients[0].until_generated(5)
                 await load_around_us(the, 3, "keep", 0)
+                the.set_speed(FAST)
                 assert await asking == [[0]] * len(PROMPTS)
                 supervisor = the.driver.supervisors[the.name(0)]
                 await until(lambda: "version 3, and the trainer is at 0" in supervisor.reason)
                 assert the.driver.view.run.version == 0
-                assert the.driver.versions.contradictions["newer"] > 0
                 async with RolloutScheduler.connect(the.url) as rollouts:
                     await rollouts.publish_weights(4, weights(tmp_path))
                 await until(lambda: versions(the) == [4, 4])
@@ -145,11 +148,12 @@ class TestLies:
         self, tmp_path: Path
     ) -> None:
         async def scene() -> None:
-            async with house(tmp_path, 1, settings=PATIENT, speed=200.0) as the:
+            async with house(tmp_path, 1, settings=PATIENT, speed=SLOW) as the:
                 the.servers[0].engine.weights.says = None
                 asking = asyncio.create_task(as_clients(stream=True)(the))
-                await the.clients[0].until_generated(20)
+                await until_all_have_begun(the)
                 await load_around_us(the, 3, "keep")
+                the.set_speed(FAST)
                 assert [set(each) for each in await asking] == [{0, 3}] * len(PROMPTS)
                 assert versions(the) == [3]
 

@@ -26,7 +26,10 @@ from tests.integrations.gateway.test_fleet import checkpoint
 PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0, forgotten_s=20.0, abort_timeout_s=20.0)
 PROMPTS = [[n + 1, n + 2, n + 3] for n in range(6)]
 TOKENS = 400
-SPEED = 200.0  # a token takes 5 ms
+#: Tokens of a request in a second: so slow that what is to happen in the middle of a response does,
+#: however busy the machine is; and then as fast as can be.
+SLOW = 20.0
+FAST = 1000.0
 GENERATE = "/inference/v1/generate"
 
 
@@ -63,6 +66,13 @@ async def until_made(the: House, tokens: int) -> None:
     async with asyncio.timeout(30):
         while await made() < before + tokens:
             await asyncio.sleep(0.01)
+
+
+async def until_all_have_begun(the: House) -> None:
+    """Of a fleet of one: every response has tokens."""
+    (client,) = the.clients
+    await client.until_running(len(PROMPTS))
+    await until_made(the, 2 * len(PROMPTS))
 
 
 def versions(the: House) -> list[int]:
@@ -145,11 +155,13 @@ def test_every_token_has_the_servers_version(tmp_path: Path, way: str, mode: str
     ask, stream_every = WAYS[way]
 
     async def scene() -> None:
-        async with house(tmp_path, settings=PATIENT, stream_every=stream_every, speed=SPEED) as the:
+        async with house(tmp_path, settings=PATIENT, stream_every=stream_every, speed=SLOW) as the:
             asking = asyncio.create_task(ask(the))
             for version in (1, 2):
-                await until_made(the, 200)
+                await until_made(the, 30)
                 await load_around_us(the, version, mode)
+            await until_made(the, 30)
+            the.set_speed(FAST)
             labelled = await asking
             assert {version for each in labelled for version in each} >= {1, 2}
             await until(lambda: versions(the) == [2, 2])
@@ -190,17 +202,18 @@ def test_nothing_is_sent_to_one_that_somebody_else_has_paused(tmp_path: Path) ->
 
 
 def test_one_that_somebody_else_has_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
-    impatient = msgspec.structs.replace(PATIENT, stall_s=0.3, forgotten_s=0.2)
+    impatient = msgspec.structs.replace(PATIENT, stall_s=1.0)
 
     async def scene() -> None:
-        async with house(tmp_path, 1, settings=impatient, speed=SPEED) as the:
+        async with house(tmp_path, 1, settings=impatient, speed=SLOW) as the:
             asking = asyncio.create_task(as_clients(stream=True)(the))
-            await until_made(the, 20)
+            await until_all_have_begun(the)
             await the.clients[0].post("/pause?mode=keep")
             await until(lambda: the.driver.versions.gate(the.name(0)))
-            await asyncio.sleep(1.0)  # far longer than its tokens may stand still
+            await asyncio.sleep(2.0)  # far longer than its tokens may stand still
             assert versions(the) == [0], "it is not lost"
             await load_around_us(the, 1, "keep")
+            the.set_speed(FAST)
             assert [set(each) for each in await asking] == [{0, 1}] * len(PROMPTS)
 
     run(scene())

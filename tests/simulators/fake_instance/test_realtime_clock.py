@@ -22,6 +22,21 @@ def test_time_runs_as_fast_as_told_and_never_back() -> None:
     virtual_loop.run(scene())
 
 
+def test_another_speed_goes_on_from_where_it_is() -> None:
+    async def scene() -> None:
+        clock = RealtimeClock(4.0)
+        await asyncio.sleep(2.0)
+        clock.set_speed(0.5)
+        assert clock.tick() == 8.0
+        await asyncio.sleep(2.0)
+        assert clock.tick() == 9.0
+        clock.set_speed(10.0)
+        await asyncio.sleep(1.0)
+        assert clock.tick() == 19.0
+
+    virtual_loop.run(scene())
+
+
 def test_an_alarm_rings_when_due_and_not_once_it_is_closed() -> None:
     async def scene() -> None:
         due = [math.inf]

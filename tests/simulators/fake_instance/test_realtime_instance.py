@@ -312,3 +312,15 @@ def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
         assert streamed == output.token_ids
 
     asyncio.run(scene())
+
+
+def test_at_another_speed_the_rest_takes_another_time() -> None:
+    async def scene() -> None:
+        one = make()
+        asking = asyncio.create_task(one.generate(order()))
+        await asyncio.sleep(10.0)
+        one.set_speed(5.0)
+        await asking
+        assert time() == 10.0 + 10.0 / 5
+
+    play(scene)
