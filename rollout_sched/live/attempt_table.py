@@ -38,6 +38,9 @@ from rollout_sched.live.tool_calls import ToolCalls
 
 log = logging.getLogger(__name__)
 
+#: Seconds for what a pause has aborted to answer, before the rest counts as not reached by it.
+OVERTAKEN_S = 0.5
+
 
 class AttemptTable:
     """Carries out Dispatch and Interrupt; an attempt is here from its order to its end."""
@@ -264,13 +267,15 @@ class AttemptTable:
             self.forget(running, reason)
 
     async def answered(self, instance: str) -> None:
-        """Every attempt that was stopped there has answered, or was given up."""
-        ends = {running.ended(): running for running in self.on(instance)}
-        if not ends:
-            return
-        _, late = await asyncio.wait(ends, timeout=self._settings.abort_timeout_s)
-        for end in late:
-            self.forget(ends[end], "it did not stop")
+        """Every attempt there has answered, or was given up, after a pause that aborts.
+
+        An order may arrive after the pause that was sent after it; vLLM keeps it until it is
+        resumed, unless it is aborted by itself.
+        """
+        ends = [running.ended() for running in self.on(instance)]
+        if ends:
+            await asyncio.wait(ends, timeout=OVERTAKEN_S)
+        await asyncio.gather(*(self._abort(running) for running in self.on(instance)))
 
     def forget(self, running: LiveAttempt, reason: str) -> None:
         """Give up an attempt that the instance will never answer."""
