@@ -1,6 +1,6 @@
 """An example that learns: GRPO on a tiny model, before a real vLLM server on the CPU.
 
-    make example        # or: python -m examples.grpo_tiny --steps 40 --svg curves.svg
+    make example        # or: python -m examples.grpo_tiny --steps 24 --svg curves.svg
 
 The model is tiny and random, its reward the share of its response tokens that belong to a target
 set. The same training runs under a synchronous, a partial and an asynchronous policy; after every
@@ -41,7 +41,7 @@ STOP = list(range(301, 309))
 class Job(msgspec.Struct, frozen=True):
     """steps to train, of so many prompts with so many samples; responses of at most max_tokens."""
 
-    steps: int = 30
+    steps: int = 24
     prompts_per_step: int = 16
     samples: int = 8
     max_tokens: int = 64
