@@ -198,12 +198,18 @@ class StoreKeeper:
             changes.put(facts.LENGTHS, prompt.prompt, encoded(prompt))
         if changed.recent is not None:
             changes.put(facts.RECENT, ONE, encoded(changed.recent))
+        self._put_gone(changed.gone)
+        self._acknowledge(changed.run.acknowledged)
+
+    def _put_gone(self, groups: tuple[str, ...]) -> None:
+        """Those that were delivered keep their prompts, until that is acknowledged."""
+        if not groups:
+            return
         kept = {sample.group for action in self._deliveries.values() for sample in action.samples}
-        for name in changed.gone:
-            changes.drop(facts.GROUP, name)
+        for name in groups:
+            self._changes.drop(facts.GROUP, name)
             if name not in kept:
                 self._forget_prompt(name)
-        self._acknowledge(changed.run.acknowledged)
 
     def _acknowledge(self, batches: int) -> None:
         """The trainer has all batches before this one."""
@@ -213,7 +219,8 @@ class StoreKeeper:
                 self._changes.drop(facts.DELIVERED, name)
                 for sample in action.samples:
                     self._transcripts.forget(sample.request, self._changes)
-                    self._forget_prompt(sample.group)
+                for uid in {sample.group for sample in action.samples}:
+                    self._forget_prompt(uid)
         for uid, batch in list(self._told.items()):
             if batch < batches:
                 del self._told[uid]

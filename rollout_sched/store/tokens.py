@@ -44,11 +44,12 @@ def encode(tokens: Tokens) -> bytes:
 
 
 def _encoded_logprobs(logprobs: Sequence[float]) -> tuple[int, bytes]:
-    """As float32 where each of them is one. numpy would take twice as long for a few hundred."""
-    short = array("f", logprobs)
-    if short.tolist() == list(logprobs):
-        return 4, _bytes(short)
-    return 8, _bytes(array("d", logprobs))
+    """As float32 where each of them is one. An array reads a list twice as fast as numpy does."""
+    drawn = np.frombuffer(array("d", logprobs))
+    with np.errstate(over="ignore"):
+        short = drawn.astype("<f4")
+    exact = bool((short == drawn).all())
+    return (4, short.tobytes()) if exact else (8, drawn.astype("<f8").tobytes())
 
 
 def _bytes(values: array[Any]) -> bytes:

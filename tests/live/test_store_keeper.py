@@ -90,9 +90,10 @@ def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
 def test_what_cannot_be_put_down_breaks_the_scheduler(tmp_path):
     async def scene():
         async with keeping(tmp_path) as kept:
-            kept.keeper._recorder.observe = None
-            with pytest.raises(TypeError):
+            recorder, kept.keeper._recorder = kept.keeper._recorder, None
+            with pytest.raises(AttributeError):
                 kept.keeper.observe(0.0, InstanceJoined("i0", 1, 100), [])
+            kept.keeper._recorder = recorder
             assert kept.broken
 
     asyncio.run(scene())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 
 import pytest
 
@@ -16,6 +17,13 @@ from rollout_sched.store.writer import HEADROOM, StoreWriter
 
 #: Seconds that nothing here comes near to.
 LONG_S = 60
+
+
+def wait_for(condition):
+    give_up = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
 
 
 def put(name, value=b"1"):
@@ -91,8 +99,7 @@ def test_a_full_disk_takes_no_new_work_and_finishes_the_old(writer, disk, monkey
     disk.error = OSError(errno.ENOSPC, "No space left on device")
     promise = writer.promise(put("a"))
     assert disk.tried.wait(LONG_S)
-    while not writer.full:
-        pass
+    wait_for(lambda: writer.full)
     with pytest.raises(StoreFull, match=r"disk is full \(.*No space left.*no new prompts"):
         writer.check_room()
     assert not promise.done()
@@ -100,8 +107,7 @@ def test_a_full_disk_takes_no_new_work_and_finishes_the_old(writer, disk, monkey
     disk.error = None
     promise.result(LONG_S)
     writer.promise().result(LONG_S)
-    while writer.full:
-        pass
+    wait_for(lambda: not writer.full)
     writer.check_room()
     assert reopened(writer) == {"a": b"1", "b": b"1"}
 
@@ -110,14 +116,12 @@ def test_little_room_is_as_none_for_new_work_only(writer, disk, monkeypatch):
     monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
     disk.free = HEADROOM - 1
     writer.promise(put("a")).result(LONG_S)
-    while not writer.full:
-        pass
+    wait_for(lambda: writer.full)
     with pytest.raises(StoreFull, match=f"{HEADROOM - 1} bytes are free"):
         writer.check_room()
     writer.promise(put("b")).result(LONG_S)
     disk.free = HEADROOM
-    while writer.full:
-        pass
+    wait_for(lambda: not writer.full)
     writer.check_room()
 
 
