@@ -9,7 +9,8 @@ from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event
+from rollout_sched.core.events import Event, Restored
+from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import Header
 
 Observer = Callable[[float, Event, Iterable[Action]], None]
@@ -46,11 +47,10 @@ class Recording:
         return last
 
     def _told(self) -> Iterator[tuple[float, Event, list[Action]]]:
-        header = self.header
-        scheduler = self._policy.scheduler(
-            header.prompts_per_step, version=header.version, seed=header.seed
-        )
+        scheduler = self._scheduler()
         for number, (now, event) in enumerate(self.events(), start=2):
+            if isinstance(event, Restored):
+                scheduler = self._scheduler()  # the one before has died
             try:
                 actions = scheduler.handle(event, now)
             except CallerError as error:
@@ -59,6 +59,12 @@ class Recording:
                     f"recorded under {self._policy.name!r}? --policy names another"
                 ) from error
             yield now, event, actions
+
+    def _scheduler(self) -> Scheduler:
+        header = self.header
+        return self._policy.scheduler(
+            header.prompts_per_step, version=header.version, seed=header.seed
+        )
 
 
 def _policy_of(header: Header, path: Path, policy: str | None) -> PolicyFile:

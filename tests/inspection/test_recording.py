@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.journal import JournalError
+from rollout_sched.simulators.replay.faults import SchedulerRestarts
 from tests.inspection.journals import recorded
 
 
@@ -69,3 +73,18 @@ def test_what_the_scheduler_refuses_names_the_line(path: Path) -> None:
     refused = rf"j\.jsonl:{place + 2}: the scheduler refuses this event"
     with pytest.raises(JournalError, match=refused):
         Recording(path).tell([])
+
+
+def test_one_of_several_schedulers_is_told_by_as_many(tmp_path: Path) -> None:
+    """Of a run that went on after its scheduler had died, each journal line by its own."""
+    path = tmp_path / "j.jsonl"
+    faults = (SchedulerRestarts(at_s=2.0), SchedulerRestarts(at_s=9.0))
+    _, run = recorded(path, "dplb", groups=4, faults=faults)
+    samples = 0
+
+    def deliver(now: float, event: Event, actions: Iterable[Action]) -> None:
+        nonlocal samples
+        samples += sum(len(action.samples) for action in actions if isinstance(action, Deliver))
+
+    Recording(path).tell([deliver])
+    assert samples == run.summary.samples_delivered > 0
