@@ -13,7 +13,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
@@ -32,6 +32,10 @@ demo-vllm: $(VLLM_VENV)/.ready
 example: $(VLLM_VENV)/.ready
 	mkdir -p build
 	$(VLLM_VENV)/bin/python -m examples.grpo_tiny --svg build/grpo_tiny.svg
+
+# The same by TRL's trainer.
+example-trl: $(NEIGHBOUR_VENVS)/trl/.ready
+	$(NEIGHBOUR_VENVS)/trl/bin/python -m examples.grpo_trl
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
