@@ -33,9 +33,7 @@ class Gathering:
             self._out.append(Wake(self._until))
 
     def holds(self, now: float) -> bool:
-        """Whether those that are here wait for others."""
-        if not self.expected:
-            return False
+        """Whether those that are here wait for others still; to be asked while any are expected."""
         missing = len(self._fleet.instances) < self.expected or self._progress.updating > 0
         if missing and now < self._until:
             return True

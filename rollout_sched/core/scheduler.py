@@ -238,7 +238,8 @@ class Scheduler:
                 self._renew_budgets()
             # A group that is launched may be whole: nothing of it has to be verified any more.
             again = progress.dirty and self.verification.on
-        if fleet.open and waiting.size and not self.gathering.holds(now):
+        gathering = self.gathering
+        if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatch()
         if self.lender.lends:
             self._lend(changed)
