@@ -83,7 +83,7 @@ class EngineWatch:
                 self._found()
                 return
             if "weight_info" in description.capabilities:
-                self._compare(await self._asked(self._client.weight_version()))
+                await self._compare()
             self._went_on()
 
     async def _is_paused(self) -> bool:
@@ -115,11 +115,15 @@ class EngineWatch:
             self._on_resumed()
             self._versions.open_gate(self._client.name, PAUSED)
 
-    def _compare(self, told: int | None) -> None:
+    async def _compare(self) -> None:
         name = self._client.name
+        before = self._versions.of(name).version
+        told = await self._asked(self._client.weight_version())
         known = self._versions.compare(name, told)
         if told is None or known is Known.AS_IT_IS:
             return
+        if known is Known.OLDER and self._versions.of(name).version != before:
+            return  # an answer has told of newer ones while this was asked
         if known is Known.NEWER and self._settings.on_contradiction == "server":
             self._versions.moved(name, told, AROUND_US)
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from rollout_sched.core.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
 from rollout_sched.live.engine_watch import PAUSED, EngineWatch
-from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions
 from rollout_sched.live.pause import Pause, PausedBy
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
@@ -218,6 +218,28 @@ class TestVersions:
             stage.client.weights = 3
             await stage.look()
             assert len(stage.wrong) == 1
+
+        play(scene)
+
+    def test_what_was_true_when_it_was_asked_is_not_held_against_it(self) -> None:
+        """While it answered, an answer to a request told of newer weights."""
+
+        class Late(Scripted):
+            versions: FleetVersions
+
+            async def weight_version(self) -> int | None:
+                said = await super().weight_version()
+                self.versions.moved("i0", 5, AROUND_US)
+                return said
+
+        async def scene() -> None:
+            client = Late("i0")
+            stage = Stage(client=client)
+            client.versions = stage.versions
+            await stage.look(moved=True)
+            await stage.look()
+            assert stage.wrong == []
+            assert stage.versions.of("i0").version == 5
 
         play(scene)
 
