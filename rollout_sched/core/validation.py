@@ -65,6 +65,11 @@ def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
             f"instance {name!r} joined with version {event.version}, but the trainer is at "
             f"{newest}; start the scheduler with version={event.version}, or reload it"
         )
+    if event.version < newest and not scheduler.updater.loads:
+        raise CallerError(
+            f"instance {name!r} joined with version {event.version}, but the trainer brings "
+            f"{newest} to the instances itself: it may join once it has that"
+        )
     others = [i.kv_tokens for i in scheduler.fleet.instances.values() if i.id != name]
     largest = max(scheduler.groups, key=lambda group: group.tokens, default=None)
     if largest is not None:

@@ -14,6 +14,7 @@ from rollout_sched.core.events import (
     RequestSubmitted,
     SubmissionsClosed,
     WeightsPublished,
+    WeightsUpdated,
 )
 from rollout_sched.core.validation import CHECKS
 from tests.core.told import BIG, LIMIT, PROMPT, Told
@@ -84,3 +85,13 @@ def test_what_the_trainer_has_done_cannot_be_refused() -> None:
         told(WeightsPublished(1))
     told(WeightsPublished(1, loads=False))
     assert told.scheduler.progress.version == 1
+
+
+def test_who_has_older_weights_than_the_trainer_brings_itself_waits_outside() -> None:
+    told = Told(1, freshness={"use": "bounded", "max_staleness": 0})
+    told(WeightsPublished(1, loads=False), WeightsUpdated("i0", 1))
+    told.submit("a", samples=2)
+    with pytest.raises(CallerError, match="the trainer brings 1 to the instances itself"):
+        told(InstanceJoined("late", 8, 1000, 0))
+    assert told.scheduler.view.instance("late") is None
+    told(InstanceJoined("late", 8, 1000, 1))

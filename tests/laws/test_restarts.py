@@ -64,11 +64,9 @@ class MortalWorld(World):
         self.held.clear()
         self.leaving.clear()
         self.tell(ev.Restored(state))
-        # Where the trainer loads the weights, it has by now: nobody orders it of who is late.
-        version = self.version if self.around else max(0, self.version - lag)
         for name in staying:
             self.held[name] = []
-            self.tell(ev.InstanceJoined(name, SLOTS, 1000, version))
+            self.tell(ev.InstanceJoined(name, SLOTS, 1000, self.version_of_a_newcomer(lag)))
 
     def break_off(self):
         """Nobody hears what becomes of attempts, orders and clients."""

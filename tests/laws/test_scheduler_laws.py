@@ -346,7 +346,11 @@ class World(RuleBasedStateMachine):
         self.names += 1
         name = f"i{self.names}"
         self.held[name] = []
-        self.tell(ev.InstanceJoined(name, SLOTS, 1000, max(0, self.version - lag)))
+        self.tell(ev.InstanceJoined(name, SLOTS, 1000, self.version_of_a_newcomer(lag)))
+
+    def version_of_a_newcomer(self, lag):
+        """Where the trainer loads the weights itself, who has older ones waits outside."""
+        return self.version if self.around else max(0, self.version - lag)
 
     @precondition(lambda self: not self.submissions_closed)
     @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40))
