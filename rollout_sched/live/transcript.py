@@ -147,7 +147,7 @@ class TokenTranscript:
             self._streams.pop(attempt, None)
         else:
             self._pieces.clear()
-            self._verified.clear()
+            self._verified = []
 
     def verified(self, logprobs: Sequence[float]) -> None:
         """The leading generated tokens have passed, and count as made by weights that give them
