@@ -137,7 +137,7 @@ def test_the_whole_server_offers_everything(whole_server: str) -> None:
     assert description.started_at > 1.6e9
     assert description.capabilities == {
         *("generate", "abort", "pause", "collective_rpc", "weight_transfer"),
-        *("set_version", "weight_versions"),
+        *("set_version", "weight_info", "weight_versions"),
     }
     assert findings.notes == ()
 

@@ -401,6 +401,12 @@ async def _chats(client: openai.AsyncOpenAI) -> list[str]:
     return texts
 
 
+async def until_both_serve(rollouts: RolloutScheduler) -> None:
+    """Joined, and with the newest weights: one that is still loaded gets nothing to do."""
+    while (state := await rollouts.state())["joined"] < 2 or not state["loaded"]:
+        await asyncio.sleep(0.1)
+
+
 def test_one_that_is_killed_and_comes_back(
     fleet: Fleet, undisturbed: list[Output], tmp_path: Path
 ) -> None:
@@ -458,8 +464,7 @@ def test_one_that_is_killed_and_comes_back(
             assert port is not None
             fleet.servers[1] = fleet.start(1, port)
             await asyncio.to_thread(fleet.servers[1].wait)
-            while (await rollouts.state())["joined"] < 2:
-                await asyncio.sleep(0.1)
+            await until_both_serve(rollouts)
             check("b", await batch("b", kill=None))
 
             front = psutil.Process(fleet.servers[1].process.pid)
