@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import TokensArrived
@@ -16,6 +16,27 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two aborts of one attempt: at first, and at most.
 _ABORT_AGAIN_S = (0.25, 4.0)
+
+
+class UnderWay(Protocol):
+    """An attempt as whoever watches over its instance sees it.
+
+    begun     when it was sent, in seconds of the loop's clock
+    stopped   by whoever watches its instance
+    streamed  tokens that its stream has brought, as far as is known. Raises what its payload raises
+    reads     whether it was sent, and what its stream brings is read
+    """
+
+    @property
+    def dispatch(self) -> Dispatch: ...
+    @property
+    def begun(self) -> float: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def streamed(self) -> int: ...
+    @property
+    def reads(self) -> bool: ...
 
 
 class LiveAttempt:
@@ -59,6 +80,11 @@ class LiveAttempt:
     def streamed(self) -> int:
         """Tokens that its stream has brought. Raises what the payload raises."""
         return self.payload.transcript.streamed(self.dispatch.attempt)
+
+    @property
+    def reads(self) -> bool:
+        """Not the streams that we hold back because their clients do not read."""
+        return self.attempting is not None and not getattr(self.attempting, "held_back", False)
 
     def progress(self) -> TokensArrived | None:
         """What its stream has brought that the core does not know of. Raises what the payload

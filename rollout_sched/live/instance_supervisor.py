@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.live.admission import settle_pause, with_the_fleets_model
 from rollout_sched.live.asking import ask, is_ending, said
-from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.attempts import UnderWay
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
 from rollout_sched.live.engine_watch import PAUSED, EngineWatch
 from rollout_sched.live.fleet_versions import FleetVersions
@@ -271,7 +271,7 @@ class InstanceSupervisor:
         if poll.restarted:
             # The connections of those that ran before are broken, so these came after.
             for running in self._under_way():
-                self._owner.attempts.disbelieve(running)
+                self._owner.attempts.disbelieve(running.dispatch.attempt)
             self._lose("it was restarted")
             return
         if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
@@ -285,22 +285,17 @@ class InstanceSupervisor:
             self.health.forget_progress()  # its gauges may stand still
             return
         self._owner.tell(_reported(self.name, poll.gauges))
-        still = [running for running in before if running.attempting is not None]
+        still = [running for running in before if running.reads]
         verdict = self.health.judge(poll.gauges, still)
         if verdict.lost:
             self._lose(verdict.lost)
         for running, reason in verdict.stop:
-            self._owner.attempts.stop(running, reason)
+            self._owner.attempts.stop(running.dispatch.attempt, reason)
 
-    def _under_way(self) -> list[LiveAttempt]:
+    def _under_way(self) -> list[UnderWay]:
         """What was sent there, less the streams that we do not read because their clients do not:
         those may have ended there."""
-        return [
-            running
-            for running in self._owner.attempts.on(self.name)
-            if running.attempting is not None
-            and not getattr(running.attempting, "held_back", False)
-        ]
+        return [running for running in self._owner.attempts.on(self.name) if running.reads]
 
     # -- losing it -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.attempts import UnderWay
 from rollout_sched.live.ports import Gauges
 from rollout_sched.live.settings import Settings
 
@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     """Why the instance is lost, "" if it is not; which attempts are to be broken off, and why."""
 
     lost: str
-    stop: list[tuple[LiveAttempt, str]]
+    stop: list[tuple[UnderWay, str]]
 
 
 class Liveness:
@@ -37,7 +37,7 @@ class Liveness:
         self._streams_seen = 0.0
         self._standing: dict[int, float] = {}  # attempts whose streams have begun: since when
 
-    def judge(self, now: float, gauges: Gauges, attempts: Sequence[LiveAttempt]) -> Verdict:
+    def judge(self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]) -> Verdict:
         """`attempts`: those that were there before the poll was made and still are."""
         moved = self._movement.note(now, gauges)
         if now - self._streams_seen >= self._streams_every_s:
@@ -57,15 +57,15 @@ class Liveness:
             "", [*self._forgotten(now, gauges, attempts), *self._standing_still(now, attempts)]
         )
 
-    def _with_its_prompt(self, running: LiveAttempt) -> float:
+    def _with_its_prompt(self, running: UnderWay) -> float:
         """Seconds that the prompt of an attempt may take that has brought nothing yet."""
         if running.dispatch.attempt in self._standing:
             return 0.0
         return running.dispatch.context_tokens / self._prefill_rate
 
     def _forgotten(
-        self, now: float, gauges: Gauges, attempts: Sequence[LiveAttempt]
-    ) -> list[tuple[LiveAttempt, str]]:
+        self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]
+    ) -> list[tuple[UnderWay, str]]:
         """It has fewer requests than we wait for there: some will never be answered.
 
         It does not say which, so the oldest are broken off one after the other. One that is still
@@ -94,8 +94,8 @@ class Liveness:
         return [(running, reason) for running in suspects[:missing]]
 
     def _standing_still(
-        self, now: float, attempts: Sequence[LiveAttempt]
-    ) -> list[tuple[LiveAttempt, str]]:
+        self, now: float, attempts: Sequence[UnderWay]
+    ) -> list[tuple[UnderWay, str]]:
         """Streams that have begun and bring nothing more, though the instance makes progress."""
         if self._streams_seen != now:
             return []

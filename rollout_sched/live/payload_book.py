@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import Sample
-from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import Payload, RequestRejected
 
 log = logging.getLogger(__name__)
@@ -24,15 +24,23 @@ OnGroupFailed = Callable[[str, Exception | None], None]
 _TOLD = ("failed", "withdrawn", "oversized")
 
 
+class Afterwards(Protocol):
+    """What this needs of the link to the scheduler (`live.scheduler_link`)."""
+
+    @property
+    def afterwards(self) -> Callable[..., None]: ...
+    def fail(self, error: Exception) -> None: ...
+
+
 class PayloadBook:
     """Who is asked for, and who is told at the end: the trainer, or the client of a request."""
 
     def __init__(
-        self, pump: EventPump, on_deliver: OnDeliver | None, on_group_failed: OnGroupFailed | None
+        self, link: Afterwards, on_deliver: OnDeliver | None, on_group_failed: OnGroupFailed | None
     ) -> None:
         self.on_deliver = on_deliver
         self.on_group_failed = on_group_failed
-        self._pump = pump
+        self._link = link
         self._payloads: dict[str, Payload] = {}
         self._factories: dict[str, PayloadFactory] = {}
         self._errors: dict[str, Exception] = {}  # of requests
@@ -73,9 +81,25 @@ class PayloadBook:
         payload = self._payloads.get(dispatch.request)
         return self._make(dispatch) if payload is None else payload
 
-    def _make(self, of: Dispatch | Discard) -> Payload:
-        payload = self._payloads[of.request] = self._factories[of.group](of.index)
+    def of_sample(self, group: str, index: int, request: str) -> Payload:
+        """The same by the sample that the request makes."""
+        payload = self._payloads.get(request)
+        if payload is None:
+            payload = self._payloads[request] = self._factories[group](index)
         return payload
+
+    def of_group(self, group: str) -> list[str]:
+        """The requests of a group that have a payload, by name."""
+        return [name for name in self._payloads if name.rpartition("/")[0] == group]
+
+    def let_go(self, group: str, requests: Iterable[str]) -> None:
+        """It is handed out by somebody else, or was never taken."""
+        for request in requests:
+            self._payloads.pop(request, None)
+        self._forget_group(group)
+
+    def _make(self, of: Dispatch | Discard) -> Payload:
+        return self.of_sample(of.group, of.index, of.request)
 
     # -- told ------------------------------------------------------------------------------
 
@@ -92,7 +116,7 @@ class PayloadBook:
         for sample in action.samples:
             self._forget_group(sample.group)
         if self.on_deliver is not None:
-            self._pump.afterwards(self._hand_over, self.on_deliver, action, payloads)
+            self._link.afterwards(self._hand_over, self.on_deliver, action, payloads)
 
     def _delivered(self, sample: Sample) -> Payload:
         """One that was finished in an earlier epoch of the run was never dispatched here."""
@@ -103,12 +127,12 @@ class PayloadBook:
         try:
             on_deliver(action, payloads)
         except Exception as error:  # the samples are gone: the trainer must not wait for them
-            self._pump.fail(error)
+            self._link.fail(error)
 
     def answer(self, action: Answer) -> None:
         request = action.sample.request
         self._errors.pop(request, None)
-        self._pump.afterwards(_answer, self._payloads.pop(request), action.sample)
+        self._link.afterwards(_answer, self._payloads.pop(request), action.sample)
 
     def discard(self, action: Discard) -> None:
         """Of an attempt, of all that a request has, or of the request itself."""
@@ -126,12 +150,12 @@ class PayloadBook:
             error = RequestRejected("prompt and max_tokens fit into no instance's KV cache")
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
-            self._pump.afterwards(payload.responder.fail, reason, error)
+            self._link.afterwards(payload.responder.fail, reason, error)
         if action.reason == "failed" and action.group in self._factories:
             error = self._forget_group(action.group)
             log.error("group %s failed: %s", action.group, error)
             if self.on_group_failed is not None:
-                self._pump.afterwards(self.on_group_failed, action.group, error)
+                self._link.afterwards(self.on_group_failed, action.group, error)
 
     def _forget_group(self, group: str) -> Exception | None:
         """It is delivered or failed; returns the last error in it."""
@@ -141,11 +165,11 @@ class PayloadBook:
     def fail_all(self, error: Exception) -> None:
         """Nothing of what is here will ever be made."""
         for payload in self._payloads.values():
-            self._pump.afterwards(payload.responder.fail, "failed", error)
+            self._link.afterwards(payload.responder.fail, "failed", error)
         self._payloads.clear()
         if self.on_group_failed is not None:
             for group in self._factories:
-                self._pump.afterwards(self.on_group_failed, group, error)
+                self._link.afterwards(self.on_group_failed, group, error)
 
 
 def _answer(payload: Payload, sample: Sample) -> None:

@@ -110,7 +110,7 @@ class TokenPayload:
             return _nothing()
         thought = self._thought_of_draft(dispatch, output)
         kept = self.kept(dispatch, thought)
-        rest = passed(kept)
+        rest = await passed(kept)
         if rest is None:
             return _nothing()
         self.transcript.verified([token.logprob for token in thought[:kept]])

@@ -289,9 +289,9 @@ class Payload(Protocol):
         raises ends the request: what cannot be sent here cannot be sent elsewhere."""
 
 
-#: Told how many leading tokens of an attempt's draft have passed. Returns how the attempt goes on,
+#: Told how many leading tokens of an attempt's draft have passed; answers how the attempt goes on,
 #: or None if it is to stop.
-Passed = Callable[[int], Dispatch | None]
+Passed = Callable[[int], Awaitable[Dispatch | None]]
 
 
 class Verifying(Payload, Protocol):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from rollout_sched.core.actions import Discard, Dispatch
 from rollout_sched.core.events import ToolReturned, TrajectoryEnded
-from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.ports import Acting, Payload
+from rollout_sched.live.scheduler_link import SchedulerLink
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,8 @@ class ToolCalls:
     A trajectory that is thrown away, or starts over, takes its tool with it.
     """
 
-    def __init__(self, pump: EventPump, payloads: PayloadBook) -> None:
-        self._pump = pump
+    def __init__(self, link: SchedulerLink, payloads: PayloadBook) -> None:
+        self._link = link
         self._payloads = payloads
         self._calls: dict[str, asyncio.Task[None]] = {}
 
@@ -33,14 +34,11 @@ class ToolCalls:
     def expect(self, dispatch: Dispatch, payload: Payload) -> None:
         """The turn that this attempt made is over. The scheduler is to be told so next: it may be
         the last."""
-        self._pump.afterwards(self._begin, dispatch, payload)
+        self._link.when_acting(dispatch, partial(self._begin, dispatch, cast(Acting, payload)))
 
-    def _begin(self, dispatch: Dispatch, payload: Payload) -> None:
-        if self._pump.scheduler.view.is_acting(dispatch.request, dispatch.attempt):
-            call = asyncio.get_running_loop().create_task(
-                self._call(dispatch, cast(Acting, payload))
-            )
-            self._calls[dispatch.request] = call
+    def _begin(self, dispatch: Dispatch, payload: Acting) -> None:
+        call = asyncio.get_running_loop().create_task(self._call(dispatch, payload))
+        self._calls[dispatch.request] = call
 
     async def _call(self, dispatch: Dispatch, payload: Acting) -> None:
         request, attempt = dispatch.request, dispatch.attempt
@@ -60,7 +58,7 @@ class ToolCalls:
         del self._calls[request]
         if isinstance(event, ToolReturned):
             payload.observe(attempt, cast(Sequence[int], returned))
-        self._pump.tell(event)
+        self._link.tell(event)
 
     def discard(self, action: Discard) -> None:
         """Nobody waits any more for the tool of a request of which everything is thrown away."""

@@ -80,7 +80,7 @@ class TrainerSession:
         self._keeper = keeper
         self._shares_gpus = borrower is not None
         if borrower is not None:
-            driver.on_lent, driver.on_reclaimed = borrower.lent, borrower.reclaimed
+            driver.lending.on_lent, driver.lending.on_reclaimed = borrower.lent, borrower.reclaimed
         self.stream_every = stream_every
         leniency = driver.view.leniency
         self._test = None if leniency is None else DraftTest(leniency, seed)

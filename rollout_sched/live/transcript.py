@@ -99,6 +99,10 @@ class TokenTranscript:
         """What is kept, by attempt, in order."""
         return list(self._pieces.items())
 
+    def piece(self, attempt: int) -> Piece | None:
+        """What is kept of an attempt."""
+        return self._pieces.get(attempt)
+
     @property
     def verified_logprobs(self) -> list[float]:
         """Of the leading generated tokens that have been verified; a new list whenever they are."""

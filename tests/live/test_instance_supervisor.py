@@ -819,10 +819,10 @@ class TestWatching:
 
                 class Owner:
                     def __getattr__(self, name: str) -> Any:
-                        return getattr(stage.driver, name)
+                        return getattr(stage.driver.fleet, name)
 
                     def lose(self, name: str, reason: str) -> None:
-                        stage.driver.lose(name, reason)
+                        stage.driver.fleet.lose(name, reason)
                         raise RuntimeError("the journal's disk is full")
 
                 supervisor._owner = Owner()  # type: ignore[assignment]

@@ -118,7 +118,7 @@ class TestDrafts:
                     return Output([99], [-1.0], "length", spans, prompt)
                 return Output([8], [-0.5], "stop", ((4, 1),))
 
-        def passed(tokens: int) -> Dispatch | None:
+        async def passed(tokens: int) -> Dispatch | None:
             told.append(tokens)
             store.transcript.cut(3 - tokens)
             rest = msgspec.structs.replace(self.DISPATCH, max_new_tokens=12 - tokens, draft=())
@@ -187,7 +187,7 @@ class TestDrafts:
                 orders.append(order)
                 return Output([99], [-1.0], "length", (), [PromptToken(-0.5, 1)] * 4)
 
-        def passed(tokens: int) -> Dispatch:
+        async def passed(tokens: int) -> Dispatch:
             assert tokens == 3
             return msgspec.structs.replace(self.DISPATCH, draft=(), ends=True)
 

@@ -193,7 +193,7 @@ def test_sampled_tokens_pass_by_the_ratios_that_vllm_reports(
                 f"g{number}/0", 2, "b", 40 + tokens, 10, 1, tokens, draft=((0, tokens),)
             )
 
-            def passed(
+            async def passed(
                 count: int, payload: TokenPayload = payload, dispatch: Dispatch = dispatch
             ) -> Dispatch:
                 payload.transcript.cut(tokens - count)

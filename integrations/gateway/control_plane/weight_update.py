@@ -76,7 +76,7 @@ class WeightLoaders:
         Looking for weights takes its time, in which another update may come: versions are
         ordered by when they are published, not asked for here.
         """
-        version, newest = update.version, self._driver.newest_version
+        version, newest = update.version, self._driver.view.run.version
         if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} was published after {newest}; versions grow")
         loader = self._loader(update)

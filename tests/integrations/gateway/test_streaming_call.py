@@ -282,7 +282,7 @@ class TestTheEnd:
                 call = stage.call({**BODY, "stream": True})
                 await one.event(0, chunk([4]), chunk([5]))
                 (running,) = stage.driver.attempts.on("i0")
-                stage.driver.attempts.disbelieve(running)
+                stage.driver.attempts.disbelieve(running.dispatch.attempt)
                 events = await call.events()
                 assert "cannot be true" in str(events[-1]["error"])
                 assert not two.pool.asked

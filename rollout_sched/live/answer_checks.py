@@ -1,0 +1,44 @@
+"""What answers say, held against what is known of their instances, before anybody hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.contradictions import Contradictions, Source
+from rollout_sched.live.ports import InstanceError, Outcome
+
+#: Asks the instance of an answer: it is believed unless that raises InstanceError.
+Settle = Callable[[], Coroutine[Any, Any, None]]
+#: None: it is believed. An error: it counts as failed. Else its instance is to be asked first.
+Verdict = Settle | InstanceError | None
+
+
+class AnswerChecks:
+    """Of every attempt that has ended by itself, or was stopped."""
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        supervisors: Mapping[str, Source],
+        contradictions: Contradictions,
+    ) -> None:
+        self._view = view
+        self._supervisors = supervisors
+        self._contradictions = contradictions
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
+        """`stopped`: the driver has broken it off. What ends unasked lets its instance be looked
+        at."""
+        attempt = dispatch.attempt
+        if outcome.finish == "abort" and not (stopped or self._view.is_stopping(attempt)):
+            self._supervisors[dispatch.instance].suspect()
+            if not outcome.tokens:
+                return InstanceError("aborted by the instance without a token")
+        if self._contradictions.kind(attempt, outcome.spans):
+            source = self._supervisors[dispatch.instance]
+            return partial(self._contradictions.settle, attempt, outcome.spans, source)
+        return None

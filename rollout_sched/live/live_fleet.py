@@ -1,0 +1,136 @@
+"""The instances that are here, each with its supervisor: they come, join, are lost and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.control_orders import Attempts
+from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.ports import (
+    Description,
+    InstanceClient,
+    WeightLoader,
+    brings_weights,
+)
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class FleetAttempts(Attempts, Protocol):
+    """The attempts under way on all instances."""
+
+    def lose(self, instance: str, tell: Callable[[], None]) -> None:
+        """Its instance is gone; what streams brought is kept, and then `tell` tells the scheduler
+        of the loss."""
+
+
+class LiveFleet:
+    """By name, those that are away too.
+
+    loader         brings the newest version to an instance; None if nobody has said how
+    paused_before  instances that an earlier run had paused to load weights
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Event], None],
+        view: SchedulerView,
+        settings: Settings,
+        supervisors: dict[str, InstanceSupervisor],
+        attempts: FleetAttempts,
+        versions: FleetVersions,
+    ) -> None:
+        self.tell = tell
+        self.settings = settings
+        self.supervisors = supervisors
+        self.attempts: FleetAttempts = attempts
+        self.versions = versions
+        self.first_version = view.run.version
+        self.loader: WeightLoader | None = None
+        self.paused_before: set[str] = set()
+        self._view = view
+
+    @property
+    def newest_version(self) -> int:
+        """The trainer's."""
+        return self._view.run.version
+
+    @property
+    def can_load(self) -> bool:
+        """Whether an instance that joins can be brought to the newest version."""
+        return self._view.loads_newest and brings_weights(self.loader)
+
+    def supervisor(self, name: str) -> InstanceSupervisor:
+        """Raises CallerError if there is none."""
+        supervisor = self.supervisors.get(name)
+        if supervisor is None:
+            raise CallerError(f"no instance {name!r} here; there are {', '.join(self.supervisors)}")
+        return supervisor
+
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response that every instance here takes; 0 without instances."""
+        known = (supervisor.description for supervisor in self.supervisors.values())
+        return min((d.max_model_len for d in known if d is not None), default=0)
+
+    async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
+        """See `Driver.add_instance`."""
+        if client.name in self.supervisors:
+            raise CallerError(f"instance {client.name!r} is here already")
+        supervisor = InstanceSupervisor(client, self)
+        self.supervisors[client.name] = supervisor
+        if client.name in self.paused_before:
+            self.paused_before.discard(client.name)
+            supervisor.note_paused()
+        try:
+            return await supervisor.start(patient=patient)
+        except BaseException:
+            del self.supervisors[client.name]
+            await supervisor.close()
+            raise
+
+    async def remove(self, name: str, *, drain: bool) -> None:
+        """See `Driver.remove_instance`."""
+        supervisor = self.supervisor(name)
+        if drain and supervisor.joined:
+            self.tell(InstanceLeaving(name))
+            await supervisor.membership.drained.wait()
+        if self.supervisors.get(name) is not supervisor:
+            return  # removed while it drained
+        told = asyncio.Event()
+        self.lose(name, "removed", told.set)
+        if not told.is_set():
+            await told.wait()
+        del self.supervisors[name]
+        self.versions.forget(name)
+        await supervisor.remove()
+
+    def join(self, name: str, description: Description, version: int) -> None:
+        """Its supervisor has found it fit, with weights of this version."""
+        self.versions.adopt(version)
+        self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
+
+    def lose(self, name: str, reason: str, then: Callable[[], None] | None = None) -> None:
+        """The instance is gone; what its streams brought is kept. `then` is called when the
+        scheduler knows, which is at once where all attempts are in this process."""
+        self.attempts.lose(name, partial(self._tell_lost, name, reason, then))
+
+    def _tell_lost(self, name: str, reason: str, then: Callable[[], None] | None) -> None:
+        if self._view.instance(name) is not None:
+            log.warning("instance %s lost: %s", name, reason)
+            self.tell(InstanceLost(name, reason))
+        if then is not None:
+            then()
+
+    async def close(self) -> None:
+        """Watch them no more; they are left as they are."""
+        for supervisor in self.supervisors.values():
+            await supervisor.close()
