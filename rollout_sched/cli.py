@@ -102,7 +102,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--host", help=f"default: {defaults['host']}")
     add("--port", type=_port, help=f"default: {defaults['port']}; 0 picks a free one")
     add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
-    add("--admin-key-file", type=Path, metavar="FILE", help="keys for /admin and /rollout")
+    add("--trainer-key-file", type=Path, metavar="FILE", help="trainers', who may do more")
+    add("--admin-key-file", type=Path, metavar="FILE", help="administrators', who may do all")
     add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
     add(
         "--instance-api-key-file",
@@ -116,6 +117,14 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         dest="allow_instances",
         metavar="PATTERN",
         help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
+    )
+    add(
+        "--weights-root",
+        action="append",
+        dest="weights_roots",
+        type=Path,
+        metavar="DIR",
+        help="weights that are named by path must lie in it; repeatable (default: anywhere)",
     )
     unknown = "where vLLM does not tell them"
     add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)

@@ -21,6 +21,9 @@ class Options(RunOptions, frozen=True, kw_only=True):
     max_samples        of the trainer's API that may be here at once
     slots, kv_tokens   what an instance runs at once and the size of its KV cache, where it does not
                        tell
+    api_key_file, trainer_key_file, admin_key_file
+                       keys of clients, trainers and administrators; None asks for none
+    weights_roots      folders in which weights on disk must lie; anywhere if there are none
     allow_instances    patterns of URLs that may be added while it runs; any if there are none
     grace_s            seconds that running answers get to finish when the gateway stops
     live               settings of the driver, before those of the policy file
@@ -31,8 +34,10 @@ class Options(RunOptions, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: Path | None = None
+    trainer_key_file: Path | None = None
     admin_key_file: Path | None = None
     admin_socket: Path | None = None
+    weights_roots: list[Path] = msgspec.field(default_factory=list)
     allow_instances: list[str] = msgspec.field(default_factory=list)
     instance_api_key_file: Path | None = None
     max_requests: int = Limits().requests

@@ -20,7 +20,12 @@ from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined, InstanceLost
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, make_app
-from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth, is_loopback, read_keys
+from rollout_sched.integrations.gateway.control_plane.auth import (
+    Access,
+    AccessControl,
+    is_loopback,
+    read_keys,
+)
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
     MakeClient,
@@ -39,6 +44,7 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
 from rollout_sched.integrations.http.lingering import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
@@ -127,8 +133,7 @@ class Service:
         self.options = options
         self._say = say
         policy = load_policy(options.policy)
-        keys = _keys(options.api_key_file)
-        auth = AdminAuth(_keys(options.admin_key_file), has_socket=options.admin_socket is not None)
+        auth = _access_control(options)
         self._clients = [
             (make_client or _client_maker(options, HttpInstance))(NewInstance(checked_url(url)))
             for url in options.instances
@@ -140,12 +145,15 @@ class Service:
         )
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
-        self.data_plane = DataPlane(self.live.driver, limits=limits, keys=keys)
+        self.data_plane = DataPlane(
+            self.live.driver, limits=limits, keys=auth.opening(Access.CLIENT)
+        )
         self.gateway = Gateway(
             self.live,
             self.data_plane,
             make_client or _client_maker(options, AddedInstance),
             AllowList(options.allow_instances, named),
+            WeightRoots(options.weights_roots),
         )
         self.live.driver.pump.watch(self._announce, InstanceJoined, InstanceLost)
         self.app = make_app(
@@ -162,7 +170,7 @@ class Service:
         )
         self._server: HttpServer | None = None
         self.url = ""
-        self._greet(policy, keys, auth)
+        self._greet(policy, auth)
 
     async def open(self) -> None:
         """Open the port and take the instances in; who is not up yet joins later."""
@@ -230,12 +238,12 @@ class Service:
             why = self.live.driver.supervisors[client.name].reason
             self._say(f"instance {client.name}: away, joins when it can ({why})")
 
-    def _greet(self, policy: PolicyFile, keys: list[str], auth: AdminAuth) -> None:
+    def _greet(self, policy: PolicyFile, auth: AccessControl) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
         build = "" if scheduler.__file__.endswith(".py") else ", compiled"
         program = f"rollout-sched {__version__}{build}"
         self._say(f"{program}: policy {policy.name} ({roles})")
-        if not keys and not is_loopback(self.options.host):
+        if not auth.takes_keys(Access.CLIENT) and not is_loopback(self.options.host):
             self._say(
                 f"anybody who reaches {self.options.host} may use this gateway; "
                 f"--api-key-file closes it"
@@ -244,6 +252,8 @@ class Service:
             self._say("X-Session-ID is ignored: the policy's [affinity] is none")
         if auth.is_open:
             self._say("/admin and the trainer's API are open to programs on this machine only")
+        if auth.shuts_admins_out:
+            self._say("/admin is closed; --admin-key-file or --admin-socket opens it")
 
     def _announce(self, event: InstanceJoined | InstanceLost) -> None:
         """Who has come, with what is missing there, and who has gone."""
@@ -306,8 +316,14 @@ def _clear_away(path: Path) -> None:
             raise CallerError(f"--admin-socket {path}: another gateway listens there")
 
 
-def _keys(path: Path | None) -> list[str]:
-    return [] if path is None else read_keys(path)
+def _access_control(options: Options) -> AccessControl:
+    files = {
+        Access.CLIENT: options.api_key_file,
+        Access.TRAINER: options.trainer_key_file,
+        Access.ADMIN: options.admin_key_file,
+    }
+    keys = {access: read_keys(path) for access, path in files.items() if path is not None}
+    return AccessControl(keys, has_socket=options.admin_socket is not None)
 
 
 def _check_once(names: list[str]) -> None:

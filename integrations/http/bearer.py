@@ -31,10 +31,16 @@ class BearerKeys:
         return bool(self._keys)
 
     def admit(self, given: bytes | None) -> bool:
-        """Whether the value of an Authorization header lets a call in."""
+        """Whether the value of an Authorization header lets a call in.
+
+        How long it takes tells nothing of the keys: each is compared, to its end.
+        """
         if not self._keys:
             return True
         scheme, _, token = (given or b"").partition(b" ")
         if scheme.lower() != b"bearer":
             return False
-        return any(hmac.compare_digest(token, key) for key in self._keys)
+        admitted = False
+        for key in self._keys:
+            admitted |= hmac.compare_digest(token, key)
+        return admitted

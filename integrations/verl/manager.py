@@ -167,7 +167,7 @@ class _CoordinatorActor:
         """Raises what speaks against scheduling so, such as a gateway that is not there."""
         settings = self._settings
         if settings.gateway:
-            rollouts = RolloutScheduler.connect(settings.gateway, admin_key=settings.admin_key)
+            rollouts = RolloutScheduler.connect(settings.gateway, key=settings.trainer_key)
             await rollouts.__aenter__()  # for as long as the actor lives
         else:
             rollouts = await self._schedule_here()

@@ -18,18 +18,18 @@ _TABLE = "rollout_sched"
 class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who generates, and how to ask for it.
 
-    gateway         the URL of a `rollout-sched serve`; or
-    policy          a preset or a TOML file by which to schedule in verl's job, before the servers
-                    that verl has started
-    api_key_file    whose first line is a client's key; "": none is asked for
-    admin_key_file  whose first line is a trainer's key; "": the gateway is on this machine
-    look_s          seconds between two looks at whether the trainer needs another batch
+    gateway           the URL of a `rollout-sched serve`; or
+    policy            a preset or a TOML file by which to schedule in verl's job, before the servers
+                      that verl has started
+    api_key_file      whose first line is a client's key; "": none is asked for
+    trainer_key_file  whose first line is a trainer's key; "": the gateway is on this machine
+    look_s            seconds between two looks at whether the trainer needs another batch
     """
 
     gateway: str = ""
     policy: str = ""
     api_key_file: str = ""
-    admin_key_file: str = ""
+    trainer_key_file: str = ""
     look_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _key_of(self.api_key_file, "api_key_file")
 
     @property
-    def admin_key(self) -> str | None:
+    def trainer_key(self) -> str | None:
         """As `api_key`."""
-        return _key_of(self.admin_key_file, "admin_key_file")
+        return _key_of(self.trainer_key_file, "trainer_key_file")
 
 
 def settings_of(custom: Mapping[str, Any] | None) -> RoomSettings:

@@ -35,7 +35,7 @@ def check_checkpoint(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / INDEX
     if index.exists():
-        files = sorted({folder / name for name in _read_index(index).weight_map.values()})
+        files = sorted({folder / _within(index, n) for n in _read_index(index).weight_map.values()})
     for file in files:
         _check_safetensors(file)
     if not files and not any(path for kind in _OTHER_WEIGHTS for path in folder.glob(kind)):
@@ -50,6 +50,13 @@ def _read_index(path: Path) -> _Index:
         return msgspec.json.decode(path.read_bytes(), type=_Index)
     except (OSError, ValueError, RecursionError) as error:
         raise CallerError(f"weights {path}: {error}") from error
+
+
+def _within(index: Path, name: str) -> str:
+    """A file's name, which must be one of the same folder."""
+    if name != Path(name).name:
+        raise CallerError(f"weights {index}: {name!r} is no file of this folder")
+    return name
 
 
 def _check_safetensors(file: Path) -> None:

@@ -23,6 +23,7 @@ from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
 from rollout_sched.integrations.vllm.off_loop import off_loop
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.ranks import VLLM, deal
+from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.live.ports import InstanceClient, InstanceError
 
 LOAD_LIMIT_S = 900.0
@@ -60,6 +61,7 @@ class ReloadFromDisk:
                    touched
     limit_s        seconds until a load is given up
     check_limit_s  seconds until the check is given up, for a disk that does not answer
+    roots          folders in which it must lie, links followed; None for any
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class ReloadFromDisk:
         visible_here: bool = True,
         limit_s: float = LOAD_LIMIT_S,
         check_limit_s: float = CHECK_LIMIT_S,
+        roots: WeightRoots | None = None,
     ) -> None:
         self._path = path
+        self._roots = roots or WeightRoots()
         self._visible_here = visible_here
         self._limit_s = limit_s
         self._check_limit_s = check_limit_s
@@ -88,10 +92,10 @@ class ReloadFromDisk:
     async def check(self, version: int) -> None:
         """Raises CallerError if there is no whole checkpoint. To be called before any pause."""
         folder = self.path(version)
-        if not self._visible_here:
+        if not (self._visible_here or self._roots.known):
             return
         try:
-            await off_loop(partial(check_checkpoint, folder), self._check_limit_s)
+            await off_loop(partial(self._check_folder, folder), self._check_limit_s)
         except OSError as error:  # TimeoutError is one
             reason = str(error) or f"not checked within {self._check_limit_s:g} s"
             raise CallerError(
@@ -99,6 +103,11 @@ class ReloadFromDisk:
                 "it, say that it is not visible_here"
             ) from error
         self._checked = (version, time.monotonic())
+
+    def _check_folder(self, folder: Path) -> None:
+        self._roots.check_folder(folder)
+        if self._visible_here:
+            check_checkpoint(folder)
 
     async def __call__(self, client: InstanceClient, version: int) -> None:
         known = self._checked

@@ -39,8 +39,8 @@ class Remote(RolloutScheduler):
     forgotten.
     """
 
-    def __init__(self, url: str, admin_key: str | None) -> None:
-        self._gateway = TrainerClient(url, admin_key)
+    def __init__(self, url: str, key: str | None) -> None:
+        self._gateway = TrainerClient(url, key)
         self._received = NOTHING
         self._submitted = SubmittedPrompts()
         self._epoch = ""

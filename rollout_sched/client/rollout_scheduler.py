@@ -89,14 +89,15 @@ class RolloutScheduler(ABC):
         return InProcess(start, instances, instance_api_key)
 
     @staticmethod
-    def connect(url: str, *, admin_key: str | None = None) -> RolloutScheduler:
-        """Use the gateway at `url`; without a key it must be on this machine.
+    def connect(url: str, *, key: str | None = None) -> RolloutScheduler:
+        """Use the gateway at `url`; without a key it must be on this machine. A trainer's key does
+        for all but adding and removing instances, which takes an administrator's.
 
         By its --admin-socket: unix:///path/of/the/socket.
         """
         from rollout_sched.client.remote import Remote  # which inherits from this class
 
-        return Remote(url, admin_key)
+        return Remote(url, key)
 
     def blocking(self) -> BlockingRollouts:
         """The same without coroutines, to be used as `with`: for a trainer without an event

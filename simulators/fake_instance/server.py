@@ -154,7 +154,7 @@ class FakeServer:
         if self._down:
             return hang_up(request)
         if self._authorization and request.path.startswith(_GUARDED):
-            told = request.headers.get("Authorization", "").encode()
+            told = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not secrets.compare_digest(told, self._authorization):
                 return web.json_response({"error": "Unauthorized"}, status=401)
         if self.switchboard.faults and not request.path.startswith(_NEVER_STRUCK):

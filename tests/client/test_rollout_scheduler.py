@@ -284,10 +284,10 @@ def test_keys(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with House(Upstream(NAME), admin_key_file=keys) as house:
-            with pytest.raises(GatewayError, match="admin key") as refused:
+            with pytest.raises(GatewayError, match="administrator's key") as refused:
                 await RolloutScheduler.connect(house.service.url).__aenter__()
             assert refused.value.status == 401
-            async with RolloutScheduler.connect(house.service.url, admin_key="root") as rollouts:
+            async with RolloutScheduler.connect(house.service.url, key="root") as rollouts:
                 assert (await rollouts.state())["version"] == 0
 
     run(scene())

@@ -11,25 +11,29 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from typing import cast
 
 from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
-from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth
-from rollout_sched.integrations.gateway.control_plane.codec import refusal
+from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
+from rollout_sched.integrations.gateway.control_plane.codec import body_of, refusal
 from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
-from rollout_sched.integrations.gateway.control_plane.scheduler_routes import SchedulerRoutes
+from rollout_sched.integrations.gateway.control_plane.scheduler_routes import (
+    ADMIN,
+    SchedulerRoutes,
+)
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
-from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
+from rollout_sched.integrations.vllm.weight_roots import OutsideRoots
 from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
@@ -57,12 +61,15 @@ STOPPING = web.AppKey("STOPPING", asyncio.Event)
 #: Seconds for what is cancelled then.
 CANCEL_S = 0.5
 
+#: The class of every route, by its resource; what is passed on has the class of what it asks.
+ACCESS: web.AppKey[dict[web.AbstractResource, Access]] = web.AppKey("ACCESS", dict)
+
 #: What goes on without its client; the event loop itself would let go of it.
 HANDLING: web.AppKey[set[asyncio.Future[web.StreamResponse]]] = web.AppKey("HANDLING", set)
 
 
 def make_app(
-    gateway: Gateway, auth: AdminAuth, *, max_body: int, max_samples: int
+    gateway: Gateway, auth: AccessControl, *, max_body: int, max_samples: int
 ) -> web.Application:
     """All routes. `max_body`: bytes of a request's body; more is answered 413. `max_samples`: see
     `TrainerApi`.
@@ -80,20 +87,26 @@ def make_app(
     app.on_response_prepare.append(_close_after)
     app.on_response_prepare.append(_Epoch(gateway).say)
     public, workers = Public(gateway), Workers(gateway, control)
-    app.add_routes(public.routes())
-    for route in (*public.keyed_routes(), *workers.keyed_routes()):
-        guards.keyed.add(route.handler)
-        app.add_routes([route])
-    for room in (
-        control,
-        workers,
-        Admin(gateway),
-        TrainerApi(gateway, max_samples),
-        SchedulerRoutes(gateway),
-    ):
-        for route in room.routes():
-            guards.closed.add(route.handler)
-            app.add_routes([route])
+    scheduler, trainer = SchedulerRoutes(gateway), TrainerApi(gateway, max_samples)
+    guards.add(app, Access.OPEN, public.routes())
+    guards.add(app, Access.CLIENT, public.keyed_routes(), workers.keyed_routes())
+    guards.add(
+        app,
+        Access.TRAINER,
+        trainer.routes(),
+        scheduler.routes(ROLLOUT),
+        control.trainer_routes(),
+        workers.trainer_routes(),
+    )
+    guards.add(
+        app,
+        Access.ADMIN,
+        Admin(gateway).routes(),
+        scheduler.routes(ADMIN),
+        control.admin_routes(),
+        workers.routes(),
+    )
+    app[ACCESS] = guards.access
     app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
     return app
 
@@ -110,43 +123,59 @@ class _Epoch:
 
 
 class _Guards:
-    """Asks for the key that a route needs; `keyed` takes a client's, `closed` the admin's."""
+    """Asks for the key that a route needs; `access` is the class of each."""
 
-    def __init__(self, gateway: Gateway, auth: AdminAuth, control: FleetControl) -> None:
-        self.keyed: set[object] = set()
-        self.closed: set[object] = set()
+    def __init__(self, gateway: Gateway, auth: AccessControl, control: FleetControl) -> None:
+        self.access: dict[web.AbstractResource, Access] = {}
         self._gateway = gateway
         self._auth = auth
         self._control = control
 
+    def add(self, app: web.Application, access: Access, *rooms: list[web.RouteDef]) -> None:
+        """Raises ValueError for a path that has another class already."""
+        for route in app.add_routes(list(chain.from_iterable(rooms))):
+            assert route.resource is not None  # it has a path
+            if self.access.setdefault(route.resource, access) is not access:
+                raise ValueError(f"{route.resource.canonical} is of two classes")
+
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        wanted = request.match_info.handler
-        passed_on = wanted == self.pass_on
+        if request.match_info.http_exception is not None:
+            return await handler(request)  # which raises it: there is no such route
+        passed_on = request.match_info.handler == self.pass_on
         if passed_on and not is_plain(request.raw_path.partition("?")[0]):
             return refusal(404, f"{request.path}: no such path")
-        admins = wanted in self.closed or (passed_on and not _INFERENCE.fullmatch(request.path))
-        if admins:
-            by_socket = _comes_by_socket(request)
-            why = self._auth.refusal(request.remote, request.headers, by_socket=by_socket)
-            if why:
-                return refusal(401 if self._auth.has_keys else 403, why)
-            if passed_on and self._would_change_one_of_many(request):
-                return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
-        elif wanted in self.keyed or passed_on:
-            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not self._gateway.data_plane.keys.admit(given):
-                return refusal(401, UNADMITTED)
+        access = self._unknown(request) if passed_on else self._known(request)
+        by_socket = _comes_by_socket(request)
+        why = self._auth.refusal(access, request.remote, request.headers, by_socket=by_socket)
+        if why:
+            return refusal(401 if self._auth.takes_keys(access) else 403, why)
+        if passed_on and access is Access.ADMIN and self._would_change_one_of_many(request):
+            return refusal(404, _TO_ALL_OR_ONE.format(path=request.path))
         return await handler(request)
 
+    def _known(self, request: web.Request) -> Access:
+        """Whoever forgot to say whose a route is has made it the administrators'."""
+        resource = request.match_info.route.resource
+        return Access.ADMIN if resource is None else self.access.get(resource, Access.ADMIN)
+
+    def _unknown(self, request: web.Request) -> Access:
+        """Of a path that is passed on. What we do not know may change an instance."""
+        if _INFERENCE.fullmatch(request.path):
+            return Access.CLIENT
+        one = self._control.goes_to_one(request.method, request.path)
+        return Access.TRAINER if one else Access.ADMIN
+
     def _would_change_one_of_many(self, request: web.Request) -> bool:
-        one = request.method == "GET" or self._control.goes_to_one(request.method, request.path)
-        return not one and len(self._gateway.supervisors()) > 1
+        return request.method != "GET" and len(self._gateway.supervisors()) > 1
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """To the least loaded instance, or to any if all are full."""
         instance = self._gateway.driver.view.least_loaded()
         if instance is None:
             return refusal(503, "no instance is here")
+        if _INFERENCE.fullmatch(request.path) is None:
+            body = await body_of(request)
+            await self._gateway.weight_loaders.paths.check(request.method, request.path, body)
         client = self._gateway.driver.supervisors[instance.id].client
         silence_s = self._gateway.driver.settings.update_timeout_s
         return await relay(request, cast(Upstream, client), silence_s=silence_s)
@@ -166,7 +195,7 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     except NoSuchInstance as error:
         return refusal(404, str(error))
-    except NotAllowed as error:
+    except (NotAllowed, OutsideRoots) as error:
         return refusal(403, str(error))
     except Conflict as error:
         return refusal(409, str(error))
@@ -183,7 +212,7 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
     except ConnectionResetError:  # the client's: an instance's is an InstanceError
         return refusal(400, "the request broke off")
     except Exception as error:
-        log.exception("%s %s", request.method, request.raw_path)
+        log.exception("%s %s", request.method, request.path)  # a query may hold a secret
         return refusal(500, f"the gateway failed: {error}")
 
 

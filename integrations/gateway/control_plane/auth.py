@@ -1,12 +1,14 @@
-"""Who may enter where: clients and administrators with keys, or programs of this machine."""
+"""Who may call what: clients, trainers, administrators with keys, or programs of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from ipaddress import ip_address
 from pathlib import Path
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.http.bearer import BearerKeys, check_key
 
 #: Headers that a proxy or a browser adds, and how the names of more of them begin: what carries
@@ -29,6 +31,28 @@ _FROM_ELSEWHERE = frozenset(
 _FROM_ELSEWHERE_TOO = ("sec-", "x-envoy-", "x-forwarded-", "x-original-")
 
 _REMEDY = "start it with --admin-key-file and send a key, or use --admin-socket"
+
+
+class Access(IntEnum):
+    """What a route asks for. A key of one class opens the routes of those before it, too."""
+
+    OPEN = 0
+    CLIENT = 1
+    TRAINER = 2
+    ADMIN = 3
+
+
+#: Where the keys of a class stand, and who is let in by one.
+_FLAGS = {
+    Access.CLIENT: "--api-key-file",
+    Access.TRAINER: "--trainer-key-file",
+    Access.ADMIN: "--admin-key-file",
+}
+_NEEDED = {
+    Access.CLIENT: UNADMITTED,
+    Access.TRAINER: "this needs a trainer's or an administrator's key as a bearer token",
+    Access.ADMIN: "this needs an administrator's key as a bearer token",
+}
 
 
 def read_keys(path: Path) -> list[str]:
@@ -56,46 +80,91 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     return said
 
 
-class AdminAuth:
-    """Lets in who has a key or comes by the socket; with neither, programs of this machine.
+class AccessControl:
+    """Lets in who has a key of the route's class or a higher one, or comes by the socket.
 
-    Those could also be a browser or a proxy that carries in somebody else's wish, so what shows
-    their headers is not let in; one that shows none cannot be told from a program. With a key or a
-    socket (`has_socket`) the port lets nobody in without a key.
+    Clients' routes are everybody's where clients have no keys. Where neither trainers nor
+    administrators have any, and there is no socket (`has_socket`), their routes are open to
+    programs of this machine. Those could also be a browser or a proxy that carries in somebody
+    else's wish, so what shows their headers is not let in; one that shows none cannot be told from
+    a program. With keys for trainers alone, the administrators' routes are closed but for the
+    socket: a trainer is a program, too. Raises CallerError where one key is of two classes.
     """
 
-    def __init__(self, keys: Sequence[str] = (), *, has_socket: bool = False) -> None:
-        self._keys = BearerKeys(keys)
+    def __init__(
+        self, keys: Mapping[Access, Sequence[str]] | None = None, *, has_socket: bool = False
+    ) -> None:
+        self._keys = {access: list((keys or {}).get(access, ())) for access in _FLAGS}
+        _check_apart(self._keys)
+        self._opening = {access: BearerKeys(self.opening(access)) for access in _FLAGS}
+        self._is_open = not (has_socket or self._keys[Access.TRAINER] or self._keys[Access.ADMIN])
         self._has_socket = has_socket
 
     @property
-    def has_keys(self) -> bool:
-        return self._keys.known
+    def is_open(self) -> bool:
+        """Whether programs on this machine need nothing for anything."""
+        return self._is_open
 
     @property
-    def is_open(self) -> bool:
-        """Whether programs on this machine need nothing."""
-        return not self._keys.known and not self._has_socket
+    def shuts_admins_out(self) -> bool:
+        """Whether nobody can call the administrators' routes."""
+        return not (self._is_open or self._has_socket or self._keys[Access.ADMIN])
+
+    def opening(self, access: Access) -> list[str]:
+        """The keys that open a class; none where no key is asked for."""
+        if access is Access.CLIENT and not self._keys[access]:
+            return []
+        return [key for holder, keys in self._keys.items() if holder >= access for key in keys]
+
+    def takes_keys(self, access: Access) -> bool:
+        """Whether there is a key that opens this class."""
+        return access in self._opening and self._opening[access].known
 
     def refusal(
-        self, peer: str | None, headers: Mapping[str, str], *, by_socket: bool = False
+        self,
+        access: Access,
+        peer: str | None,
+        headers: Mapping[str, str],
+        *,
+        by_socket: bool = False,
     ) -> str:
         """Why a request may not enter, and what to do; "" if it may."""
-        if by_socket:
+        if by_socket or access is Access.OPEN:
             return ""
-        if self._keys.known:
+        if self.takes_keys(access):
             given = headers.get("Authorization", "").encode(errors="surrogateescape")
-            return "" if self._keys.admit(given) else "this needs the admin key as a bearer token"
+            return "" if self._opening[access].admit(given) else _NEEDED[access]
+        if access is Access.CLIENT:
+            return ""
         if self._has_socket:
             return "this is open only by the gateway's --admin-socket"
-        if not is_loopback(peer):
-            return f"this is open only to programs on the gateway's machine; {_REMEDY}"
-        for name in headers:
-            if name.lower() in _FROM_ELSEWHERE or name.lower().startswith(_FROM_ELSEWHERE_TOO):
-                return f"{name} says that a browser or a proxy is between; {_REMEDY}"
-        if not _names_loopback(headers.get("Host", "")):
-            return f"the Host is not this machine, but localhost is open; else {_REMEDY}"
-        return ""
+        if self.shuts_admins_out:
+            return f"this is for administrators, and the gateway has no key of theirs; {_REMEDY}"
+        return _as_from_elsewhere(peer, headers)
+
+
+def _check_apart(keys: Mapping[Access, Sequence[str]]) -> None:
+    """Who holds a key that stands in two files would be more than he was meant to be."""
+    holders: dict[str, Access] = {}
+    for access, held in keys.items():
+        for key in held:
+            if holders.setdefault(key, access) is not access:
+                raise CallerError(
+                    f"a key of {_FLAGS[holders[key]]} stands in {_FLAGS[access]}, too; give each "
+                    "kind keys of its own: one of the latter opens what the former does"
+                )
+
+
+def _as_from_elsewhere(peer: str | None, headers: Mapping[str, str]) -> str:
+    """Why a request does not come from a program of this machine; "" if it seems to."""
+    if not is_loopback(peer):
+        return f"this is open only to programs on the gateway's machine; {_REMEDY}"
+    for name in headers:
+        if name.lower() in _FROM_ELSEWHERE or name.lower().startswith(_FROM_ELSEWHERE_TOO):
+            return f"{name} says that a browser or a proxy is between; {_REMEDY}"
+    if not _names_loopback(headers.get("Host", "")):
+        return f"the Host is not this machine, but localhost is open; else {_REMEDY}"
+    return ""
 
 
 def is_loopback(peer: str | None) -> bool:

@@ -26,6 +26,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: RankFields | None = None
     sum: str = ""
     because: str = ""
+    paths: list[str] = []
 
     def __post_init__(self) -> None:
         if (self.to == "rewrite") != (self.ranks is not None):
@@ -39,31 +40,49 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     calls: dict[str, Rule]
     rpc: dict[str, Step]
+    rpc_paths: dict[str, list[str]] = {}
 
 
 class FanoutTable:
     """The rules by method and path."""
 
-    def __init__(self, calls: Mapping[tuple[str, str], Rule], rpc: Mapping[str, Step]) -> None:
+    def __init__(
+        self,
+        calls: Mapping[tuple[str, str], Rule],
+        rpc: Mapping[str, Step],
+        rpc_paths: Mapping[str, list[str]],
+    ) -> None:
         self.calls = calls
         self._rpc = rpc
+        self._rpc_paths = rpc_paths
 
     def of(self, method: str, path: str) -> Rule | None:
         return self.calls.get((method, path))
 
+    def path_fields(self, method: str, path: str, body: bytes) -> frozenset[str]:
+        """Fields of a call's body that name weights on disk."""
+        rule = self.of(method, path)
+        if rule is None:
+            return frozenset()
+        if rule.update is Step.BY_METHOD:
+            return frozenset(self._rpc_paths.get(_called(body), ()))
+        return frozenset(rule.paths)
+
     def step(self, rule: Rule, body: bytes) -> Step | None:
         """The step of a weight update that a call is; of /collective_rpc its body says which."""
-        if rule.update is not Step.BY_METHOD:
-            return rule.update
-        try:
-            called = msgspec.json.decode(body, type=_Rpc).method
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None  # the instances will say what is wrong with it
-        return self._rpc.get(called)
+        return self._rpc.get(_called(body)) if rule.update is Step.BY_METHOD else rule.update
 
 
 class _Rpc(msgspec.Struct):
     method: str
+
+
+def _called(body: bytes) -> str:
+    """The method of a worker; "" where the instances will say what is wrong with the body."""
+    try:
+        return msgspec.json.decode(body, type=_Rpc).method
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 @cache
@@ -85,4 +104,4 @@ def read(text: str) -> FanoutTable:
         if method not in ("GET", "POST") or not path.startswith("/"):
             raise ValueError(f'{_FILE.name}: {name!r} is not "GET /path" or "POST /path"')
         calls[method, path] = rule
-    return FanoutTable(calls, file.rpc)
+    return FanoutTable(calls, file.rpc, file.rpc_paths)

@@ -6,7 +6,7 @@ answers share. What each instance said stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,6 +26,8 @@ from rollout_sched.integrations.gateway.control_plane.relay import forwardable
 from rollout_sched.integrations.gateway.data_plane.call import error_body
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 #: What a client may send again: it goes to those alone that have failed, or does no harm. TRL 1.16
 #: does so by itself after 500, 502 and 503, prime-rl (2026-08) after anything from 500 on.
 REPEATABLE = 502
@@ -41,19 +43,22 @@ _AGAIN = {
 
 
 class FleetControl:
-    """Routes for administrators: the calls of the table that go to more than one."""
+    """The calls of the table that go to more than one: a trainer's, but for those that are refused
+    where there are several, which change what a server is."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._updates = gateway.trainer_updates
         self._table = shipped()
 
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.RouteDef(method, path, self.call, {"allow_head": False} if method == "GET" else {})
-            for (method, path), rule in self._table.calls.items()
-            if rule.to != "one"
-        ]
+    def trainer_routes(self) -> list[web.RouteDef]:
+        return self._routes("all", "rewrite")
+
+    def admin_routes(self) -> list[web.RouteDef]:
+        return self._routes("refuse")
+
+    def _routes(self, *to: str) -> list[web.RouteDef]:
+        return [route(call, self.call) for call, rule in self._table.calls.items() if rule.to in to]
 
     def goes_to_one(self, method: str, path: str) -> bool:
         """Whether any instance may answer for all."""
@@ -104,13 +109,23 @@ class FleetControl:
                 await supervisor.release()
 
 
+def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:
+    """Of a method and path of the table."""
+    method, path = call
+    return web.RouteDef(
+        method, root + path, handler, {"allow_head": False} if method == "GET" else {}
+    )
+
+
 async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:
     """What instances are asked, on a path of theirs. The query as it came: decoded, "%26" would
-    become another parameter for them; less the `selector`, which is for us."""
+    become another parameter for them; less the `selector`, which is for us. Raises CallerError for
+    weights that lie where none may."""
     pairs = request.raw_path.partition("?")[2].split("&")
     query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
     headers = forwardable(request.raw_headers)
     body = await body_of(request)
+    await gateway.weight_loaders.paths.check(request.method, path, body)
     limit_s = gateway.driver.settings.update_timeout_s
     rule = shipped().of(request.method, path)
     pause = None if rule is None else rule.pause

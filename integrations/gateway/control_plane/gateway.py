@@ -23,6 +23,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_update import (
     stored,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
@@ -81,7 +82,8 @@ MakeClient = Callable[[NewInstance], InstanceClient]
 
 
 class Gateway:
-    """`make_client` makes the client of an instance that is added at run time, if `allow` does."""
+    """`make_client` makes the client of an instance that is added at run time, if `allow` does;
+    weights on disk lie within `weight_roots`."""
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class Gateway:
         data_plane: DataPlane,
         make_client: MakeClient,
         allow: AllowList | None = None,
+        weight_roots: WeightRoots | None = None,
     ) -> None:
         self._live = live
         self._allow = allow or AllowList()
@@ -96,7 +99,7 @@ class Gateway:
         self.trainer = live.trainer
         self.journal = live.journal
         self.data_plane = data_plane
-        self.weight_loaders = WeightLoaders(live.driver)
+        self.weight_loaders = WeightLoaders(live.driver, weight_roots)
         self.weight_loaders.take_up(None if live.stored is None else live.stored.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
         self.counters = Counters()

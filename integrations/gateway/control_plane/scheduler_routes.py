@@ -8,7 +8,8 @@ from rollout_sched.integrations.gateway.control_plane.codec import read, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 
-ROOTS = ("/admin", "/rollout/v1")
+#: The administrators' part of the gateway.
+ADMIN = "/admin"
 
 
 class SchedulerRoutes:
@@ -17,10 +18,10 @@ class SchedulerRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self, root: str) -> list[web.RouteDef]:
         return [
-            *(web.get(f"{root}/state", self.state) for root in ROOTS),
-            *(web.post(f"{root}/weights", self.weights) for root in ROOTS),
+            web.get(f"{root}/state", self.state),
+            web.post(f"{root}/weights", self.weights),
         ]
 
     async def state(self, request: web.Request) -> web.Response:

@@ -40,7 +40,7 @@ class TrainerClient:
     epoch  of the gateway that answered last; "" before
     """
 
-    def __init__(self, url: str, admin_key: str | None) -> None:
+    def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
         self._socket = parts.path if parts.scheme == "unix" else ""
         served = parts.scheme in ("http", "https") and parts.hostname and not parts.query
@@ -53,8 +53,8 @@ class TrainerClient:
             raise CallerError(f"gateway {url!r}: leave out /v1, which is for clients of a model")
         self.url = "http://localhost" if self._socket else url.rstrip("/")
         self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
-        if admin_key is not None:
-            self._headers["Authorization"] = f"Bearer {admin_key}"
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
         self.epoch = ""
         self._session: aiohttp.ClientSession | None = None
 

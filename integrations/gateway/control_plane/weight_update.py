@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.named_weights import NamedWeights
+from rollout_sched.integrations.vllm.protocol import endpoints
+from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
@@ -62,9 +65,11 @@ def stored(update: WeightUpdate) -> bytes:
 
 
 class WeightLoaders:
-    """Makes a loader of each update."""
+    """Makes a loader of each update; `roots` are the folders in which weights on disk may lie, also
+    those that the bodies of calls name (`paths`)."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, roots: WeightRoots | None = None) -> None:
+        self.paths = NamedWeights(roots or WeightRoots())
         self._driver = driver
         self._init_info: dict[str, Any] | None = None
         self._transfer: WeightTransfer
@@ -79,6 +84,9 @@ class WeightLoaders:
         version, newest = update.version, self._driver.view.run.version
         if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} was published after {newest}; versions grow")
+        if update.transfer is not None:
+            told = msgspec.json.encode(update.transfer)
+            await self.paths.check("POST", endpoints.UPDATE_WEIGHTS, told)
         loader = self._loader(update)
         if isinstance(loader, ReloadFromDisk):
             await loader.check(version)
@@ -93,7 +101,8 @@ class WeightLoaders:
 
     def _loader(self, update: WeightUpdate) -> WeightLoader:
         if update.reload is not None:
-            return ReloadFromDisk(update.reload.path, visible_here=update.reload.visible_here)
+            path, visible_here = update.reload.path, update.reload.visible_here
+            return ReloadFromDisk(path, visible_here=visible_here, roots=self.paths.roots)
         if update.transfer is not None:
             return self._of_transfer(update.transfer, update.version)
         return _Applied(self._driver)

@@ -16,7 +16,11 @@ from rollout_sched.core.events import SessionEnded
 from rollout_sched.integrations.gateway.control_plane.broadcast import broadcast, multi_status
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
-from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl, call_of
+from rollout_sched.integrations.gateway.control_plane.fleet_control import (
+    FleetControl,
+    call_of,
+    route,
+)
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
     InstanceView,
@@ -29,7 +33,8 @@ EVERYBODY = ("", "*", "all")
 
 
 class Workers:
-    """Routes for administrators, except for the end of a session, which clients tell."""
+    """Routes for administrators, except for the end of a session, which clients tell, and what a
+    trainer tells the whole fleet."""
 
     def __init__(self, gateway: Gateway, control: FleetControl) -> None:
         self._gateway = gateway
@@ -44,8 +49,6 @@ class Workers:
             web.post("/add_worker", self.add_by_query),
             web.post("/remove_worker", self.remove_by_query),
             web.get("/list_workers", self.list_urls),
-            web.get("/v1/rl/workers", self.list_rl),
-            web.get("/v1/rl/workers/{id}", self.show_rl),
             web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", self.engine_of_one),
             web.route("*", "/v1/rl/engine/{path:.+}", self.engine),
         ]
@@ -53,6 +56,17 @@ class Workers:
     def keyed_routes(self) -> list[web.RouteDef]:
         """Those for which a client needs its key."""
         return [web.post("/finish_session", self.finish_session)]
+
+    def trainer_routes(self) -> list[web.RouteDef]:
+        """Those of the calls that are a trainer's without /v1/rl/engine, too."""
+        calls = shipped().calls.items()
+        return [
+            *(
+                web.get("/v1/rl/workers", self.list_rl),
+                web.get("/v1/rl/workers/{id}", self.show_rl),
+            ),
+            *(route(c, self.engine, "/v1/rl/engine") for c, rule in calls if rule.to != "refuse"),
+        ]
 
     # -- sglang-router and vllm-router -----------------------------------------------------
 

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.auth import AdminAuth, is_loopback, read_keys
+from rollout_sched.integrations.gateway.control_plane.auth import (
+    Access,
+    AccessControl,
+    is_loopback,
+    read_keys,
+)
 
 
 def test_a_key_on_each_line(tmp_path: Path) -> None:
@@ -29,11 +34,67 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_keys(tmp_path / "none")
 
 
+ADMIN, TRAINER, CLIENT = Access.ADMIN, Access.TRAINER, Access.CLIENT
+KEYS = {CLIENT: ["client", "client-2"], TRAINER: ["trainer"], ADMIN: ["admin", "admin-2"]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}", "Host": "localhost"}
+
+
 def test_with_keys_the_place_does_not_matter() -> None:
-    auth = AdminAuth(["root", "other"])
-    assert auth.refusal("9.9.9.9", {"Authorization": "Bearer other"}) == ""
-    assert "admin key" in auth.refusal("127.0.0.1", {"Host": "localhost"})
-    assert "admin key" in auth.refusal("127.0.0.1", {"Authorization": "Bearer \udce9"})
+    auth = AccessControl({ADMIN: ["root", "other"]})
+    assert auth.refusal(ADMIN, "9.9.9.9", bearer("other")) == ""
+    assert "administrator's key" in auth.refusal(ADMIN, "127.0.0.1", {"Host": "localhost"})
+    assert "administrator's key" in auth.refusal(ADMIN, "127.0.0.1", bearer("\udce9"))
+
+
+@pytest.mark.parametrize("holder", KEYS)
+@pytest.mark.parametrize("asked", Access)
+def test_a_key_opens_its_class_and_those_before_it(holder: Access, asked: Access) -> None:
+    auth = AccessControl(KEYS)
+    for key in KEYS[holder]:
+        assert (auth.refusal(asked, "127.0.0.1", bearer(key)) == "") is (holder >= asked)
+
+
+@pytest.mark.parametrize("asked", [CLIENT, TRAINER, ADMIN])
+def test_no_key_and_a_wrong_one_open_nothing(asked: Access) -> None:
+    auth = AccessControl(KEYS)
+    for headers in ({"Host": "localhost"}, bearer("clien"), bearer("admin-22"), bearer("")):
+        assert auth.refusal(asked, "127.0.0.1", headers)
+    assert auth.refusal(Access.OPEN, "9.9.9.9", {}) == ""
+
+
+def test_clients_need_none_where_they_have_none() -> None:
+    auth = AccessControl({ADMIN: ["root"]})
+    assert auth.opening(CLIENT) == []
+    assert auth.refusal(CLIENT, "9.9.9.9", {}) == ""
+    assert set(AccessControl(KEYS).opening(CLIENT)) == {
+        key for held in KEYS.values() for key in held
+    }
+
+
+def test_a_trainer_without_keys_of_its_own_needs_an_administrators() -> None:
+    auth = AccessControl({ADMIN: ["root"]})
+    assert auth.refusal(TRAINER, "127.0.0.1", {"Host": "localhost"})
+    assert auth.refusal(TRAINER, "9.9.9.9", bearer("root")) == ""
+
+
+def test_with_keys_for_trainers_alone_nobody_is_an_administrator() -> None:
+    auth = AccessControl({TRAINER: ["trainer"]})
+    assert auth.shuts_admins_out
+    for headers in ({"Host": "localhost"}, bearer("trainer")):
+        assert "--admin-key-file" in auth.refusal(ADMIN, "127.0.0.1", headers)
+    with_socket = AccessControl({TRAINER: ["trainer"]}, has_socket=True)
+    assert "--admin-socket" in with_socket.refusal(ADMIN, "127.0.0.1", bearer("trainer"))
+    assert with_socket.refusal(ADMIN, "", {}, by_socket=True) == ""
+    assert with_socket.refusal(TRAINER, "9.9.9.9", bearer("trainer")) == ""
+
+
+def test_a_key_is_of_one_class() -> None:
+    with pytest.raises(CallerError, match="--api-key-file stands in --admin-key-file") as raised:
+        AccessControl({CLIENT: ["a", "hush"], ADMIN: ["hush"]})
+    assert "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +112,7 @@ def test_with_keys_the_place_does_not_matter() -> None:
     ],
 )
 def test_without_keys_it_does(peer: str | None, host: str, enters: bool) -> None:
-    assert (AdminAuth().refusal(peer, {"Host": host}) == "") is enters
+    assert (AccessControl().refusal(ADMIN, peer, {"Host": host}) == "") is enters
 
 
 def test_names_other_than_localhost_may_lead_anywhere() -> None:
@@ -69,21 +130,22 @@ def test_names_other_than_localhost_may_lead_anywhere() -> None:
     ],
 )
 def test_what_a_browser_or_a_proxy_carries_in_needs_a_key(name: str) -> None:
-    why = AdminAuth().refusal("127.0.0.1", {"Host": "localhost", name: "x"})
+    why = AccessControl().refusal(ADMIN, "127.0.0.1", {"Host": "localhost", name: "x"})
     assert name in why
     assert "--admin-key-file" in why
-    assert AdminAuth(["root"]).refusal("9.9.9.9", {name: "x", "Authorization": "Bearer root"}) == ""
+    with_key = AccessControl({ADMIN: ["root"]})
+    assert with_key.refusal(ADMIN, "9.9.9.9", {name: "x", **bearer("root")}) == ""
 
 
 def test_what_programs_send_does_not() -> None:
     headers = {"Host": "localhost", "User-Agent": "x", "Accept": "*/*", "X-Request-Id": "7"}
-    assert AdminAuth().refusal("127.0.0.1", headers) == ""
+    assert AccessControl().refusal(ADMIN, "127.0.0.1", headers) == ""
 
 
 def test_who_has_a_socket_has_closed_the_port() -> None:
-    auth = AdminAuth(has_socket=True)
-    assert "--admin-socket" in auth.refusal("127.0.0.1", {"Host": "localhost"})
-    assert auth.refusal("", {}, by_socket=True) == ""
-    both = AdminAuth(["root"], has_socket=True)
-    assert both.refusal("127.0.0.1", {"Authorization": "Bearer root"}) == ""
-    assert "admin key" in both.refusal("127.0.0.1", {})
+    auth = AccessControl(has_socket=True)
+    assert "--admin-socket" in auth.refusal(ADMIN, "127.0.0.1", {"Host": "localhost"})
+    assert auth.refusal(ADMIN, "", {}, by_socket=True) == ""
+    both = AccessControl({ADMIN: ["root"]}, has_socket=True)
+    assert both.refusal(ADMIN, "127.0.0.1", bearer("root")) == ""
+    assert "administrator's key" in both.refusal(ADMIN, "127.0.0.1", {})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.scheduler_routes import ROOTS
+from rollout_sched.integrations.gateway.control_plane.scheduler_routes import ADMIN
+from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from tests.integrations.gateway.house import House, Upstream, run
 
 
-@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("root", [ADMIN, ROLLOUT])
 def test_weights_are_published_and_the_state_says_so(root: str) -> None:
     async def scene() -> None:
         async with House(Upstream()) as house:
@@ -23,7 +24,7 @@ def test_weights_are_published_and_the_state_says_so(root: str) -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("root", [ADMIN, ROLLOUT])
 def test_neither_is_for_clients(root: str) -> None:
     async def scene() -> None:
         async with House(Upstream(), admin_key_file=None, admin_key="") as house:

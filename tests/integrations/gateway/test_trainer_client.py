@@ -45,7 +45,7 @@ def test_a_url_that_is_none(url: str) -> None:
         TrainerClient(url, None)
 
 
-def test_calls_are_msgpack_with_the_admin_key() -> None:
+def test_calls_are_msgpack_with_the_key() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer root"
         assert request.content_type == request.headers["Accept"] == MSGPACK

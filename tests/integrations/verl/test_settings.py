@@ -18,7 +18,7 @@ def test_the_table_is_read_and_others_are_left_alone():
     settings = settings_of({"somebody": {"else": 1}, **table(look_s=2)})
     assert (settings.gateway, settings.look_s) == (GATEWAY, 2.0)
     assert settings.api_key is None
-    assert settings.admin_key is None
+    assert settings.trainer_key is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_turns_need_a_gateway_and_groups_do_not():
 def test_keys_come_from_the_first_line_that_is_none_of_comment_and_blank(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# the trainer's\n\n secret \nother\n")
-    assert settings_of(table(admin_key_file=str(keys))).admin_key == "secret"
+    assert settings_of(table(trainer_key_file=str(keys))).trainer_key == "secret"
     keys.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="holds no key"):
         _ = settings_of(table(api_key_file=str(keys))).api_key

@@ -101,3 +101,11 @@ def test_a_head_is_not_read_beyond_the_formats_limit(tmp_path):
         stream.truncate(2 * 10**9)
     with pytest.raises(CallerError, match="no safetensors file"):
         check_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../other/a.safetensors", "/etc/passwd", "sub/a.safetensors"])
+def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
+    (tmp_path / "a.safetensors").write_bytes(safetensors())
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(CallerError, match="no file of this folder"):
+        check_checkpoint(tmp_path)

@@ -1,0 +1,56 @@
+"""Folders in which weights on disk must lie: who may publish must not have any file read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rollout_sched.core.errors import CallerError
+
+
+class OutsideRoots(CallerError):
+    """--weights-root names no folder in which this path lies."""
+
+
+class WeightRoots:
+    """The allowed folders; without any, all are.
+
+    Symbolic links are followed as far as this machine sees the path, `..` always.
+    """
+
+    def __init__(self, roots: Iterable[Path] = ()) -> None:
+        self._roots = [Path(os.path.realpath(root)) for root in roots]
+
+    @property
+    def known(self) -> bool:
+        """Whether any are named."""
+        return bool(self._roots)
+
+    def check(self, path: str | Path) -> None:
+        """Raises OutsideRoots. Looks at the disk, which takes its time: not for an event loop."""
+        if not self._roots:
+            return
+        if not os.path.isabs(path):
+            raise self._outside(path, "it is no absolute path")
+        try:
+            real = Path(os.path.realpath(path))
+        except ValueError as error:  # a null byte
+            raise self._outside(path, str(error)) from error
+        if not any(real.is_relative_to(root) for root in self._roots):
+            led = "" if str(real) == str(path) else f"it leads to {real}"
+            raise self._outside(path, led)
+
+    def check_folder(self, folder: Path) -> None:
+        """As `check`, of a folder and all that lies in it, where this machine sees it."""
+        self.check(folder)
+        if self._roots and folder.is_dir():
+            for entry in folder.iterdir():
+                self.check(entry)
+
+    def _outside(self, path: str | Path, why: str) -> OutsideRoots:
+        roots = ", ".join(map(str, self._roots))
+        return OutsideRoots(
+            f"weights {str(path)!r} lie outside of {roots}{why and f': {why}'}; move them there, "
+            "or start the gateway with another --weights-root for them"
+        )

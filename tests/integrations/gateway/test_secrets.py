@@ -1,0 +1,190 @@
+"""No key leaves the gateway: it is in no answer, log line, metric, journal or store."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
+from rollout_sched.core.errors import RolloutError
+from rollout_sched.integrations.gateway.control_plane import public
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.simulators.fake_instance.engine import MODEL, EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from tests.integrations.faults.fleet import GREEDY, SETTINGS
+from tests.simulators.fake_instance.served import SPEC
+
+WHOSE = ("client", "trainer", "admin", "common", "own", "added", "mistaken", "wrong")
+SECRETS = {name: f"{name}-{base64.b16encode(name.encode() * 4).decode()}" for name in WHOSE}
+
+#: A prompt whose name would be found in what is written, if all of that is looked at.
+SEEN = "a-name-that-is-written"
+
+PLACES = [
+    ("GET", "/metrics"),
+    ("GET", "/admin/state"),
+    ("GET", "/admin/instances"),
+    ("GET", "/workers"),
+    ("GET", "/v1/rl/workers"),
+    ("GET", "/v1/models"),
+    ("GET", "/rollout/v1/state"),
+    ("GET", "/version"),
+]
+
+
+class Life:
+    """A gateway with keys of every kind before servers that ask for theirs; all that is said."""
+
+    def __init__(self, folder: Path, servers: dict[str, str]) -> None:
+        self.folder = folder
+        self.servers = servers  # URLs, by whose key they ask for
+        self.told: list[str] = []
+        self.session: aiohttp.ClientSession
+        self.service: Service
+
+    def options(self) -> Options:
+        return Options(
+            policy="partial_rollout",
+            instances=[self.servers["common"], self.servers["own"]],
+            port=0,
+            prompts_per_step=1,
+            stream_every=4,
+            grace_s=0.1,
+            store=self.folder / "written" / "store",
+            journal=None,
+            length_history=self.folder / "written" / "lengths",
+            api_key_file=self._file("client", SECRETS["client"]),
+            trainer_key_file=self._file("trainer", SECRETS["trainer"]),
+            admin_key_file=self._file("admin", SECRETS["admin"]),
+            instance_api_key_file=self._file(
+                "instances", f"{SECRETS['common']}\n{self.servers['own']} {SECRETS['own']}"
+            ),
+            allow_instances=["http://127.0.0.1:*"],
+            weights_roots=[self.folder / "weights"],
+        )
+
+    def _file(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(f"{text}\n")
+        return path
+
+    async def open(self) -> None:
+        self.service = Service(self.options(), self.told.append, settings=SETTINGS)
+        await self.service.open()
+        self.session = aiohttp.ClientSession(self.service.url)
+
+    async def close(self) -> None:
+        await self.session.close()
+        await self.service.close()
+
+    async def ask(self, who: str, method: str, path: str, body: Any = None) -> int:
+        headers = {"Authorization": f"Bearer {SECRETS[who]}"} if who else {}
+        async with self.session.request(method, path, json=body, headers=headers) as response:
+            self.told += [f"{name}: {value}" for name, value in response.headers.items()]
+            self.told.append((await response.read()).decode(errors="replace"))
+            return response.status
+
+    def written(self) -> list[bytes]:
+        return [p.read_bytes() for p in (self.folder / "written").rglob("*") if p.is_file()]
+
+
+async def train(life: Life, uid: str, version: int) -> None:
+    """A step as a trainer has it, with a mistake."""
+    client = RolloutScheduler.connect(life.service.url, key=SECRETS["trainer"])
+    async with client as rollouts:
+        await rollouts.submit([Prompt(uid, [1, 2, 3], 2, 9, dict(GREEDY))])
+        assert await rollouts.next_batch()
+        for mistaken in (Reload("/etc/{version}"), Reload(str(life.folder / "weights" / "none"))):
+            with pytest.raises(RolloutError) as error:
+                await rollouts.publish_weights(version, mistaken)
+            life.told.append(str(error.value))
+        await rollouts.publish_weights(version, Applied())
+        life.told.append(repr(await rollouts.state()))
+
+
+async def knock(life: Life) -> None:
+    """Every door with every key, rightly and wrongly, and with it where it does not belong."""
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for who in ("", *SECRETS):
+        for method, path in PLACES:
+            await life.ask(who, method, path)
+        await life.ask(who, "POST", "/v1/chat/completions", chat)
+        await life.ask(who, "POST", "/v1/completions", {"prompt": 7})
+        await life.ask(who, "POST", "/rollout/v1/groups", {"not": "a list"})
+        await life.ask(who, "POST", "/unheard_of", {})
+        await life.ask("client", "GET", f"/v1/models?api_key={SECRETS[who or 'wrong']}")
+    assert await life.ask("client", "POST", "/v1/chat/completions", chat) == 200
+    assert await life.ask("wrong", "POST", "/v1/chat/completions", chat) == 401
+    added = {"url": life.servers["added"], "api_key": SECRETS["added"]}
+    assert await life.ask("admin", "POST", "/workers", added) == 201
+    for path in ("/workers", "/admin/instances"):
+        with_wrong = {"url": life.servers["other"], "api_key": SECRETS["mistaken"]}
+        await life.ask("admin", "POST", path, with_wrong)
+        for url in ("http://127.0.0.1:1", "http://elsewhere:1", "http://a:b@c", "nonsense"):
+            assert await life.ask("admin", "POST", path, {**with_wrong, "url": url}) >= 400
+        await life.ask("admin", "POST", path, {**with_wrong, "slots": "many"})
+
+
+def test_no_key_is_anywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "written").mkdir()
+    (tmp_path / "weights").mkdir()
+
+    async def scene() -> None:
+        async with AsyncExitStack() as stack:
+            urls, servers = {}, {}
+            for number, name in enumerate(("common", "own", "added", "other")):
+                server = FakeServer(
+                    EngineSettings(SPEC, speed=1000.0, seed=number),
+                    api_key=SECRETS.get(name, "another's"),
+                )
+                urls[name] = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+                servers[name] = server
+                stack.push_async_callback(server.close)
+            life = Life(tmp_path, urls)
+            for run in range(2):  # the second takes up what the first has stored
+                await life.open()
+                await train(life, f"{SEEN}-{run}", 2 * run + 1)
+                await knock(life)
+                await servers["own"].restart(0.05)
+                await train(life, f"again-{run}", 2 * run + 2)
+                with monkeypatch.context() as broken:
+                    broken.setattr(public, "prometheus_text", _fails)
+                    assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
+                await life.close()
+            _look_through(life, caplog.text)
+
+    asyncio.run(asyncio.wait_for(scene(), 120))
+
+
+def _fails(gateway: object) -> str:
+    raise RuntimeError("this was to be logged")
+
+
+def _look_through(life: Life, log: str) -> None:
+    written = b"\n".join(life.written())
+    assert SEEN.encode() in written
+    assert "this was to be logged" in log
+    told = "\n".join(life.told)
+    for name, secret in SECRETS.items():
+        for shape in (secret, base64.b64encode(secret.encode()).decode(), secret[::-1]):
+            assert shape.encode() not in written, name
+            assert shape not in log, name
+            assert shape not in told, name
+
+
+def test_what_holds_a_key_does_not_show_it(tmp_path: Path) -> None:
+    """Nor does what a debugger or a careless log line makes of the objects."""
+    life = Life(tmp_path, {"common": "http://127.0.0.1:1", "own": "http://127.0.0.1:2"})
+    shown = repr(life.options())
+    assert not any(secret in shown for secret in SECRETS.values())
