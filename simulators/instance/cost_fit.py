@@ -1,17 +1,15 @@
-"""Fits the constants of the cost model to recorded steps."""
+"""Fits the constants of the cost model to recorded steps, single ones or many in one time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import combinations
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.step_time import StepTime
 
 
 class Observation(NamedTuple):
@@ -27,23 +25,58 @@ class Observation(NamedTuple):
     seconds: float
 
 
+class Steps(NamedTuple):
+    """Engine steps with as many sequences and prefill tokens each; the rest is summed over them."""
+
+    number: float
+    sequences: float
+    """decode sequences of each"""
+    prefill_tokens: float
+    """of each"""
+    context: float
+    """as in Observation"""
+    attention: float
+    """as in Observation"""
+    requests: float
+    """that are admitted"""
+
+
+class Span(NamedTuple):
+    """What an engine did in `seconds`; `calls` of them is how often somebody waited for it."""
+
+    steps: Sequence[Steps]
+    seconds: float
+    calls: int = 0
+
+
 class Fit(NamedTuple):
-    """A fitted cost model and how far it is from the rows it was fitted to (relative)."""
+    """A fitted cost model and how far it is from what it was fitted to (relative).
+
+    call_s   seconds for each call that no step accounts for, and that no request waits for another
+    errors   predicted / recorded - 1 of each span
+    """
 
     cost: CostModel
-    mean_error: float
-    max_error: float
+    call_s: float
+    errors: list[float]
+
+    @property
+    def mean_error(self) -> float:
+        return sum(map(abs, self.errors)) / len(self.errors)
+
+    @property
+    def max_error(self) -> float:
+        return max(map(abs, self.errors))
 
 
 Floats = NDArray[np.float64]
 
+#: Columns and target are scaled to about one: what is less than this is rounding.
+_NO_GAIN = 1e-13
+
 
 def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float = 1.6) -> Fit:
-    """Least squares of the relative error over recorded steps; no constant gets negative.
-
-    For a given ratio s / t_w the formula is linear in the other constants, so a search over that
-    one ratio is enough. Rows that only decode cannot tell t0 from t_w nor c_b from s: include
-    prefill steps if the constants, and not only the total, shall mean something.
+    """`fit_spans` of single steps.
 
     Raises ValueError for no rows, rows of other than five numbers, or seconds <= 0.
     """
@@ -52,22 +85,40 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
         raise ValueError(
             f"fit needs rows of {Observation._fields}, got an array of shape {rows.shape}"
         )
-    if not (np.isfinite(rows).all() and (rows[:, :4] >= 0).all() and (rows[:, 4] > 0).all()):
-        raise ValueError("fit needs finite rows with counts >= 0 and seconds > 0")
+    told = (Observation(*row) for row in rows.tolist())
+    return fit_spans(
+        (
+            Span([Steps(1, o.sequences, o.prefill_tokens, o.context, o.attention, 0)], o.seconds)
+            for o in told
+        ),
+        exponent,
+    )
 
+
+def fit_spans(spans: Iterable[Span], exponent: float = 1.6) -> Fit:
+    """Least squares of the relative error over recorded times; no constant gets negative.
+
+    For a given ratio s / t_w the formula is linear in the other constants, so a search over that
+    one ratio is enough. Rows that only decode cannot tell t0 from t_w nor c_b from s: include
+    prefill steps if the constants, and not only the total, shall mean something.
+
+    Raises ValueError for no spans, one without steps, or seconds <= 0.
+    """
+    table = _Table(list(spans), exponent)
     best_error, best_ratio = math.inf, 0.0
     low, high = -9.0, 3.0
     for _ in range(6):  # each round narrows the bracket to the neighbours of the best ratio
         grid = np.linspace(low, high, 25)
         for exponent_of_ten in grid:
-            error, _ = _fit_at(rows, 10.0**exponent_of_ten, exponent)
+            error, _ = table.fit_at(10.0**exponent_of_ten)
             if error < best_error:
                 best_error, best_ratio = error, float(exponent_of_ten)
         width = float(grid[1] - grid[0])
         low, high = best_ratio - width, best_ratio + width
 
     ratio = 10.0**best_ratio
-    _, (step_s, weights_s, sequence_s, context_s, attention_s) = _fit_at(rows, ratio, exponent)
+    _, constants = table.fit_at(ratio)
+    step_s, weights_s, sequence_s, context_s, attention_s, request_s, call_s = constants.tolist()
     cost = CostModel(
         step_s=step_s,
         weights_s=weights_s,
@@ -76,42 +127,73 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
         sequence_s=sequence_s,
         context_s=context_s,
         attention_s=attention_s,
+        request_s=request_s,
     )
-    time = StepTime(cost)
-    errors = [abs(_predict(time, row) / row[4] - 1) for row in rows.tolist()]
-    return Fit(cost, sum(errors) / len(errors), max(errors))
+    predicted = table.columns(ratio) @ constants
+    return Fit(cost, call_s, (predicted / table.seconds - 1).tolist())
 
 
-def _predict(time: StepTime, row: list[float]) -> float:
-    sequences, prefill, context, attention, _ = row
-    return time.step(int(sequences), int(sequences + prefill), int(context), attention)
+class _Table:
+    """Spans as arrays: a row of `steps` for each kind of steps, those of a span together."""
 
+    def __init__(self, spans: list[Span], exponent: float) -> None:
+        if not spans or not all(span.steps for span in spans):
+            raise ValueError("fit needs spans, each with at least one step")
+        sizes = [len(span.steps) for span in spans]
+        steps = [row for span in spans for row in span.steps]
+        self._steps = np.asarray(steps, dtype=np.float64)
+        self._starts = np.cumsum([0, *sizes[:-1]])
+        self._calls = np.asarray([span.calls for span in spans], dtype=np.float64)
+        self.seconds = np.asarray([span.seconds for span in spans], dtype=np.float64)
+        self._exponent = exponent
+        finite = np.isfinite(self._steps).all() and np.isfinite(self.seconds).all()
+        if not (finite and (self._steps >= 0).all() and (self.seconds > 0).all()):
+            raise ValueError("fit needs finite rows with counts >= 0 and seconds > 0")
 
-def _fit_at(rows: Floats, ratio: float, exponent: float) -> tuple[float, list[float]]:
-    """Best (t0, t_w, c_b, k, a) >= 0 with s = ratio * t_w, and its sum of squared errors."""
-    sequences, prefill, context, attention, seconds = rows.T
-    matmul = (1 + (ratio * (sequences + prefill)) ** exponent) ** (1 / exponent)
-    columns = np.stack([np.ones_like(seconds), matmul, sequences, context, attention], axis=1)
-    columns /= seconds[:, None]
-    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
-    # The triangle of QR has the same least-squares problem in six rows, however many came in.
-    stacked = np.column_stack([columns / scale, np.ones_like(seconds)])
-    triangle: Any = np.linalg.qr(stacked, mode="r")
-    error, scaled = _non_negative_least_squares(triangle[:, :-1], triangle[:, -1])
-    return error, (scaled / scale).tolist()
+    def columns(self, ratio: float) -> Floats:
+        """What each constant is multiplied by, a row for each span, with s = ratio * t_w."""
+        number, sequences, prefill, context, attention, requests = self._steps.T
+        p = self._exponent
+        matmul = number * (1 + (ratio * (sequences + prefill)) ** p) ** (1 / p)
+        each = [number, matmul, number * sequences, context, attention, requests]
+        sums: Floats = np.add.reduceat(np.stack(each, axis=1), self._starts, axis=0)
+        return np.column_stack([sums, self._calls])
+
+    def fit_at(self, ratio: float) -> tuple[float, Floats]:
+        """Best (t0, t_w, c_b, k, a, r, call_s) >= 0 with s = ratio * t_w, and its sum of squared
+        errors."""
+        columns = self.columns(ratio) / self.seconds[:, None]
+        scale = np.abs(columns).max(axis=0)
+        met = scale > 0  # of what was never met nothing is known
+        # The triangle of QR has the same least-squares problem in a few rows, however many came.
+        stacked = np.column_stack([columns[:, met] / scale[met], np.ones_like(self.seconds)])
+        triangle: Any = np.linalg.qr(stacked, mode="r")
+        error, scaled = _non_negative_least_squares(triangle[:, :-1], triangle[:, -1])
+        constants = np.zeros(len(scale))
+        constants[met] = scaled / scale[met]
+        return error, constants
 
 
 def _non_negative_least_squares(matrix: Floats, target: Floats) -> tuple[float, Floats]:
-    """Exact for a handful of columns: the best of all subsets whose solution is >= 0."""
+    """Lawson and Hanson's active set (Solving Least Squares Problems, 1974, chapter 23): columns
+    come in by how much they help, and leave where they would be negative."""
     width = matrix.shape[1]
-    best, solution = float(target @ target), np.zeros(width)
-    for size in range(1, width + 1):
-        for subset in combinations(range(width), size):
-            part = matrix[:, list(subset)]
-            found: Any = np.linalg.lstsq(part, target, rcond=None)[0]
-            residual = part @ found - target
-            error = float(residual @ residual)
-            if (found >= 0).all() and error < best:
-                best, solution = error, np.zeros(width)
-                solution[list(subset)] = found
-    return best, solution
+    solution, free = np.zeros(width), np.zeros(width, dtype=bool)
+    for _ in range(3 * width):
+        gain = matrix.T @ (target - matrix @ solution)
+        gain[free] = -np.inf
+        if gain.max() <= _NO_GAIN:
+            break
+        free[gain.argmax()] = True
+        while True:
+            wanted = np.zeros(width)
+            wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            if (wanted[free] > 0).all():
+                break
+            back = free & (wanted <= 0)
+            step = (solution[back] / (solution[back] - wanted[back])).min()
+            solution += step * (wanted - solution)
+            free &= solution > _NO_GAIN
+        solution = wanted
+    residual = target - matrix @ solution
+    return float(residual @ residual), solution

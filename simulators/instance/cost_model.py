@@ -1,10 +1,11 @@
 """What decides how long one engine step takes.
 
-    step = t0 + G(n) + c_b * B + k * C + a * A
+    step = t0 + G(n) + c_b * B + k * C + a * A + r * R
     G(n) = (t_w ** p + (s * n) ** p) ** (1 / p)
 
 with B decode sequences, n tokens in the step (B plus the prefill tokens), C the sum of the
-decode contexts and A the attention work of the prefill chunks, sum of q * (prefix + q / 2).
+decode contexts, A the attention work of the prefill chunks, sum of q * (prefix + q / 2), and R the
+requests that are admitted in the step, those that were preempted before included.
 
 G joins the two regimes of a matrix multiplication smoothly: reading the weights (t_w, memory
 bound) and multiplying (s per token, compute bound). With p = 1.6 it was fitted to the published
@@ -29,6 +30,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_s   c_b  per decode sequence
     context_s    k    reading the KV of one context token in a decode
     attention_s  a    one query token attending to one key token in a prefill
+    request_s    r    taking in a request and handing out its answer, however long it is: what the
+                      engine and its front end do for it while the others wait
 
     Raises ValueError if a constant is negative or not finite, or a step could take no time.
     """
@@ -40,6 +43,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_s: float = 0.0
     context_s: float = 0.0
     attention_s: float = 0.0
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

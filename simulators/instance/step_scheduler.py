@@ -188,6 +188,7 @@ class StepScheduler:
             if attempt.state == DECODING:
                 count -= 1
                 context -= attempt.tokens_at(step)
+        before = self.counters.admissions
         if not preempted and self.gate == RUN_ALL:
             self._admit(chunks, self.spec.max_num_batched_tokens - count)
 
@@ -197,7 +198,8 @@ class StepScheduler:
             attention += tokens * (attempt.computed + tokens / 2)
             new_tokens += self._compute(attempt, tokens)
         # If the first in line has preempted itself, the step is empty.
-        seconds = self.time.step(count, count + prefill, context, attention)
+        admitted = self.counters.admissions - before
+        seconds = self.time.step(count, count + prefill, context, attention, admitted)
         return Step(seconds, new_tokens, idled)
 
     def complete(self, step: Step) -> None:

@@ -15,6 +15,7 @@ class StepTime:
         "_context_s",
         "_exponent",
         "_matmuls",
+        "_request_s",
         "_sequence_s",
         "_step_s",
         "_token_s",
@@ -29,14 +30,18 @@ class StepTime:
         self._sequence_s: float = cost.sequence_s
         self._context_s: float = cost.context_s
         self._attention_s: float = cost.attention_s
+        self._request_s: float = cost.request_s
         self._matmuls: dict[int, float] = {}  # by tokens: few values come again and again
 
-    def step(self, sequences: int, tokens: int, context: int, attention: float) -> float:
-        """One step: B decode sequences, n tokens in all, context C, attention A. Without tokens no
-        model runs."""
+    def step(
+        self, sequences: int, tokens: int, context: int, attention: float, admitted: int
+    ) -> float:
+        """One step: B decode sequences, n tokens in all, context C, attention A, R requests that
+        are admitted. Without tokens no model runs."""
         if not tokens:
             return self._step_s
-        return self._decode(sequences, tokens, context) + self._attention_s * attention
+        decode_s = self._decode(sequences, tokens, context)
+        return decode_s + self._attention_s * attention + self._request_s * admitted
 
     def jump(self, steps: int, sequences: int, context: int) -> float:
         """`steps` decode steps of one unchanging batch whose contexts sum to `context` in the first

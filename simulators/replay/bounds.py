@@ -52,7 +52,8 @@ sharing, over-sampling, early stopping) as long as each step makes at most one t
     takes a sample below its bare steps. It holds for tokens that are made under the version they
     are trained with; a scheduler that has new weights approve of old tokens is not bound by it.
 
-Left out, which loosens and never breaks the bounds: prefill work, arrival times, pauses for
+Left out, which loosens and never breaks the bounds: prefill work, what taking in a request costs,
+arrival times, pauses for
 weight updates (add one pause for every update that must stop the fleet), padding of batches.
 Both bounds suppose alike instances; for an unlike fleet give the best of each number.
 """

@@ -23,6 +23,7 @@ COST = CostModel(
     sequence_s=4.4e-6,
     context_s=26.3e-9,
     attention_s=1.1e-10,
+    request_s=3.3e-4,
 )
 STEP_S = 7e-3
 

@@ -187,7 +187,8 @@ class ReferenceScheduler:
                 context += attempt.tokens
             else:
                 attention += tokens * (attempt.computed + tokens / 2)
-        return self._time.step(decoding, sum(step.scheduled.values()), context, attention)
+        tokens, admitted = sum(step.scheduled.values()), len(step.hits)
+        return self._time.step(decoding, tokens, context, attention, admitted)
 
     def _sort(self) -> None:
         if self.spec.scheduling == "priority":

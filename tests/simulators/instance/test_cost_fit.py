@@ -20,7 +20,7 @@ def recorded(cost: CostModel, count: int, noise: float = 0.0) -> list[Observatio
         prefill = dice.choice([0, 0, 300, 2048, 8000]) or (0 if sequences else 100)
         context = sequences * dice.randrange(100, 9000)
         attention = prefill * prefill / 2
-        step_s = time.step(sequences, sequences + prefill, context, attention)
+        step_s = time.step(sequences, sequences + prefill, context, attention, 0)
         rows.append(
             Observation(
                 sequences, prefill, context, attention, step_s * (1 + dice.uniform(-noise, noise))
@@ -41,7 +41,7 @@ def test_fit_reports_the_noise_it_met() -> None:
     assert found.mean_error == pytest.approx(0.05, rel=0.2)
     for row in recorded(H100_7B, 300):
         sequences, tokens = int(row.sequences), int(row.sequences + row.prefill_tokens)
-        step_s = StepTime(found.cost).step(sequences, tokens, int(row.context), row.attention)
+        step_s = StepTime(found.cost).step(sequences, tokens, int(row.context), row.attention, 0)
         assert step_s == pytest.approx(row.seconds, rel=0.05)
 
 

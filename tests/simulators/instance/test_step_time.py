@@ -22,16 +22,24 @@ costs = st.builds(
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    cost = CostModel(0.5, 3.0, 4.0, exponent=2.0, sequence_s=0.25, context_s=0.125, attention_s=2.0)
-    assert StepTime(cost).step(sequences=2, tokens=1, context=8, attention=3.0) == pytest.approx(
-        0.5 + 5.0 + 2 * 0.25 + 8 * 0.125 + 3.0 * 2.0
+    cost = CostModel(
+        0.5,
+        3.0,
+        4.0,
+        exponent=2.0,
+        sequence_s=0.25,
+        context_s=0.125,
+        attention_s=2.0,
+        request_s=0.75,
     )
+    step_s = StepTime(cost).step(sequences=2, tokens=1, context=8, attention=3.0, admitted=4)
+    assert step_s == pytest.approx(0.5 + 5.0 + 2 * 0.25 + 8 * 0.125 + 3.0 * 2.0 + 4 * 0.75)
 
 
 def test_published_speed_of_a_7b_model_on_an_h100() -> None:
     """150 tokens/s alone, 4,530 with 64 sequences of 4k context (simulated constants)."""
-    assert 1 / StepTime(H100_7B).step(1, 1, 100, 0.0) == pytest.approx(150, rel=0.03)
-    assert 64 / StepTime(H100_7B).step(64, 64, 64 * 4096, 0.0) == pytest.approx(4530, rel=0.03)
+    assert 1 / StepTime(H100_7B).step(1, 1, 100, 0.0, 0) == pytest.approx(150, rel=0.03)
+    assert 64 / StepTime(H100_7B).step(64, 64, 64 * 4096, 0.0, 0) == pytest.approx(4530, rel=0.03)
 
 
 @given(costs, st.integers(1, 60), st.integers(1, 300), st.integers(0, 10**6))
@@ -40,7 +48,7 @@ def test_a_jump_is_the_sum_of_its_steps(
 ) -> None:
     time = StepTime(cost)
     one_by_one = sum(
-        time.step(sequences, sequences, context + i * sequences, 0.0) for i in range(steps)
+        time.step(sequences, sequences, context + i * sequences, 0.0, 0) for i in range(steps)
     )
     assert time.jump(steps, sequences, context) == pytest.approx(one_by_one, rel=1e-12)
 
@@ -58,4 +66,4 @@ def test_steps_within_inverts_jump(
 
 
 def test_no_model_runs_in_an_empty_step() -> None:
-    assert StepTime(H100_7B).step(0, 0, 0, 0.0) == H100_7B.step_s
+    assert StepTime(H100_7B).step(0, 0, 0, 0.0, 0) == H100_7B.step_s
