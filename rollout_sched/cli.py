@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rollout_sched import __version__, config, retuner
 from rollout_sched.argument_types import natural, positive
+from rollout_sched.calibration import command as calibrate
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.inspection import command as inspection
 from rollout_sched.integrations.gateway.options import Options
@@ -22,8 +23,8 @@ from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
+from rollout_sched.simulators.guess import command as guess
 from rollout_sched.simulators.replay import command as replay
-from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.tune import command as tune
 from rollout_sched.store import command as store
@@ -63,9 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("policies", help="the policies that are shipped").set_defaults(
         run=_list_policies
     )
-    commands.add_parser("scenarios", help="the scenarios that are shipped").set_defaults(
-        run=_list_scenarios
-    )
+    guess.add(commands)
+    calibrate.add(commands)
 
     store.add(commands)
     trace = commands.add_parser("trace", help="look at recorded workloads")
@@ -208,12 +208,6 @@ def _check(options: argparse.Namespace) -> None:
 def _list_policies(options: argparse.Namespace) -> None:
     _print_list(
         (name, config.load_policy(name).about) for name in config.shipped("policies/presets")
-    )
-
-
-def _list_scenarios(options: argparse.Namespace) -> None:
-    _print_list(
-        (name, load_scenario(name).about) for name in config.shipped("simulators/replay/scenarios")
     )
 
 

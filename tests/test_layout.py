@@ -27,12 +27,14 @@ def test_each_room_imports_from_the_package(room):
 
 
 def test_every_module_has_a_mirrored_test():
-    simulators = [f"simulators/{room}" for room in ("instance", "replay", "traces", "tune")]
+    simulators = [
+        f"simulators/{room}" for room in ("guess", "instance", "replay", "traces", "tune")
+    ]
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
     names = ("torch", "transfer_queue", "trl", "verl")
     neighbours = [f"integrations/{name}" for name in names]
-    rooms = (".", "client", "core", "metrics", "inspection", "store")
+    rooms = (".", "calibration", "client", "core", "metrics", "inspection", "store")
     ours = [f"rollout_sched/{room}" for room in rooms]
     sources = [
         path.relative_to(ROOT)

@@ -101,6 +101,12 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
     return CacheConfig(len(engines), kv_tokens)
 
 
+def cache_labels(text: bytes) -> dict[str, str]:
+    """What the first engine's `vllm:cache_config_info` says; empty where there is none."""
+    labels = next((labels for labels, _ in samples(text, names.CACHE_CONFIG)), b"")
+    return {key.decode(): value.decode(errors="replace") for key, value in _LABEL.findall(labels)}
+
+
 def _size(value: bytes) -> int:
     if not (value.isdigit() and len(value) < 16 and int(value) > 0):
         raise ValueError(f"{value[:40]!r} is no size")

@@ -1,0 +1,1 @@
+"""A scenario out of a running vLLM: what its steps cost, measured by requests of our own."""

@@ -1,0 +1,75 @@
+"""The engine steps of a burst, as the simulated instance makes them."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+from rollout_sched.calibration.bursts import Burst
+from rollout_sched.simulators.instance.cost_fit import Steps
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_request import SimRequest
+from rollout_sched.simulators.instance.spec import InstanceSpec
+
+#: What a step takes decides nothing about who is in it, when all have come at once.
+_A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
+_BLOCK = 16
+
+
+def steps_of(burst: Burst, max_num_batched_tokens: int) -> list[Steps]:
+    """Of requests that come at once to an instance with room for all. Steps in a row that have as
+    many sequences and prefill tokens are one entry."""
+    each = _each_step(burst, max_num_batched_tokens)
+    runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
+    return [
+        Steps(
+            len(run),
+            run[0].sequences,
+            run[0].prefill_tokens,
+            sum(step.context for step in run),
+            sum(step.attention for step in run),
+            sum(step.requests for step in run),
+        )
+        for run in runs
+    ]
+
+
+def _each_step(burst: Burst, max_num_batched_tokens: int) -> list[Steps]:
+    spec = InstanceSpec(
+        _A_SECOND,
+        kv_blocks=burst.batch * (1 + (burst.prompt + burst.new) // _BLOCK),
+        block_size=_BLOCK,
+        max_num_seqs=burst.batch,
+        max_num_batched_tokens=max(max_num_batched_tokens, burst.batch),
+        max_model_len=burst.prompt + burst.new,
+        prefix_caching=False,
+    )
+    instance = ReferenceInstance(spec)
+    for number in range(burst.batch):
+        request = SimRequest(number, burst.prompt, burst.new, burst.new, number, 0, number)
+        instance.submit(request, 0.0)
+    computed = [0] * burst.batch
+    found: list[Steps] = []
+    seen = instance.last_step
+    while (at := instance.next_at()) < math.inf:
+        instance.advance(at)
+        if instance.last_step is not None and instance.last_step is not seen:
+            seen = instance.last_step
+            found.append(_step(seen.scheduled, seen.hits, computed, burst.prompt))
+    return found
+
+
+def _step(
+    scheduled: dict[int, int], admitted: dict[int, int], computed: list[int], prompt: int
+) -> Steps:
+    decoding, prefill, context, attention = 0, 0, 0, 0.0
+    for number, tokens in scheduled.items():
+        if computed[number] < prompt:
+            prefill += tokens
+            attention += tokens * (computed[number] + tokens / 2)
+        else:
+            decoding += 1
+            context += computed[number] + 1
+        computed[number] += tokens
+    return Steps(1, decoding, prefill, context, attention, len(admitted))

@@ -1,0 +1,123 @@
+"""Which bursts are measured: batches, contexts and prefills, as far as a server has room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+
+#: Prompts of a burst that is to measure decoding alone.
+SHORT = 32
+
+#: What a measurement of a few seconds needs at least, tokens.
+LEAST_MODEL_LEN = 2 * SHORT
+
+#: Of the KV cache and the context window: the rest is for blocks that are not full.
+_ROOM = 0.85
+
+#: Sizes between the smallest and the largest batch, and prefill.
+_BATCHES = 5
+_PREFILLS = 4
+
+#: Tokens that a decoding burst makes at least and at most.
+_FEWEST_NEW, _MOST_NEW = 16, 128
+
+
+class Burst(NamedTuple):
+    """Requests that are sent at once, all alike. In tokens, all but the first."""
+
+    batch: int
+    prompt: int
+    new: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.batch * (self.prompt + self.new)
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What a server has room for: sequences at once, and tokens of KV cache and of one context."""
+
+    slots: int
+    kv_tokens: int
+    max_model_len: int
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How fast it is, roughly: seconds of one decode step, and for each token of a prefill."""
+
+    step_s: float
+    prefill_token_s: float
+
+
+#: What is tried first, so that a server's pace is known: one prefill, and the same with steps.
+TRIALS = (Burst(1, SHORT, 1), Burst(1, SHORT, 9), Burst(1, 4 * SHORT, 1))
+
+
+def trials(room: Room) -> tuple[Burst, ...]:
+    """Those of TRIALS that fit. Raises CallerError for a server on which nothing can be told."""
+    if min(room.max_model_len, room.kv_tokens) < LEAST_MODEL_LEN:
+        raise CallerError(
+            f"it takes {room.max_model_len} tokens of context and has KV cache for "
+            f"{room.kv_tokens}, and a calibration needs {LEAST_MODEL_LEN} of each: start vLLM "
+            "with a larger --max-model-len, and memory for it"
+        )
+    return tuple(burst for burst in TRIALS if _fits(burst, room))
+
+
+def pace(seconds: dict[Burst, float]) -> Pace:
+    """From what the trials took."""
+    first, steps, *longer = (seconds[burst] for burst in TRIALS if burst in seconds)
+    made = TRIALS[1].new - TRIALS[0].new
+    step_s = max(steps - first, 1e-6) / made
+    more = TRIALS[2].prompt - TRIALS[0].prompt
+    token_s = max(longer[0] - first, 0.0) / more if longer else first / SHORT
+    return Pace(step_s, max(token_s, step_s / 1024))
+
+
+def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
+    """Bursts of about `burst_s` seconds or less each, none twice, the telling ones first."""
+    new = int(min(max(burst_s / pace.step_s, _FEWEST_NEW), _MOST_NEW, room.max_model_len - SHORT))
+    prefill = int(burst_s / pace.prefill_token_s)
+    found: dict[Burst, None] = {}
+    for batch in _between(1, room.slots, _BATCHES):
+        shorter = max(_FEWEST_NEW, new // 4)
+        longest = min(prefill, int(_ROOM * room.kv_tokens)) // batch - new
+        longest = min(longest, int(_ROOM * room.max_model_len) - new)
+        found[Burst(batch, SHORT, new)] = None
+        found[Burst(batch, SHORT, 1)] = None
+        for context in _between(SHORT, longest, 3)[1:]:
+            found[Burst(batch, context, new)] = None
+        if batch > 1:
+            found[Burst(batch, SHORT, shorter)] = None
+    longest = min(prefill, int(_ROOM * min(room.kv_tokens, room.max_model_len)))
+    for prompt in _between(2 * SHORT, longest, _PREFILLS):
+        found[Burst(1, prompt, 1)] = None
+    return [burst for burst in found if _fits(burst, room)]
+
+
+def _fits(burst: Burst, room: Room) -> bool:
+    return (
+        burst.batch <= room.slots
+        and burst.prompt + burst.new <= room.max_model_len
+        and burst.kv_tokens <= room.kv_tokens
+    )
+
+
+def _between(least: int, most: int, count: int) -> list[int]:
+    """Whole numbers in about equal ratios from `least` to `most`; only `least` where it is not
+    less."""
+    if most <= least:
+        return [least]
+    ratio = (most / least) ** (1 / (count - 1))
+    found = [round(least * ratio**place) for place in range(count - 1)] + [most]
+    return list(_without_repeats(found))
+
+
+def _without_repeats(numbers: list[int]) -> Iterator[int]:
+    yield numbers[0]
+    yield from (after for before, after in pairwise(numbers) if after != before)

@@ -1,0 +1,167 @@
+"""Sends bursts to instances that should be idle otherwise, and takes their times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rollout_sched.calibration.bursts import Burst
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.ports import (
+    Gauges,
+    InstanceClient,
+    InstanceError,
+    Order,
+    Output,
+    RequestRejected,
+)
+
+_T = TypeVar("_T")
+
+#: As an RL trainer asks: sampled, with the log-prob of each token, and to the last one.
+SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "logprobs": 0, "ignore_eos": True}
+
+#: Token ids that every vocabulary has.
+IDS = range(16, 256)
+
+#: Seconds to wait for others' requests to end, and between two looks.
+_PATIENCE_S = 20.0
+_LOOK_S = 0.2
+
+
+class Prober:
+    """Measures several instances at once, each by the same burst; seconds are the event loop's.
+
+    seed       of the prompts; another one for each calibration, or its prompts are cached
+    sampling   how responses are made: what is asked for costs time too
+    disturbed  measurements that were thrown away since others were served meanwhile
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[InstanceClient],
+        seed: int,
+        sampling: Mapping[str, Any] = SAMPLING,
+    ) -> None:
+        self.instances = list(instances)
+        self.disturbed = 0
+        self._sampling = sampling
+        self._dice = random.Random(seed)
+        self._run = f"calibrate-{self._dice.getrandbits(64):x}"
+        self._sent = 0
+
+    async def burst(self, burst: Burst) -> list[float]:
+        """Seconds from the first request to the last answer, of each instance that served nobody
+        else.
+
+        Raises CallerError if one is busy with others' requests and stays so, or ends a response
+        itself; InstanceError if one fails.
+        """
+        times = await asyncio.gather(*(self._timed(each, burst) for each in self.instances))
+        kept = [seconds for seconds in times if seconds is not None]
+        self.disturbed += len(times) - len(kept)
+        return kept
+
+    async def finds_prefixes(self, instance: InstanceClient, tokens: int) -> bool | None:
+        """Whether a prompt of so many tokens is found again; None if that cannot be told."""
+        prompt = self._prompt(tokens)
+        before = await self._when_idle(instance)
+        first_s = await self._of_prompt(instance, prompt)
+        middle = await instance.gauges()
+        again_s = await self._of_prompt(instance, prompt)
+        after = await instance.gauges()
+        if middle.prefill_tokens + middle.cached_tokens > (
+            before.prefill_tokens + before.cached_tokens
+        ):
+            return after.cached_tokens - middle.cached_tokens > tokens / 2
+        if again_s < first_s / 2:
+            return True
+        return None  # one that is short enough is as fast when it is computed again
+
+    async def pause_s(self, instance: InstanceClient) -> float:
+        """Seconds that a pause and the resume after it take while nothing runs."""
+        await self._when_idle(instance)
+        start = self._now()
+        await instance.pause("keep", clear_cache=False)
+        await instance.resume()
+        return self._now() - start
+
+    async def _timed(self, instance: InstanceClient, burst: Burst) -> float | None:
+        """None if it served others meanwhile."""
+        before = await self._when_idle(instance)
+        orders = [self._order(burst) for _ in range(burst.batch)]
+        start = self._now()
+        outputs = await _all(self._generate(instance, order) for order in orders)
+        seconds = self._now() - start
+        for output in outputs:
+            _check_whole(instance, burst, output)
+        after = await instance.gauges()
+        others = after.generated_tokens - before.generated_tokens > burst.batch * burst.new
+        return None if others else seconds
+
+    async def _when_idle(self, instance: InstanceClient) -> Gauges:
+        deadline = self._now() + _PATIENCE_S
+        while (gauges := await instance.gauges()).running + gauges.waiting:
+            if self._now() > deadline:
+                raise CallerError(
+                    f"{instance.name} is busy with others' requests ({gauges.running} running, "
+                    f"{gauges.waiting} waiting): take it out of service for the calibration, or "
+                    "name one that nobody uses"
+                )
+            await asyncio.sleep(_LOOK_S)
+        return gauges
+
+    async def _of_prompt(self, instance: InstanceClient, prompt: list[int]) -> float:
+        order = Order(self._name(), prompt, 1, "", self._sampling)
+        start = self._now()
+        await self._generate(instance, order)
+        return self._now() - start
+
+    async def _generate(self, instance: InstanceClient, order: Order) -> Output:
+        try:
+            return await instance.generate(order)
+        except RequestRejected as error:
+            raise CallerError(
+                f"{instance.name} takes no prompts of token ids as vLLM does: {error}; name "
+                "vLLM's own address, not a proxy's that rewrites requests"
+            ) from error
+
+    def _order(self, burst: Burst) -> Order:
+        return Order(self._name(), self._prompt(burst.prompt), burst.new, "", self._sampling)
+
+    def _name(self) -> str:
+        self._sent += 1
+        return f"{self._run}-{self._sent}"
+
+    def _prompt(self, tokens: int) -> list[int]:
+        """No two of them begin alike, so nothing is found in the prefix cache."""
+        return self._dice.choices(IDS, k=tokens)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """As gather; where one fails, the others are not left behind."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _check_whole(instance: InstanceClient, burst: Burst, output: Output) -> None:
+    made = len(output.token_ids)
+    if output.finish == "abort":
+        raise InstanceError(f"{instance.name}: somebody aborts the requests of the calibration")
+    if made != burst.new:
+        raise CallerError(
+            f"{instance.name} was asked for {burst.new} tokens with ignore_eos and made {made} "
+            f"(finish_reason {output.finish!r}): it, or a proxy before it, does not honour "
+            "ignore_eos; name vLLM's own address"
+        )

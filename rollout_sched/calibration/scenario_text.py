@@ -1,0 +1,112 @@
+"""A calibration as a scenario file, whose header says how far it can be believed."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from collections.abc import Iterator
+
+from rollout_sched.calibration.calibration import Calibration
+from rollout_sched.simulators.replay.scenario import parse_scenario
+
+#: Significant digits of what was measured.
+_DIGITS = 4
+_WIDTH = 100
+
+
+def scenario_text(found: Calibration, where: str, when: str) -> str:
+    """A whole TOML file. `where` was it measured, and `when`, in words. Raises ConfigError if it
+    would not be a scenario."""
+    header = [line for paragraph in _header(found, where, when) for line in _comment(paragraph)]
+    text = "\n".join([*header, "", *_tables(found, where), ""])
+    parse_scenario("calibrated", tomllib.loads(text))
+    return text
+
+
+def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
+    fit = found.fit
+    version = f"vLLM {found.limits.version}" if found.limits.version else "vLLM of unknown version"
+    yield f"Calibrated on {where} ({version}, model {found.model}), {when}."
+    what = "kinds of steps" if found.in_process else "bursts of requests"
+    spread = "not known, for nothing was measured three times"
+    if found.spread is not None:
+        spread = f"{found.spread:.1%} (half the quartiles' distance of a middling one)"
+    yield (
+        f"Fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} at the most, over "
+        f"{found.bursts} {what} measured {found.measured} times in all; spread {spread}. "
+        f"Measured up to {found.context:,} tokens of context in a batch: what is beyond is "
+        "extrapolated."
+    )
+    if fit.call_s:
+        round_trip_ms = fit.call_s * 1e3
+        yield f"Round trip beside the engine: {round_trip_ms:.2f} ms a call, not in the scenario."
+    if found.disturbed:
+        yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."
+    if not found.whole:
+        yield "It was ended early: some of it was never measured."
+    for line in _unknown(found):
+        yield f"Could not be told: {line}"
+
+
+def _unknown(found: Calibration) -> Iterator[str]:
+    cost = found.fit.cost
+    if found.limits.max_num_batched_tokens is None:
+        yield "max_num_batched_tokens: vLLM's usual one is taken (VLLM_SERVER_DEV_MODE=1 tells)."
+    if found.limits.block_size is None:
+        yield "block_size."
+    if found.prefix_caching is None:
+        yield "prefix_caching: a repeated prompt was neither counted as found nor faster."
+    if not (cost.step_s and cost.weights_s):
+        yield "step_s and weights_s apart: only their sum shows."
+    for name in ("sequence_s", "context_s", "attention_s", "request_s"):
+        if not getattr(cost, name):
+            yield f"{name}: it is too small to show, or another constant has it."
+    yield "the trainer, which is a guess here: put yours in."
+    if found.reload_s is None:
+        yield "how long new weights take (--weights CHECKPOINT loads one): put yours in."
+    if found.pause_s is None:
+        yield "a pause: it offers none, so weights would be updated under running requests."
+
+
+def _tables(found: Calibration, where: str) -> Iterator[str]:
+    room, cost, fit = found.room, found.fit.cost, found.fit
+    count = f"{found.instances} instances" if found.instances > 1 else "one instance"
+    yield f"about = {_quoted(f'{found.model} on {where}, {count}.')}"
+    error = f"fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} max"
+    yield f"source = {_quoted(f'rollout-sched calibrate: {error}')}"
+    yield ""
+    yield "[fleet]"
+    yield f"instances = {found.instances}"
+    yield f"kv_tokens = {room.kv_tokens}"
+    if found.limits.block_size is not None:
+        yield f"block_size = {found.limits.block_size}"
+    yield f"max_num_seqs = {room.slots}"
+    yield f"max_num_batched_tokens = {max(found.max_num_batched_tokens, room.slots)}"
+    yield f"max_model_len = {room.max_model_len}"
+    if found.prefix_caching is not None:
+        yield f"prefix_caching = {str(found.prefix_caching).lower()}"
+    yield ""
+    yield "[cost]"
+    for name in cost.__struct_fields__:
+        yield f"{name} = {getattr(cost, name):.{_DIGITS}g}"
+    yield ""
+    yield "[trainer]                       # a guess"
+    yield 'placement = "disaggregated"'
+    yield "fixed_s = 1.0"
+    yield ""
+    yield "[weights]"
+    pause_s = found.pause_s or 0.0
+    yield f"fixed_s = {pause_s if found.reload_s is None else found.reload_s:.{_DIGITS}g}"
+
+
+def _comment(paragraph: str) -> list[str]:
+    return textwrap.wrap(
+        paragraph, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+    )
+
+
+def _quoted(text: str) -> str:
+    """As a basic string of TOML."""
+    safe = "".join(character if character.isprintable() else " " for character in text)
+    escaped = safe.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,1 @@
+"""A first guess at a scenario, from a GPU and a model."""

@@ -1,0 +1,149 @@
+"""Cost constants from a GPU's data sheet and a model's shape: a first guess, to be calibrated.
+
+    t_w = W / (e_w HBM),  W = 2 * params read / TP,  e_w = share * W / (W + small)
+    s   = 2 * params read / (TP * e_f * peak)
+    k   = KV bytes per token / (TP * 0.65 * HBM)
+    a   = 4 * heads * head_dim * layers / (TP * 0.5 * peak)
+    t0  = 0.13 ms + 16.75 us * layers + 2 * layers * all-reduce
+    c_b = 4.4 us
+    KV  = ((0.9 * memory - 3 GB) * TP - weights) / KV bytes per token, and the share of it asked for
+
+in bf16. Where the numbers come from, and how far off they were where somebody had measured, stands
+in DESIGN.md, "The simulated instance". Not in it: quantised weights, mixtures of experts, sliding
+windows, speculative decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.simulators.guess.hardware import Gpu, Model
+from rollout_sched.simulators.instance.cost_model import CostModel
+
+_BYTES = 2  # of a parameter, and of a value in the KV cache
+_STEP_S = 0.13e-3
+_LAYER_S = 16.75e-6
+_SEQUENCE_S = 4.4e-6
+_KV_SHARE = 0.65
+_ATTENTION_SHARE = 0.5
+_USABLE_MEMORY = 0.9
+_ACTIVATIONS_BYTES = 3e9
+_TRAINER_FLOPS = 8  # for each parameter and token: forward, backward, and log-probabilities
+_TRAINER_SHARE = 0.4
+_LINK_BYTES_PER_S = 10e9  # of new weights into one GPU
+_COLOCATED_KV = 0.5  # the optimiser has the rest
+#: A transformer has about 12 parameters for each layer and squared hidden size.
+_PER_LAYER = 12
+_HEAD_DIM = 128
+_KV_HEADS = 8
+_VOCABULARY = 150_000
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Which GPUs do what.
+
+    gpus          in all
+    tp            tensor parallelism of an instance
+    trainer_gpus  of a trainer of its own; 0: it takes turns with the instances on all of them
+    """
+
+    gpus: int
+    tp: int
+    trainer_gpus: int = 0
+
+    @property
+    def instances(self) -> int:
+        return (self.gpus - self.trainer_gpus) // self.tp
+
+
+def shaped(params: float, layers: int, **known: int | None) -> Model:
+    """A model of which little is known; the rest is as is usual for its size."""
+    told = {name: value for name, value in known.items() if value is not None}
+    hidden = told.get("hidden") or 128 * round(math.sqrt(params / (_PER_LAYER * layers)) / 128)
+    head_dim = told.get("head_dim", _HEAD_DIM)
+    usual: dict[str, Any] = {
+        "hidden": max(hidden, head_dim),
+        "heads": max(1, hidden // head_dim),
+        "kv_heads": _KV_HEADS,
+        "head_dim": head_dim,
+        "vocabulary": min(_VOCABULARY, max(1, int(params // (4 * max(hidden, 1))))),
+    }
+    return Model(params=params, layers=layers, **{**usual, **told})
+
+
+def kv_bytes(model: Model) -> float:
+    """Of one token."""
+    return 2 * model.layers * model.kv_heads * model.head_dim * _BYTES
+
+
+def cost(gpu: Gpu, model: Model, tp: int) -> CostModel:
+    """Of one instance on `tp` GPUs. Raises CallerError for a tp that nobody has figures of."""
+    flops = _by_tp(gpu.flops_share, tp) * gpu.flops * tp
+    weights = _BYTES * model.read_params / tp
+    share = gpu.bandwidth_share * weights / (weights + gpu.small_bytes)
+    all_reduces = 2 * model.layers * (_by_tp(gpu.all_reduce_s, tp) if tp > 1 else 0.0)
+    attended = 4 * model.heads * model.head_dim * model.layers
+    return CostModel(
+        step_s=_STEP_S + _LAYER_S * model.layers + all_reduces,
+        weights_s=weights / (share * gpu.hbm_bytes_per_s),
+        token_s=2 * model.read_params / flops,
+        sequence_s=_SEQUENCE_S,
+        context_s=kv_bytes(model) / (tp * _KV_SHARE * gpu.hbm_bytes_per_s),
+        attention_s=attended / (tp * _ATTENTION_SHARE * gpu.flops),
+    )
+
+
+def kv_tokens(gpu: Gpu, model: Model, layout: Layout) -> int:
+    """Of one instance. Raises CallerError where the weights leave no room."""
+    room = layout.tp * (_USABLE_MEMORY * gpu.memory_bytes - _ACTIVATIONS_BYTES)
+    left = room - _BYTES * model.params
+    share = 1.0 if layout.trainer_gpus else _COLOCATED_KV
+    tokens = int(share * left / kv_bytes(model))
+    if tokens < 1:
+        raise CallerError(
+            f"{layout.tp} of this GPU have no room for {model.params:.3g} parameters in bf16 and a "
+            "KV cache: give a larger --tp"
+        )
+    return tokens
+
+
+def scenario(gpu: Gpu, model: Model, layout: Layout) -> dict[str, Any]:
+    """The tables of a scenario. Raises CallerError for a layout that cannot be."""
+    if layout.instances < 1:
+        raise CallerError(
+            f"{layout.gpus} GPUs, {layout.trainer_gpus} of them the trainer's, leave none for an "
+            f"instance of {layout.tp}: give more --gpus, or a smaller --tp"
+        )
+    training = layout.trainer_gpus or layout.gpus
+    tables: dict[str, Any] = {
+        "fleet": {
+            "instances": layout.instances,
+            "kv_tokens": kv_tokens(gpu, model, layout),
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192,
+        },
+        "cost": msgspec.structs.asdict(cost(gpu, model, layout.tp)),
+        "trainer": {
+            "placement": "disaggregated" if layout.trainer_gpus else "colocated",
+            "fixed_s": 10.0,
+            "seconds_per_token": _TRAINER_FLOPS
+            * model.params
+            / (training * _TRAINER_SHARE * gpu.flops),
+        },
+        "weights": {
+            "fixed_s": 1.0,
+            "bytes": _BYTES * model.params,
+            "bytes_per_s": _LINK_BYTES_PER_S * layout.tp,
+        },
+    }
+    return tables
+
+
+def _by_tp(table: dict[int, float], tp: int) -> float:
+    if tp not in table:
+        raise CallerError(f"--tp {tp}: there are figures for {', '.join(map(str, sorted(table)))}")
+    return table[tp]

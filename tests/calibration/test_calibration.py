@@ -1,0 +1,145 @@
+"""A calibration finds the constants of an instance again, and says what it could not tell."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from rollout_sched.calibration.calibration import Calibration, Calibrator
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.engine_limits import EngineLimits
+from rollout_sched.live.ports import Order
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.step_time import StepTime
+from tests.calibration import virtual
+from tests.calibration.virtual import COST, LIMITS, SPEC
+
+change = msgspec.structs.replace
+H100_7B = CostModel(0.6e-3, 5.95e-3, 23.1e-6, 1.6, 4.4e-6, 26.3e-9, 0.8e-9)
+
+
+def test_the_constants_of_an_instance_are_found_again() -> None:
+    found = virtual.calibrated()
+    for name in ("token_s", "context_s", "attention_s", "sequence_s", "request_s"):
+        assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.05), name
+    together = found.fit.cost.step_s + found.fit.cost.weights_s
+    assert together == pytest.approx(COST.step_s + COST.weights_s, rel=0.02)
+    assert found.fit.max_error < 0.01
+    assert found.whole
+
+
+@pytest.mark.parametrize("cost", [COST, H100_7B], ids=["ours", "h100"])
+def test_any_step_is_foretold_within_two_per_cent(cost: CostModel) -> None:
+    spec = change(SPEC, cost=cost, max_num_seqs=64, max_num_batched_tokens=8192)
+    limits = change(LIMITS, max_num_batched_tokens=8192)
+    found = StepTime(virtual.calibrated(spec, limits=limits).fit.cost)
+    true = StepTime(cost)
+    for sequences in (1, 7, 40, 64):
+        for context in (50, 900, 1500):
+            step = (sequences, sequences, sequences * context, 0.0, 0)
+            assert found.step(*step) == pytest.approx(true.step(*step), rel=0.02), step
+    for tokens in (100, 1000, 8000):
+        step = (0, tokens, 0, tokens * tokens / 2, 1)
+        assert found.step(*step) == pytest.approx(true.step(*step), rel=0.02), step
+
+
+def test_what_a_server_says_and_how_it_behaves_is_in_it() -> None:
+    found = virtual.calibrated()
+    assert (found.room.slots, found.room.kv_tokens) == (32, 65536)
+    assert found.prefix_caching is True
+    assert found.pause_s is not None
+    assert found.reload_s is None
+
+
+def test_a_cache_that_is_off_is_seen() -> None:
+    found = virtual.calibrated(change(SPEC, prefix_caching=False), limits=EngineLimits())
+    assert found.prefix_caching is False
+
+
+def test_a_small_server_is_measured_within_its_room() -> None:
+    small = InstanceSpec(COST, 40, 16, 4, 512, 128)
+    found = virtual.calibrated(small)
+    assert found.fit.max_error < 0.02
+    assert found.context <= 640
+
+
+def test_a_server_without_room_for_anything_is_refused() -> None:
+    tiny = InstanceSpec(COST, 40, 16, 4, 512, 48)
+    with pytest.raises(CallerError, match="--max-model-len"):
+        virtual.calibrated(tiny)
+
+
+def test_one_that_is_paused_is_not_ours_to_resume() -> None:
+    async def scene() -> None:
+        server = virtual.instance()
+        await server.pause("keep", False)
+        described = change(await server.describe(), paused=True)
+
+        async def describe() -> object:
+            return described
+
+        server.describe = describe  # type: ignore[method-assign, assignment]
+        await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(10)
+
+    with pytest.raises(CallerError, match="resume it"):
+        virtual.in_virtual_time(scene)
+
+
+def test_instances_that_are_not_alike_are_refused() -> None:
+    async def scene() -> None:
+        servers = [virtual.instance(), virtual.instance(change(SPEC, max_num_seqs=8), "small")]
+        await Calibrator(servers, LIMITS, seed=1, report=lambda *_: None).run(10)
+
+    with pytest.raises(CallerError, match=r"small .* is not like fake"):
+        virtual.in_virtual_time(scene)
+
+
+def test_several_are_measured_at_once() -> None:
+    async def scene() -> Calibration:
+        servers = [virtual.instance(name=name) for name in ("one", "two")]
+        return await Calibrator(servers, LIMITS, seed=1, report=lambda *_: None).run(60)
+
+    found = virtual.in_virtual_time(scene)
+    assert found.instances == 2
+    assert found.fit.max_error < 0.01
+
+
+def interrupted_after(seconds: float) -> Calibration:
+    async def scene() -> Calibration:
+        calibrator = Calibrator([virtual.instance()], LIMITS, seed=1, report=lambda *_: None)
+        task = asyncio.ensure_future(calibrator.run(600))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        return await task
+
+    return virtual.in_virtual_time(scene)
+
+
+def test_an_interrupt_leaves_what_is_known() -> None:
+    found = interrupted_after(12)
+    assert not found.whole
+    assert found.bursts >= 10
+    assert found.fit.cost.context_s == pytest.approx(COST.context_s, rel=0.2)
+
+
+def test_an_interrupt_before_anything_is_known_is_one() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        interrupted_after(1)
+
+
+def test_a_server_that_serves_others_all_the_time_is_refused() -> None:
+    async def scene() -> None:
+        server = virtual.instance()
+        order = Order("theirs", [1, 2, 3], 16000, "", {"ignore_eos": True})
+        theirs = asyncio.ensure_future(server.generate(order))
+        await asyncio.sleep(0.1)
+        try:
+            await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(60)
+        finally:
+            theirs.cancel()
+
+    with pytest.raises(CallerError, match=r"busy with others' requests \(1 running"):
+        virtual.in_virtual_time(scene)

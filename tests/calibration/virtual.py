@@ -1,0 +1,56 @@
+"""Simulated instances in virtual time, whose constants a calibration is to find again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from rollout_sched.calibration.calibration import Calibration, Calibrator
+from rollout_sched.integrations.vllm.engine_limits import EngineLimits
+from rollout_sched.live.ports import Order
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.replay import virtual_loop
+
+T = TypeVar("T")
+
+COST = CostModel(
+    step_s=1.5e-3,
+    weights_s=4.0e-3,
+    token_s=20e-6,
+    sequence_s=45e-6,
+    context_s=0.2e-6,
+    attention_s=10e-9,
+    request_s=0.7e-3,
+)
+SPEC = InstanceSpec(
+    cost=COST,
+    kv_blocks=4096,
+    block_size=16,
+    max_num_seqs=32,
+    max_num_batched_tokens=2048,
+    max_model_len=16384,
+)
+LIMITS = EngineLimits(16, True, 2048, "0.32.0")
+
+
+def instance(spec: InstanceSpec = SPEC, name: str = "fake") -> RealtimeInstance:
+    def length(order: Order, response: Any) -> int:
+        return spec.max_model_len if order.sampling.get("ignore_eos") else 3
+
+    return RealtimeInstance(name, spec, length)
+
+
+def in_virtual_time(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return virtual_loop.run(scene())
+
+
+def calibrated(
+    spec: InstanceSpec = SPEC, seconds: float = 120.0, limits: EngineLimits = LIMITS
+) -> Calibration:
+    async def scene() -> Calibration:
+        calibrator = Calibrator([instance(spec)], limits, seed=1, report=lambda *_: None)
+        return await calibrator.run(seconds)
+
+    return in_virtual_time(scene)

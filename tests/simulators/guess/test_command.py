@@ -1,0 +1,94 @@
+"""`rollout-sched scenarios`: list, show, check, guess."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollout_sched.cli import main
+from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.traces import write
+from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_list_needs_no_verb(capsys: Capture) -> None:
+    assert main(["scenarios"]) == 0
+    bare = capsys.readouterr().out
+    assert main(["scenarios", "list"]) == 0
+    assert capsys.readouterr().out == bare
+    assert "qwen7b-8xh100" in bare
+
+
+def test_one_that_is_shown_is_its_file(capsys: Capture) -> None:
+    assert main(["scenarios", "show", "tiny-cpu-2"]) == 0
+    shown = capsys.readouterr().out
+    assert "step_s = 1.45e-3" in shown
+    assert "# one instance: 621.3 tokens/s alone" in shown
+
+
+def test_what_is_shown_can_be_read_again(capsys: Capture, tmp_path: Path) -> None:
+    main(["scenarios", "show", "qwen7b-8xh100"])
+    file = tmp_path / "again.toml"
+    file.write_text(capsys.readouterr().out)
+    assert load_scenario(str(file)).cost == load_scenario("qwen7b-8xh100").cost
+    assert main(["scenarios", "show", str(file)]) == 0
+    assert "5.95e-3" in capsys.readouterr().out
+
+
+def test_a_valid_one(capsys: Capture) -> None:
+    assert main(["scenarios", "check", "qwen7b-8xh100"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("qwen7b-8xh100: valid (8 instances, 520,000 tokens of KV")
+    assert "4,533 with 64 at 4,096" in said
+
+
+def test_one_with_a_typo(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[fleet]\ninstance = 2\n")
+    assert main(["scenarios", "check", str(file)]) == 2
+    assert 'did you mean "instances"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--gpu", "h100", "--model", "qwen2.5-7b"],
+        ["--gpu", "h100", "--params", "14e9", "--layers", "40"],
+        ["--gpu", "a100", "--params", "70e9", "--layers", "80", "--tp", "4", "--kv-heads", "8"],
+        ["--gpu", "l4", "--model", "qwen2.5-1.5b", "--gpus", "2", "--trainer-gpus", "1"],
+    ],
+)
+def test_a_guess_is_valid_and_can_be_replayed(
+    capsys: Capture, tmp_path: Path, arguments: list[str]
+) -> None:
+    assert main(["scenarios", "guess", *arguments]) == 0
+    file, trace = tmp_path / "guess.toml", tmp_path / "trace.jsonl"
+    file.write_text(capsys.readouterr().out)
+    assert main(["scenarios", "check", str(file)]) == 0
+    samples = {f"p{n}": [Sample(f"p{n}", 0, 50, (Turn(40 + n),))] for n in range(8)}
+    write(Trace("small", samples), trace)
+    assert main(["replay", str(trace), "--policy", "dplb", "--scenario", str(file)]) == 0
+
+
+def test_what_is_assumed_is_said(capsys: Capture) -> None:
+    main(["scenarios", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
+    said = capsys.readouterr().out
+    assert "# Of this GPU nothing was fitted: it gets the efficiencies of h100." in said
+    assert "# Taken for the model: hidden 5376" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu", "h100"], "--params and --layers"),
+        (["--gpu", "h100", "--model", "qwen2.5-7b", "--layers", "3"], "the one or the other"),
+        (["--gpu", "h100", "--params", "14", "--layers", "40"], "such as 14e9"),
+        (["--gpu", "h1000", "--model", "qwen2.5-7b"], 'did you mean "h100"'),
+    ],
+)
+def test_a_guess_that_cannot_be(capsys: Capture, arguments: list[str], says: str) -> None:
+    assert main(["scenarios", "guess", *arguments]) == 2
+    assert says in capsys.readouterr().err

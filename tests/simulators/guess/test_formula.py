@@ -1,0 +1,93 @@
+"""The first guess gives what is shipped, and the published tables."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.simulators.guess import formula
+from rollout_sched.simulators.guess.formula import Layout
+from rollout_sched.simulators.guess.hardware import gpu_named, model_named
+from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
+
+#: Of the shipped scenarios: the constants, and the KV cache, which was rounded by hand there.
+WITHIN = 0.03
+KV_WITHIN = 0.08
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "layout"),
+    [
+        ("qwen7b-8xh100", "qwen2.5-7b", Layout(8, 1)),
+        ("qwen7b-8xh100-disaggregated", "qwen2.5-7b", Layout(8, 1, 2)),
+        ("qwen32b-16xh100", "qwen2.5-32b", Layout(16, 2)),
+        ("qwen32b-16xh100-disaggregated", "qwen2.5-32b", Layout(16, 2, 4)),
+    ],
+)
+def test_the_shipped_scenarios_come_out(name: str, model: str, layout: Layout) -> None:
+    tables = formula.scenario(gpu_named("h100"), model_named(model), layout)
+    guessed, shipped = parse_scenario("guess", tables), load_scenario(name)
+    assert guessed.fleet.instances == shipped.fleet.instances
+    assert guessed.fleet.kv_tokens == pytest.approx(shipped.fleet.kv_tokens, rel=KV_WITHIN)
+    told = msgspec.structs.asdict(shipped.cost)
+    assert msgspec.structs.asdict(guessed.cost) == pytest.approx(told, rel=WITHIN)
+    assert guessed.trainer.placement == shipped.trainer.placement
+    per_token = shipped.trainer.seconds_per_token
+    assert guessed.trainer.seconds_per_token == pytest.approx(per_token, rel=WITHIN)
+    assert guessed.weights.seconds == pytest.approx(shipped.weights.seconds, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "tp", "step_ms", "weights_ms", "token_us", "context_ns"),
+    [
+        ("h200", "qwen2.5-7b", 1, 0.60, 4.15, 23.1, 18.4),
+        ("a100", "qwen2.5-7b", 1, 0.60, 10.2, 68.7, 43.2),
+        ("h20", "qwen2.5-7b", 1, 0.60, 4.98, 127, 22.1),
+        ("h800", "qwen3-8b", 1, 0.73, 6.30, 24.7, 67.7),
+        ("h100", "qwen3-14b", 1, 0.80, 10.9, 45.6, 75.2),
+        ("h100", "qwen2.5-32b", 4, 3.13, 6.61, 27.4, 30.1),
+        ("a100", "qwen2.5-32b", 2, 3.2, 21.7, 155, 99),
+        ("h100", "llama3-70b", 4, 3.87, 13.3, 59.7, 37.6),
+    ],
+)
+def test_fits_to_public_profiles_come_out(
+    gpu: str,
+    model: str,
+    tp: int,
+    step_ms: float,
+    weights_ms: float,
+    token_us: float,
+    context_ns: float,
+) -> None:
+    cost = formula.cost(gpu_named(gpu), model_named(model), tp)
+    found = (cost.step_s * 1e3, cost.weights_s * 1e3, cost.token_s * 1e6, cost.context_s * 1e9)
+    assert found == pytest.approx((step_ms, weights_ms, token_us, context_ns), rel=0.03)
+
+
+def test_a_model_of_which_little_is_known() -> None:
+    little = formula.shaped(32.76e9, 64)
+    known = model_named("qwen2.5-32b")
+    assert little.hidden == pytest.approx(known.hidden, rel=0.3)
+    assert formula.kv_bytes(little) == formula.kv_bytes(known)
+    guessed, told = (formula.cost(gpu_named("h100"), model, 2) for model in (little, known))
+    assert guessed.weights_s == pytest.approx(told.weights_s, rel=0.03)
+
+
+def test_what_is_told_of_a_model_holds() -> None:
+    model = formula.shaped(1e9, 16, hidden=2048, heads=None, kv_heads=2, head_dim=64)
+    assert (model.hidden, model.heads, model.kv_heads, model.head_dim) == (2048, 32, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "says"),
+    [
+        ("qwen2.5-72b", Layout(8, 1), "larger --tp"),
+        ("qwen2.5-7b", Layout(2, 4), "more --gpus"),
+        ("qwen2.5-7b", Layout(8, 1, 8), "leave none"),
+        ("qwen2.5-7b", Layout(9, 3), "--tp 3"),
+    ],
+)
+def test_what_cannot_be(model: str, layout: Layout, says: str) -> None:
+    with pytest.raises(CallerError, match=says):
+        formula.scenario(gpu_named("h100"), model_named(model), layout)
