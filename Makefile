@@ -6,6 +6,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
 NEIGHBOUR_VENVS ?= .venv-neighbours
+BROWSER_VENV ?= .venv-browser
 COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
@@ -13,7 +14,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours check format bench bench-live zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
@@ -58,6 +59,10 @@ test-neighbours: $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready)
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
+# The pages in a real browser: Chromium of the distribution (apt-get install chromium), without a window.
+test-browser: $(BROWSER_VENV)/.ready
+	$(BROWSER_VENV)/bin/python -m pytest -q tests/browser
+
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -101,7 +106,7 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -141,6 +146,12 @@ $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(if $(filter trl,$*),$(@D)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt)
 	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) -r tests/neighbours/$*/requirements.txt
 	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
+	touch $@
+
+$(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt
+	$(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/python -m pip install -q -r tests/browser/requirements.txt
+	$(BROWSER_VENV)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt

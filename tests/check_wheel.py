@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = (".py", ".typed", ".toml", ".gz", ".md")
+DATA = (".py", ".typed", ".toml", ".gz", ".md", ".html", ".css", ".js", ".txt")
 
 
 def in_tree() -> set[str]:

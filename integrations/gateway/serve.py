@@ -19,7 +19,7 @@ from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined, InstanceLost
-from rollout_sched.integrations.gateway.control_plane.app import STOPPING, make_app
+from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
     AccessControl,
@@ -198,6 +198,7 @@ class Service:
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
             self._close_to_admins()
+            self.app[WATCH].close()
             self.gateway.trainer.close()
             if self._server is not None:
                 await self._server.close(self.options.grace_s + LAST_WORDS_S)

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.inspection.journal_page import journal_page
 from rollout_sched.inspection.recorded_trace import TraceFold
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.summary import summary
+from rollout_sched.inspection.summary_rows import rows
 from rollout_sched.inspection.timeline import TimelineFold
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.replay.report_tables import count, percent, seconds
 from rollout_sched.whole_file import whole_file
 
 
@@ -27,7 +28,7 @@ def add(commands: Any) -> None:
     for name, run, says in (
         ("summary", _summary, "its figures"),
         ("trace", _trace, "a trace of it, to be replayed under other policies"),
-        ("timeline", _timeline, "Chrome's trace events, for ui.perfetto.dev"),
+        ("timeline", _timeline, "what happened: a page, or Chrome's trace events"),
         ("cat", _cat, "every event and what the scheduler answered, a line of JSON each"),
     ):
         verb = verbs.add_parser(name, help=says)
@@ -40,8 +41,14 @@ def add(commands: Any) -> None:
         verb.set_defaults(run=run)
         if name == "summary":
             verb.add_argument("--json", action="store_true", help="as JSON")
-        if name in ("trace", "timeline"):
+        if name == "trace":
             verb.add_argument("--out", type=Path, required=True, metavar="FILE")
+        if name == "timeline":
+            kinds = verb.add_mutually_exclusive_group(required=True)
+            kinds.add_argument(
+                "--out", type=Path, metavar="FILE", help="Chrome's trace events, for Perfetto"
+            )
+            kinds.add_argument("--html", type=Path, metavar="FILE", help="a page for a browser")
 
 
 def _summary(options: argparse.Namespace) -> None:
@@ -50,46 +57,10 @@ def _summary(options: argparse.Namespace) -> None:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
     print(f"{options.journal}: {found['policy']}, {found['instances']} instances")
-    rows = _rows(found)
-    width = max(len(label) for label, _ in rows)
-    for label, shown in rows:
+    shown_rows = rows(found)
+    width = max(len(label) for label, _ in shown_rows)
+    for label, shown in shown_rows:
         print(f"  {label:{width}}  {shown:>12}")
-
-
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    idle = found["idle_bubble_by_cause"]
-    direct, outages = found["direct"], found["outages"]
-    rows = [
-        ("length", seconds(found["total_s"])),
-        ("batches", count(found["steps"])),
-        ("samples delivered", count(found["samples_delivered"])),
-        ("tokens/s generated", count(found["tokens_per_s"])),
-        ("tokens/s delivered", count(found["accepted_tokens_per_s"])),
-        ("tokens discarded", count(found["discarded_tokens"])),
-        ("tokens prefilled again", count(found["reprefilled_tokens"])),
-        ("t50 of a step", seconds(found["t50_s"])),
-        ("t90", seconds(found["t90_s"])),
-        ("t99", seconds(found["t99_s"])),
-        ("trainer waits", seconds(found["trainer_wait_s"])),
-        ("staleness, mean", f"{found['staleness_mean']:.2f}"),
-        ("staleness, most", count(found["staleness_max"])),
-        ("idle", percent(found["idle_bubble"])),
-        *((f"  {cause.replace('_', ' ')}", percent(share)) for cause, share in idle.items()),
-        ("preemptions", count(found["preemptions"])),
-        ("instances lost", count(outages["instances_lost"])),
-        ("attempts failed", count(outages["failed_attempts"])),
-        ("prompts failed", count(outages["failed_prompts"])),
-    ]
-    if direct["submitted"]:
-        rows += [
-            ("requests of clients", count(direct["submitted"])),
-            ("  answered", count(direct["answered"])),
-            ("  withdrawn", count(direct["withdrawn"])),
-            ("  failed", count(direct["failed"])),
-            ("  latency p50", seconds(direct["latency_p50_s"])),
-            ("  latency p99", seconds(direct["latency_p99_s"])),
-        ]
-    return rows
 
 
 def _trace(options: argparse.Namespace) -> None:
@@ -101,13 +72,24 @@ def _trace(options: argparse.Namespace) -> None:
 
 
 def _timeline(options: argparse.Namespace) -> None:
+    if options.html is not None:
+        _page(options)
+        return
     _check_folder(options.out)
     fold = TimelineFold()
-    end_s = _recording(options).tell([Folded(fold).observe])
+    end_s = _recording(options).tell([Folded(fold.spans, fold).observe])
     events = fold.events(end_s)
     with whole_file(options.out) as file:
         file.write(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
     print(f"{options.out}: {len(events)} events; open it at https://ui.perfetto.dev")
+
+
+def _page(options: argparse.Namespace) -> None:
+    _check_folder(options.html)
+    drawn = journal_page(_recording(options))
+    with whole_file(options.html) as file:
+        file.write(drawn)
+    print(f"{options.html}: open it in a browser")
 
 
 def _cat(options: argparse.Namespace) -> None:

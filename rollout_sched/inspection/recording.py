@@ -9,7 +9,7 @@ from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, Restored
+from rollout_sched.core.events import Event, InstanceJoined, Restored
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import Header
 
@@ -27,17 +27,28 @@ class Recording:
         self.path = path
         self.header, _ = journal.read(path)
         self._policy = _policy_of(self.header, path, policy)
+        self._scheduler = self._fresh()
 
     def events(self) -> Iterator[tuple[float, Event]]:
         """What happened, without what was answered: (seconds, event)."""
         _, entries = journal.read(self.path)
         return ((entry.now, entry.event) for entry in entries)
 
+    def slots(self) -> dict[str, int]:
+        """Of every instance that was ever here."""
+        joined = (event for _, event in self.events() if isinstance(event, InstanceJoined))
+        return {event.instance: event.slots for event in joined}
+
+    def waiting(self) -> int:
+        """How many requests wait for an instance, at the event that is being told."""
+        return self._scheduler.view.waiting
+
     def tell(self, observers: Iterable[Observer]) -> float:
         """Show the observers everything, in order; the time of the last event, in seconds.
 
         Raises JournalError if the scheduler refuses an event: then the policy is another one.
         """
+        self._scheduler = self._fresh()
         last = 0.0
         told = tuple(observers)
         for now, event, actions in self._told():
@@ -47,12 +58,11 @@ class Recording:
         return last
 
     def _told(self) -> Iterator[tuple[float, Event, list[Action]]]:
-        scheduler = self._scheduler()
         for number, (now, event) in enumerate(self.events(), start=2):
             if isinstance(event, Restored):
-                scheduler = self._scheduler()  # the one before has died
+                self._scheduler = self._fresh()  # the one before has died
             try:
-                actions = scheduler.handle(event, now)
+                actions = self._scheduler.handle(event, now)
             except CallerError as error:
                 raise journal.JournalError(
                     f"{self.path}:{number}: the scheduler refuses this event ({error}); was it "
@@ -60,7 +70,7 @@ class Recording:
                 ) from error
             yield now, event, actions
 
-    def _scheduler(self) -> Scheduler:
+    def _fresh(self) -> Scheduler:
         header = self.header
         return self._policy.scheduler(
             header.prompts_per_step, version=header.version, seed=header.seed

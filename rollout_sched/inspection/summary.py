@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from rollout_sched.core.events import InstanceJoined
-from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.recording import Observer, Recording
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.direct_requests import DirectFold
 from rollout_sched.metrics.folded import Folded
@@ -16,17 +16,18 @@ from rollout_sched.metrics.outages import OutageFold
 SCHEMA = "rollout-sched-journal-summary/1"
 
 
-def summary(recording: Recording) -> dict[str, Any]:
+def summary(
+    recording: Recording, metrics: Metrics | None = None, also: Iterable[Observer] = ()
+) -> dict[str, Any]:
     """Times in seconds, shares from 0 to 1. The occupancy bubble is of the instances' slots: what
     the trainer's batch was to be is not in a journal, nor are the lengths that it was offered.
+
+    `metrics`: those that are folded; None for fresh ones. `also`: who is shown the journal too.
     """
-    slots: dict[str, int] = {}
-    for _, event in recording.events():
-        if isinstance(event, InstanceJoined):
-            slots[event.instance] = event.slots
+    slots = recording.slots()
+    metrics = metrics or metrics_of(slots)
     direct, outages = DirectFold(), OutageFold()
-    metrics = Metrics(max(slots.values(), default=1))
-    total_s = recording.tell([metrics.observe, Folded(direct, outages).observe])
+    total_s = recording.tell([metrics.observe, Folded(direct, outages).observe, *also])
     figures: dict[str, Any] = msgspec.to_builtins(metrics.summary(total_s), str_keys=True)
     del figures["length_bias"]
     return {
@@ -38,3 +39,8 @@ def summary(recording: Recording) -> dict[str, Any]:
         "outages": msgspec.to_builtins(outages.figures(total_s)),
         "per_step": [msgspec.to_builtins(step, str_keys=True) for step in metrics.steps],
     }
+
+
+def metrics_of(slots: Mapping[str, int]) -> Metrics:
+    """For a journal of instances with so many slots each."""
+    return Metrics(max(slots.values(), default=1))

@@ -10,9 +10,8 @@ The format: "Trace Event Format", Google, 2016; times in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from rollout_sched.core.actions import Deliver, Dispatch, Pause, Resume
 from rollout_sched.core.events import (
@@ -20,16 +19,11 @@ from rollout_sched.core.events import (
     InstanceLost,
     InstanceReported,
     PrefixVerified,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    TurnFinished,
     WeightsPublished,
     WeightsUpdated,
 )
+from rollout_sched.metrics.attempt_spans import AttemptSpans, Closed
 from rollout_sched.metrics.fold import Handler
-
-Ended = RequestFinished | RequestInterrupted | TurnFinished | RequestFailed
 
 #: Process of what concerns the whole fleet.
 FLEET = 1
@@ -45,49 +39,22 @@ COLOURS = (
 )
 
 
-class _Running(NamedTuple):
-    start_s: float
-    dispatch: Dispatch
-    version: int
-    place: int
-
-
-class _Places:
-    """The lowest place that is free."""
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self._most = 0
-
-    def take(self) -> int:
-        if self._free:
-            return heappop(self._free)
-        self._most += 1
-        return self._most
-
-    def leave(self, place: int) -> None:
-        heappush(self._free, place)
-
-
 class TimelineFold:
-    """Gathers trace events; `events()` gives them."""
+    """Gathers trace events; `events()` gives them.
+
+    spans  to be folded before it
+    """
 
     def __init__(self) -> None:
+        self.spans = AttemptSpans(self._closed)
         self._events: list[dict[str, Any]] = []
         self._processes: dict[str, int] = {}
-        self._places: dict[str, _Places] = {}
-        self._versions: dict[str, int] = {}
-        self._running: dict[int, _Running] = {}
         self._left_off: dict[str, tuple[float, int, int]] = {}  # when and where a request stopped
         self._arrows = 0
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
             Dispatch: self._begun,
-            RequestFinished: self._ended,
-            RequestInterrupted: self._ended,
-            TurnFinished: self._ended,
-            RequestFailed: self._ended,
             PrefixVerified: self._verified,
             InstanceJoined: self._joined,
             InstanceLost: self._lost,
@@ -101,8 +68,7 @@ class TimelineFold:
 
     def events(self, end_s: float) -> list[dict[str, Any]]:
         """All of them; what still runs ends at `end_s`."""
-        for attempt in list(self._running):
-            self._close(attempt, end_s, (), "still running")
+        self.spans.end(end_s)
         names = [("fleet", FLEET), *self._processes.items()]
         return [
             *(
@@ -115,11 +81,9 @@ class TimelineFold:
     # -- attempts --------------------------------------------------------------------------
 
     def _begun(self, now: float, action: Dispatch) -> None:
-        place = self._places.setdefault(action.instance, _Places()).take()
-        version = self._versions.get(action.instance, 0)
-        self._running[action.attempt] = _Running(now, action, version, place)
         before = self._left_off.pop(action.request, None)
         if before is not None and action.computed_tokens:
+            place = self.spans.running[action.attempt].place
             self._arrow(before, (now, self._process(action.instance), place))
 
     def _arrow(self, source: tuple[float, int, int], target: tuple[float, int, int]) -> None:
@@ -130,50 +94,36 @@ class TimelineFold:
             self._events.append({**event, **end, "pid": pid, "tid": tid, "ts": at_s * 1e6})
 
     def _verified(self, now: float, event: PrefixVerified) -> None:
-        running = self._running.get(event.attempt)
+        running = self.spans.running.get(event.attempt)
         if running is not None:
             pid = self._process(running.dispatch.instance)
             self._instant("verified", now, pid, running.place, {"tokens": event.tokens})
 
-    def _ended(self, now: float, event: Ended) -> None:
-        running = self._running.get(event.attempt)
-        if running is None:
-            return
-        if not isinstance(event, RequestFinished):
-            place = self._process(running.dispatch.instance), running.place
-            self._left_off[event.request] = (now, *place)
-        if isinstance(event, RequestFailed):
-            self._close(event.attempt, now, (), f"failed: {event.reason}")
-        else:
-            spans = event.spans or ((running.version, event.tokens),)
-            self._close(event.attempt, now, spans, _OUTCOMES[type(event)])
-
-    def _close(
-        self, attempt: int, now: float, spans: Iterable[tuple[int, int]], outcome: str
-    ) -> None:
-        running = self._running.pop(attempt)
-        dispatch = running.dispatch
-        self._places[dispatch.instance].leave(running.place)
+    def _closed(self, closed: Closed) -> None:
+        running = closed.attempt
+        dispatch, pid = running.dispatch, self._process(running.dispatch.instance)
+        if closed.outcome != "finished":
+            self._left_off[dispatch.request] = closed.end_s, pid, running.place
         said = {
             "group": dispatch.group,
-            "attempt": attempt,
+            "attempt": dispatch.attempt,
             "context_tokens": dispatch.context_tokens,
             "response_tokens_before": dispatch.response_tokens,
             "turn": dispatch.turn,
-            "outcome": outcome,
+            "outcome": f"{closed.outcome}: {closed.reason}" if closed.reason else closed.outcome,
         }
-        for start_s, length_s, version, tokens in _pieces(running, now, spans):
+        for span in closed.spans:
             self._events.append(
                 {
                     "ph": "X",
                     "name": dispatch.request,
                     "cat": "attempt",
-                    "pid": self._process(dispatch.instance),
+                    "pid": pid,
                     "tid": running.place,
-                    "ts": start_s * 1e6,
-                    "dur": length_s * 1e6,
-                    "cname": COLOURS[version % len(COLOURS)],
-                    "args": {**said, "version": version, "tokens": tokens},
+                    "ts": span.start_s * 1e6,
+                    "dur": span.length_s * 1e6,
+                    "cname": COLOURS[span.version % len(COLOURS)],
+                    "args": {**said, "version": span.version, "tokens": span.tokens},
                 }
             )
 
@@ -183,23 +133,12 @@ class TimelineFold:
         return self._processes.setdefault(instance, FLEET + 1 + len(self._processes))
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
-        self._gone(now, event.instance, "restarted")
-        self._versions[event.instance] = event.version
         self._note("joined", now, event.instance, {"version": event.version})
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self._gone(now, event.instance, "lost")
         self._note("lost", now, event.instance, {"reason": event.reason})
 
-    def _gone(self, now: float, instance: str, outcome: str) -> None:
-        for attempt, running in list(self._running.items()):
-            if running.dispatch.instance == instance:
-                pid = self._process(instance)
-                self._left_off[running.dispatch.request] = (now, pid, running.place)
-                self._close(attempt, now, (), outcome)
-
     def _updated(self, now: float, event: WeightsUpdated) -> None:
-        self._versions[event.instance] = event.version
         self._note("weights loaded", now, event.instance, {"version": event.version})
 
     def _paused(self, now: float, action: Pause) -> None:
@@ -235,26 +174,3 @@ class TimelineFold:
 
     def _counter(self, name: str, now: float, pid: int, args: Mapping[str, float]) -> None:
         self._events.append({"ph": "C", "name": name, "pid": pid, "ts": now * 1e6, "args": args})
-
-
-_OUTCOMES: dict[type[Any], str] = {
-    RequestFinished: "finished",
-    RequestInterrupted: "interrupted",
-    TurnFinished: "turn finished",
-}
-
-
-def _pieces(
-    running: _Running, now: float, spans: Iterable[tuple[int, int]]
-) -> Iterator[tuple[float, float, int, int]]:
-    """(start, seconds, version, tokens) of what an attempt made: its time shared out by tokens,
-    for nothing says when one version took over."""
-    made = [(version, tokens) for version, tokens in spans if tokens]
-    if not made:
-        yield running.start_s, now - running.start_s, running.version, 0
-        return
-    each_s = (now - running.start_s) / sum(tokens for _, tokens in made)
-    start_s = running.start_s
-    for version, tokens in made:
-        yield start_s, tokens * each_s, version, tokens
-        start_s += tokens * each_s

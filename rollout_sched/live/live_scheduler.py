@@ -69,6 +69,7 @@ class LiveScheduler:
                 "will be lent; a trainer that takes them is given as `borrower` of from_toml",
                 policy.name,
             )
+        self.policy = policy.name
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
             self.lengths = LengthStore(run.length_history)

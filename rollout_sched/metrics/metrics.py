@@ -52,6 +52,11 @@ class Metrics:
     def steps(self) -> list[Step]:
         return self._steps.delivered
 
+    @property
+    def curves(self) -> list[list[float]]:
+        """Of each of the steps: when its samples were finished (see `Steps`)."""
+        return self._steps.curves
+
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
         """Take the next entry of the journal and what the scheduler answered."""
         if now > self._bubbles.now:

@@ -19,6 +19,9 @@ from rollout_sched.metrics.bubbles import Bubbles
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.step import Step
 
+#: Evenly from none to all.
+CURVE = tuple([n / 50 for n in range(51)])
+
 
 class Launches:
     """When the groups were first dispatched.
@@ -50,6 +53,9 @@ class Launches:
 class Steps:
     """Folds events and actions into `delivered` steps and the `current` one.
 
+    curves  of each delivered step: seconds from its first moment in flight by which a share of its
+            batch was finished, for the shares of CURVE
+
     A step ends with the last part of its batch. `train_s_per_token`: how long a part that has come
     before keeps the trainer busy, who waits no longer meanwhile.
     """
@@ -64,6 +70,7 @@ class Steps:
         "_launched_at",
         "_train_s_per_token",
         "current",
+        "curves",
         "delivered",
         "launches",
         "staleness",
@@ -71,6 +78,7 @@ class Steps:
 
     def __init__(self, attempts: AttemptIndex, bubbles: Bubbles, train_s_per_token: float) -> None:
         self.delivered: list[Step] = []
+        self.curves: list[list[float]] = []
         self.current = Step(0, 0.0)
         self.launches = Launches()
         self.staleness: Counter[int] = Counter()
@@ -134,6 +142,7 @@ class Steps:
     def _end_step(self, step: Step, now: float) -> None:
         finished = sorted(self._finished_s)
         step.t50_s, step.t90_s, step.t99_s = (quantile(finished, q) for q in (0.5, 0.9, 0.99))
+        self.curves.append([quantile(finished, q) for q in CURVE])
         step.end_s = now
         step.span_s = now - (now if self._launched_at is None else self._launched_at)
         time = self._bubbles.close_step()

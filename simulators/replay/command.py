@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.report_page import report_page
 from rollout_sched.simulators.replay.report_tables import footnote, heading, tables, wrapped
 from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
 from rollout_sched.simulators.replay.runs import Interrupted, Run, replay, replay_resampled
@@ -31,6 +32,7 @@ from rollout_sched.simulators.replay.sweep import (
     worlds,
 )
 from rollout_sched.simulators.replay.sweep import policies as policies_at
+from rollout_sched.simulators.replay.sweep_page import sweep_page
 from rollout_sched.simulators.replay.sweep_report import document as sweep_document
 from rollout_sched.simulators.replay.sweep_report import table
 from rollout_sched.simulators.replay.verdict import verdict
@@ -44,11 +46,14 @@ DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 #: Columns, where the output is no terminal.
 WIDTH = 100
 
-#: How the report is written to a file, by the option that names it.
-WRITERS: dict[str, Callable[[dict[str, Any]], bytes]] = {
-    "json": reports.as_json,
-    "csv": reports.as_csv,
+#: What the report may be written as, and the help of the option that names the file.
+FORMATS = {
+    "json": "write every figure to FILE, - for standard output",
+    "csv": "the same, a row for each policy",
+    "html": "write a page to FILE: what happened, drawn, for a browser",
 }
+
+Write = Callable[[dict[str, Any]], bytes]
 
 
 def add(commands: Any) -> None:
@@ -91,8 +96,8 @@ def add(commands: Any) -> None:
     add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
     add("--max-staleness", type=natural, metavar="K", help="that the verdict may choose from")
     _add_job(parser)
-    for name in WRITERS:
-        add(f"--{name}", metavar="FILE", help="write every figure to FILE, - for standard output")
+    for name, says in FORMATS.items():
+        add(f"--{name}", metavar="FILE", help=says)
     add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
     parser.set_defaults(run=run)
 
@@ -139,15 +144,24 @@ def run(options: argparse.Namespace) -> None:
 def _replay(
     options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
 ) -> None:
+    def write(runs: Sequence[Sequence[Run]], resamples: Sequence[Sequence[Run]]) -> None:
+        load = Workload(trace, scenario.job, steps=options.steps)
+        writers: dict[str, Write] = {
+            "json": reports.as_json,
+            "csv": reports.as_csv,
+            "html": lambda report: report_page(report, runs, load),
+        }
+        _write(options, _report(options, trace, scenario, runs, resamples), shown, writers)
+
     try:
-        runs, resamples = _run(options, trace, policies, scenario)
+        runs, resamples = _run(options, trace, policies, scenario, records=bool(options.html))
     except Interrupted as interrupted:
         if interrupted.runs:
-            _write(options, _report(options, trace, scenario, interrupted.runs, ()), shown)
+            write(interrupted.runs, ())
         names = " ".join(f"--policy {policy.name}" for policy in policies[len(interrupted.runs) :])
         print(f"interrupted; what is missing: {names}", file=sys.stderr)
         raise KeyboardInterrupt from interrupted
-    _write(options, _report(options, trace, scenario, runs, resamples), shown)
+    write(runs, resamples)
 
 
 def _sweep(
@@ -156,17 +170,19 @@ def _sweep(
     policies: Sequence[PolicyFile],
     worlds: Sequence[World],
 ) -> None:
-    reports: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     try:
         for world in worlds:
             runs, resamples = _run(options, trace, policies, world.scenario)
-            reports.append(_report(options, trace, world.scenario, runs, resamples))
+            found.append(_report(options, trace, world.scenario, runs, resamples))
     except Interrupted as interrupted:
-        print(f"interrupted after {len(reports)} of {len(worlds)} worlds", file=sys.stderr)
+        print(f"interrupted after {len(found)} of {len(worlds)} worlds", file=sys.stderr)
         raise KeyboardInterrupt from interrupted
     finally:
-        if reports:
-            _write(options, sweep_document(reports, worlds[: len(reports)]), _shown_sweep)
+        if found:
+            writers: dict[str, Write] = {"json": reports.as_json, "html": sweep_page}
+            document = sweep_document(found, worlds[: len(found)])
+            _write(options, document, _shown_sweep, writers)
 
 
 def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
@@ -223,9 +239,9 @@ def _check_files(options: argparse.Namespace, *, several: bool) -> None:
         raise CallerError("--journal: one journal is of one scenario; replay that alone")
     if several and options.csv is not None:
         raise CallerError("--csv: a row is a policy of one scenario; take --json for several")
-    named = [getattr(options, name) for name in WRITERS]
+    named = [getattr(options, name) for name in FORMATS]
     if named.count("-") > 1:
-        raise CallerError("only one of " + ", ".join(f"--{name}" for name in WRITERS) + " can be -")
+        raise CallerError("only one of " + ", ".join(f"--{name}" for name in FORMATS) + " can be -")
     for file in (*named, options.journal):
         if file is None or file == "-":
             continue
@@ -241,6 +257,8 @@ def _run(
     trace: Trace,
     policies: Sequence[PolicyFile],
     scenario: Scenario,
+    *,
+    records: bool = False,
 ) -> tuple[list[list[Run]], list[list[Run]]]:
     groups = len(Workload(trace, scenario.job, steps=options.steps).groups)
     with _progress() as bar:
@@ -258,6 +276,7 @@ def _run(
             jobs=options.jobs,
             progress=follow,
             journal_path=options.journal,
+            records=records,
         )
         try:
             resamples = replay_resampled(
@@ -293,10 +312,15 @@ def _report(
     return report
 
 
-def _write(options: argparse.Namespace, report: dict[str, Any], show: Callable[..., str]) -> None:
+def _write(
+    options: argparse.Namespace,
+    report: dict[str, Any],
+    show: Callable[..., str],
+    writers: Mapping[str, Write],
+) -> None:
     """To the files that were named, and for people unless one of them is standard output."""
     to_stdout = False
-    for name, write in WRITERS.items():
+    for name, write in writers.items():
         file = getattr(options, name)
         if file == "-":
             to_stdout = True

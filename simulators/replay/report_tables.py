@@ -222,9 +222,31 @@ def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> s
     policies = report["policies"]
     if equal_bias:
         policies = [_without_ratios(policy) for policy in policies]
-    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
-    shown |= {title: table for key, title, table in ROUGH if key in policies[0]}
+    shown = _shown(report)
     return "\n\n".join(_table(title, shown[title], policies, width) for title in shown)
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same tables as data: their titles, columns with what they mean, rows of texts."""
+    return [
+        {
+            "title": title,
+            "columns": [{"label": each.label, "means": each.means} for each in columns],
+            "rows": [
+                {
+                    "name": policy["name"],
+                    "cells": [_cell(at(policy, each.path), each.form) for each in columns],
+                }
+                for policy in report["policies"]
+            ],
+        }
+        for title, columns in _shown(report).items()
+    ]
+
+
+def _shown(report: dict[str, Any]) -> dict[str, Sequence[Column]]:
+    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
+    return shown | {title: table for key, title, table in ROUGH if key in report["policies"][0]}
 
 
 def _without_ratios(policy: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,8 @@ from rollout_sched.metrics import Metrics, Step, Summary
 from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
+from rollout_sched.page.run_fold import RunFold
+from rollout_sched.page.run_record import RunRecord
 from rollout_sched.simulators.replay.bounds import Demand
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.processes import call_each
@@ -45,7 +47,8 @@ class Run(msgspec.Struct):
     trainer asked for; both are 0 where nobody trains. `on_policy_bound_s` is the bound of this
     run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps` are
     how far each batch's span (first dispatch to delivery) lies above the bound of its own samples.
-    `direct` where the scenario has traffic, `outages` where it has faults.
+    `direct` where the scenario has traffic, `outages` where it has faults, `record` where it was
+    asked for.
     """
 
     policy: str
@@ -63,6 +66,7 @@ class Run(msgspec.Struct):
     anomalies: dict[str, int]
     direct: DirectFigures | None = None
     outages: OutageFigures | None = None
+    record: RunRecord | None = None
 
     @property
     def gap_to_bound(self) -> float | None:
@@ -118,12 +122,14 @@ def run_policy(
     progress: Progress | None = None,
     journal_path: Path | None = None,
     give_up_s: float = math.inf,
+    records: bool = False,
 ) -> Run:
     """Replay `trace` under `policy` until every group has been trained and every client has its
     answer, or has gone.
 
-    `steps` 0 takes the whole trace. Raises CallerError before any work if something can never fit,
-    PolicyError if the run is not over after `give_up_s`.
+    `steps` 0 takes the whole trace. `records`: what a page draws of it is kept. Raises CallerError
+    before any work if something can never fit, PolicyError if the run is not over after
+    `give_up_s`.
     """
     workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
 
@@ -149,6 +155,9 @@ def run_policy(
     direct, outages = DirectFold(), OutageFold()
     if scenario.traffic is not None or scenario.faults:
         observers.append(Folded(direct, outages).observe)
+    drawn = RunFold(lambda: loop.scheduler.view.waiting) if records else None
+    if drawn is not None:
+        observers.append(drawn.observe)
     with ExitStack() as stack:
         if journal_path is not None:
             header = journal.Header(journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed)
@@ -192,6 +201,7 @@ def run_policy(
         anomalies=loop.anomalies,
         direct=direct.figures() if scenario.traffic is not None else None,
         outages=outage if scenario.faults else None,
+        record=None if drawn is None else drawn.record(total_s, metrics.curves),
     )
 
 
@@ -223,12 +233,14 @@ def replay(
     jobs: int = 1,
     progress: Callable[[str, int], Progress] | None = None,
     journal_path: Path | None = None,
+    records: bool = False,
 ) -> list[list[Run]]:
     """Every policy on every seed (0, 1, ...): runs by policy, then by seed.
 
     With a journal path and more than one run, each run gets its own file beside it, named after
     policy and seed. With several `jobs` as many runs are made at once, in processes of their own.
-    Raises Interrupted by an interrupt from the keyboard.
+    `records`: what a page draws is kept of the first run of each policy. Raises Interrupted by an
+    interrupt from the keyboard.
     """
     several = len(policies) * seeds > 1
 
@@ -238,7 +250,7 @@ def replay(
         return journal_path.with_stem(f"{journal_path.stem}.{policy}.{seed}")
 
     asked = [
-        (policy, seed, False, path(policy.name, seed))
+        _Asked(policy, seed, journal=path(policy.name, seed), records=records and seed == 0)
         for policy in policies
         for seed in range(seeds)
     ]
@@ -268,12 +280,20 @@ def replay_resampled(
         max_tokens=load.max_tokens,
     )
     fixed = msgspec.structs.replace(scenario, job=job)
-    asked = [(policy, number, True, None) for policy in policies for number in range(resamples)]
+    asked = [
+        _Asked(policy, number, resampled=True) for policy in policies for number in range(resamples)
+    ]
     return _run_each(trace, fixed, steps, asked, jobs, progress, resamples)
 
 
-#: A policy, a seed, whether the prompts are resampled by it too, and where the journal goes.
-_Asked = tuple[PolicyFile, int, bool, Path | None]
+class _Asked(NamedTuple):
+    """A run. resampled: its prompts are, by the seed; records: what a page draws is kept."""
+
+    policy: PolicyFile
+    seed: int
+    resampled: bool = False
+    journal: Path | None = None
+    records: bool = False
 
 
 def _run_each(
@@ -289,8 +309,8 @@ def _run_each(
     found: dict[int, Run] = {}
 
     def follow(number: int) -> Progress | None:
-        policy, seed, _, _ = asked[number]
-        return progress(policy.name, seed) if progress else None
+        one = asked[number]
+        return progress(one.policy.name, one.seed) if progress else None
 
     def done(number: int, run: Run) -> None:
         found[number] = run
@@ -301,10 +321,11 @@ def _run_each(
     try:
         if jobs == 1 or len(asked) < 2:
             for number, one in enumerate(asked):
-                found[number] = _run(trace, scenario, steps, *one, follow(number))
+                found[number] = _run(trace, scenario, steps, one, follow(number))
         else:
             groups = len(Workload(trace, scenario.job, steps=steps).groups)
-            call_each(_run, (trace, scenario, steps), asked, jobs, done)
+            each_alone = [(one,) for one in asked]
+            call_each(_run, (trace, scenario, steps), each_alone, jobs, done)
     except KeyboardInterrupt as interrupt:
         whole = next((n for n in range(len(asked)) if n not in found), len(asked)) // max(1, each)
         raise Interrupted(_by_policy([found[n] for n in range(whole * each)], each)) from interrupt
@@ -315,21 +336,19 @@ def _run(
     trace: Trace,
     scenario: Scenario,
     steps: int,
-    policy: PolicyFile,
-    seed: int,
-    resample: bool,
-    journal_path: Path | None,
+    asked: _Asked,
     progress: Progress | None = None,
 ) -> Run:
-    drawn = resampled(trace, seed) if resample else trace
+    drawn = resampled(trace, asked.seed) if asked.resampled else trace
     return run_policy(
-        policy,
+        asked.policy,
         drawn,
         scenario,
         steps=steps,
-        seed=seed,
+        seed=asked.seed,
         progress=progress,
-        journal_path=journal_path,
+        journal_path=asked.journal,
+        records=asked.records,
     )
 
 

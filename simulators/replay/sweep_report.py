@@ -38,7 +38,7 @@ def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> d
     """The reports of all worlds, each as `replay` alone would give it, and what was changed there;
     which of their policies are on the frontier."""
     rows = [
-        {**policy, "world": world.said, "gpus": world.split or report["instances"]}
+        {**policy, "world": world.said, "gpus": _gpus(report, world)}
         for report, world in zip(reports, worlds, strict=True)
         for policy in report["policies"]
     ]
@@ -46,7 +46,8 @@ def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> d
     return {
         "schema": SCHEMA,
         "worlds": [
-            {"changed": world.said, **report} for report, world in zip(reports, worlds, strict=True)
+            {"changed": world.said, "gpus": _gpus(report, world), **report}
+            for report, world in zip(reports, worlds, strict=True)
         ],
         "frontier": [
             {"world": rows[place]["world"], "policy": rows[place]["name"]} for place in best
@@ -54,25 +55,48 @@ def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> d
     }
 
 
-def table(sweep: Mapping[str, Any], width: int) -> str:
-    """A row for each policy in each world, the fastest first; `*` for those on the frontier."""
+def _gpus(report: Mapping[str, Any], world: World) -> int:
+    """Those that were shared out; where none were, one of each instance counts."""
+    gpus: int = world.split or report["instances"]
+    return gpus
+
+
+def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The figures of each policy in each world, the fastest first, with a `label` and whether it is
+    `on_frontier`."""
     on_frontier = {(one["world"], one["policy"]) for one in sweep["frontier"]}
     rows = [
-        {**policy, "world": world["changed"], "instances": world["instances"]}
+        {
+            **policy,
+            "instances": world["instances"],
+            "gpus": world["gpus"],
+            "label": " | ".join(part for part in (policy["name"], world["changed"]) if part),
+            "on_frontier": (world["changed"], policy["name"]) in on_frontier,
+        }
         for world in sweep["worlds"]
         for policy in world["policies"]
     ]
-    rows.sort(key=lambda row: -at(row, COLUMNS[1].path))
-    cells = [[_cell(at(row, column.path), column) for row in rows] for column in COLUMNS]
+    return sorted(rows, key=lambda row: -at(row, COLUMNS[1].path))
+
+
+def shown(row: dict[str, Any]) -> list[str]:
+    """A text for each of the COLUMNS."""
+    return [_cell(at(row, column.path), column) for column in COLUMNS]
+
+
+def table(sweep: Mapping[str, Any], width: int) -> str:
+    """A row for each policy in each world, the fastest first; `*` for those on the frontier."""
+    rows = rows_of(sweep)
+    cells = list(zip(*map(shown, rows), strict=True))
     widths = [
         max(map(len, (*column.label.split(), *texts)))
         for column, texts in zip(COLUMNS, cells, strict=True)
     ]
     lines = [f"  {_heading(widths, line)}" for line in (0, 1)]
     for place, row in enumerate(rows):
-        mark = "*" if (row["world"], row["name"]) in on_frontier else " "
+        mark = "*" if row["on_frontier"] else " "
         values = [f"{cells[c][place]:>{widths[c]}}" for c in range(len(COLUMNS))]
-        name = " | ".join(part for part in (row["name"], row["world"]) if part)
+        name = row["label"]
         used = 2 + sum(widths) + len(GAP) * len(COLUMNS)
         whole = f"{mark} {GAP.join(values)}"
         lines += (

@@ -21,7 +21,7 @@ Events = list[dict[str, Any]]
 
 def drawn(path: Path) -> Events:
     fold = TimelineFold()
-    return fold.events(Recording(path).tell([Folded(fold).observe]))
+    return fold.events(Recording(path).tell([Folded(fold.spans, fold).observe]))
 
 
 def of(events: Events, phase: str) -> Events:
@@ -55,7 +55,7 @@ def test_a_run(tmp_path: Path, policy: str) -> None:
 class TestByHand:
     def fold(self, *entries: tuple[float, Any]) -> Events:
         fold = TimelineFold()
-        folded = Folded(fold)
+        folded = Folded(fold.spans, fold)
         for now, said in entries:
             acted = isinstance(said, Dispatch)
             folded.observe(now, Woke() if acted else said, [said] if acted else [])
@@ -81,7 +81,8 @@ class TestByHand:
             (3.0, Dispatch("a", 2, "j", 15, 35, 0, response_tokens=5, computed_tokens=15)),
         )
         lost, running = of(events, "X")
-        assert (lost["args"]["outcome"], running["args"]["outcome"]) == ("lost", "still running")
+        assert lost["args"]["outcome"] == "lost: gone"
+        assert running["args"]["outcome"] == "still running"
         assert running["ts"] + running["dur"] == 10e6
         [start], [end] = of(events, "s"), of(events, "f")
         assert (start["id"], start["pid"]) == (end["id"], lost["pid"])

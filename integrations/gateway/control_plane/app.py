@@ -23,6 +23,8 @@ from rollout_sched.integrations.gateway.control_plane.codec import body_of, refu
 from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
+from rollout_sched.integrations.gateway.control_plane.live_routes import LiveRoutes
+from rollout_sched.integrations.gateway.control_plane.live_watch import LiveWatch
 from rollout_sched.integrations.gateway.control_plane.public import Public
 from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
 from rollout_sched.integrations.gateway.control_plane.scheduler_routes import (
@@ -58,6 +60,9 @@ _UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
 #: Set when the gateway stops and has waited for long enough.
 STOPPING = web.AppKey("STOPPING", asyncio.Event)
 
+#: Its streams end first when the gateway stops.
+WATCH = web.AppKey("WATCH", LiveWatch)
+
 #: Seconds for what is cancelled then.
 CANCEL_S = 0.5
 
@@ -88,7 +93,9 @@ def make_app(
     app.on_response_prepare.append(_Epoch(gateway).say)
     public, workers = Public(gateway), Workers(gateway, control)
     scheduler, trainer = SchedulerRoutes(gateway), TrainerApi(gateway, max_samples)
-    guards.add(app, Access.OPEN, public.routes())
+    app[WATCH] = LiveWatch(gateway)
+    live = LiveRoutes(app[WATCH])
+    guards.add(app, Access.OPEN, public.routes(), live.open_routes())
     guards.add(app, Access.CLIENT, public.keyed_routes(), workers.keyed_routes())
     guards.add(
         app,
@@ -105,6 +112,7 @@ def make_app(
         scheduler.routes(ADMIN),
         control.admin_routes(),
         workers.routes(),
+        live.routes(),
     )
     app[ACCESS] = guards.access
     app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])

@@ -95,6 +95,7 @@ class Gateway:
     ) -> None:
         self._live = live
         self._allow = allow or AllowList()
+        self.policy = live.policy
         self.driver = live.driver
         self.trainer = live.trainer
         self.journal = live.journal

@@ -1,0 +1,142 @@
+"""What happens here, for who looks on: one document, or a stream of them. Nobody looks, no cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.page.live_fold import LiveFold
+
+SCHEMA = "rollout-sched-live/1"
+
+#: Seconds between two documents of a stream.
+EACH_S = 1.0
+
+#: Seconds that are watched on after the last who looked, who may be back.
+LINGER_S = 60.0
+
+#: Of an InstanceView what does not change, and is shown elsewhere.
+_STATIC = ("max_model_len", "model", "capabilities", "notes")
+
+#: Of the state of the scheduler what is shown here too.
+_STATE = (
+    "version",
+    "fleet_version",
+    "broken",
+    "requests",
+    "groups",
+    "batches",
+    "prompts_per_step",
+    "trainer_waiting",
+    "waits_for",
+)
+
+
+class LiveWatch:
+    """Folds what the driver sees while anybody looks."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._pump = gateway.driver.pump
+        self._fold: LiveFold | None = None
+        self._streams = 0
+        self._ending: asyncio.TimerHandle | None = None
+        self._closed = asyncio.Event()
+
+    @property
+    def watches(self) -> bool:
+        return self._fold is not None
+
+    @property
+    def streams(self) -> int:
+        return self._streams
+
+    def state(self) -> dict[str, Any]:
+        """One document, without the attempts; it is watched for a while from now on."""
+        found = self._state(self._look())
+        self._end_later()
+        return found
+
+    async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
+        """A document now, with all attempts that are remembered, and then one each second with
+        those that have begun or ended since. Ends when the gateway does."""
+        self._streams += 1
+        try:
+            known: LiveFold | None = None
+            seen = 0
+            while not self._closed.is_set():
+                fold = self._look()
+                anew = fold is not known
+                known, after, seen = fold, 0 if anew else seen, fold.serial
+                yield {**self._state(fold), "attempts": fold.attempts(after), "anew": anew}
+                await self._next()
+        finally:
+            self._streams -= 1
+            self._end_later()
+
+    def close(self) -> None:
+        """The streams end."""
+        self._closed.set()
+        self._stop()
+
+    async def _next(self) -> None:
+        try:
+            async with asyncio.timeout(EACH_S):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+
+    def _look(self) -> LiveFold:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._fold is not None and self._fold.is_full:
+            self._stop()
+        if self._fold is None:
+            self._fold = LiveFold(self._gateway.driver.view, self._pump.now)
+            self._pump.observers.append(self._fold.observe)
+        return self._fold
+
+    def _end_later(self) -> None:
+        if self._streams == 0 and self._fold is not None and self._ending is None:
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(LINGER_S, self._stop)
+
+    def _stop(self) -> None:
+        fold, self._fold, self._ending = self._fold, None, None
+        if fold is not None:
+            others = [each for each in self._pump.observers if each != fold.observe]
+            self._pump.observers = others
+
+    def _state(self, fold: LiveFold) -> dict[str, Any]:
+        gateway, now = self._gateway, self._pump.now
+        state = gateway.state()
+        progress = gateway.driver.view.run
+        return {
+            "schema": SCHEMA,
+            "now": now,
+            "watched_s": now - fold.began_s,
+            "policy": gateway.policy,
+            "healthy": gateway.healthy,
+            **{name: state[name] for name in _STATE},
+            "instances": [self._instance(each) for each in gateway.supervisors()],
+            "step": {
+                "number": progress.batches,
+                "elapsed_s": now - fold.step_began_s,
+                "finished": fold.finished,
+                "in_batch": state["in_batch"],
+                "complete": state["groups"]["complete"],
+            },
+            "steps": fold.steps(),
+            "staleness": dict(sorted(fold.staleness.items())),
+            "waste": dict(fold.waste),
+            "changes": [change._asdict() for change in fold.changes],
+        }
+
+    def _instance(self, supervisor: Any) -> dict[str, Any]:
+        told: dict[str, Any] = msgspec.to_builtins(self._gateway.view(supervisor))
+        return {name: value for name, value in told.items() if name not in _STATIC}

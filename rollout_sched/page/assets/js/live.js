@@ -1,0 +1,190 @@
+// The live page: signs in, and draws what the gateway says each second.
+
+import { hideTooltip, make, section } from "./dom.js";
+import { events } from "./event_stream.js";
+import { fleetSection } from "./fleet_section.js";
+import { count, percent, seconds } from "./format.js";
+import { LiveRecord } from "./live_record.js";
+import { LiveSeries, seriesSection } from "./live_series.js";
+import { unpacked } from "./packed.js";
+import { figures } from "./sections.js";
+import { forgetKey, knownKey, signIn } from "./sign_in.js";
+
+const AGAIN_S = 2;
+const FIRST_S = 60; // seconds of the timeline that are shown at first
+const page = document.getElementById("page");
+
+async function start() {
+  const { words } = await unpacked(document.getElementById("data").textContent);
+  const enter = () => look(words);
+  if (knownKey()) enter();
+  else signIn(page, "", enter);
+}
+
+// Until the key does no longer do; who is cut off comes back.
+async function look(words) {
+  const view = new LiveView(words);
+  for (;;) {
+    try {
+      await events("admin/live", knownKey(), (state) => view.show(state));
+      view.say("the gateway has ended the stream");
+    } catch (error) {
+      if (error.status === 401 || error.status === 403) {
+        forgetKey();
+        signIn(page, error.message, () => look(words));
+        return;
+      }
+      view.say(`not connected: ${error.message}`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000 * AGAIN_S));
+  }
+}
+
+class LiveView {
+  constructor(words) {
+    this.words = words;
+    this.record = new LiveRecord();
+    this.series = new LiveSeries();
+    this.said = make("p", { role: "status", class: "error" });
+    this.boxes = {};
+    this.fleet = null;
+  }
+
+  say(text) {
+    this.said.textContent = text;
+  }
+
+  show(state) {
+    this.say(state.broken ? `the scheduler has stopped: ${state.broken}` : "");
+    this.record.take(state);
+    this.series.take(state);
+    if (this.fleet === null) this.build(state);
+    else this.fleet.timelines[0].replace(this.record.record());
+    this.plots.update();
+    for (const [name, content] of Object.entries(contents(state))) {
+      this.boxes[name].replaceChildren(...content);
+    }
+    page.dataset.updates = Number(page.dataset.updates ?? 0) + 1;
+  }
+
+  build(state) {
+    const record = this.record.record();
+    this.fleet = fleetSection([{ name: state.policy, record }], this.words, "The last five minutes.");
+    this.fleet.shared.show(record.end_s - FIRST_S, record.end_s);
+    this.plots = seriesSection(this.series);
+    const box = (name, kind = "") => (this.boxes[name] = make("div", { class: kind }));
+    const leave = make("button", { type: "button", onclick: signOut }, "sign out");
+    page.replaceChildren(
+      make("header", {}, make("h1", {}, `${state.policy}, live `), leave, box("head")),
+      this.said,
+      section("instances", "Instances", null, box("instances")),
+      section("step", "This step and those before", null, box("step", "tall")),
+      this.fleet.element,
+      this.plots.element,
+      section("waste", "Staleness and waste since this page looks", null, box("waste")),
+      section("changes", "What changed last", null, box("changes", "tall")),
+    );
+    hideTooltip();
+  }
+}
+
+function signOut() {
+  forgetKey();
+  location.reload();
+}
+
+function contents(state) {
+  return {
+    head: [make("p", {}, headline(state))],
+    instances: [instances(state.instances)],
+    step: [make("p", {}, stepLine(state)), steps(state.steps)],
+    waste: [waste(state)],
+    changes: [changes(state)],
+  };
+}
+
+function headline({ version, fleet_version, requests, waits_for, batches }) {
+  const waits = waits_for.batch ? `; the batch waits for ${waits_for.batch}` : "";
+  return (
+    `version ${version} (oldest in the fleet ${fleet_version}), ${batches} batches; ` +
+    `${count(requests.in_flight)} in flight, ${count(requests.waiting)} waiting, ` +
+    `${count(requests.parked)} parked${waits}`
+  );
+}
+
+const INSTANCE_COLUMNS = ["state", "version", "in flight", "slots", "running", "queued", "KV"];
+
+function instances(all) {
+  const rows = all.map((each) => ({
+    name: each.url,
+    cells: [
+      [each.status, each.held ? "held" : "", each.leaving ? "leaving" : "", each.reason]
+        .filter(Boolean)
+        .join(", "),
+      each.version ?? "-",
+      count(each.in_flight),
+      count(each.slots),
+      each.running ?? "-",
+      each.waiting ?? "-",
+      each.kv_usage === null ? "-" : percent(each.kv_usage),
+    ].map(String),
+  }));
+  return figures(INSTANCE_COLUMNS.map((label) => ({ label })), rows, "instance");
+}
+
+function stepLine({ step, prompts_per_step, trainer_waiting }) {
+  const trainer = trainer_waiting ? "the trainer waits" : "the trainer is busy";
+  return (
+    `step ${step.number}, for ${seconds(step.elapsed_s)}: ${step.complete + step.in_batch} of ` +
+    `${prompts_per_step} groups are whole, ${count(step.finished)} samples have ended; ${trainer}`
+  );
+}
+
+const STEP_COLUMNS = ["ended", "t50", "t90", "t99", "span", "samples", "staleness", "idle", "discarded"];
+
+function steps(all) {
+  const rows = [...all].reverse().map((step) => ({
+    name: `version ${step.version}`,
+    cells: [
+      seconds(step.end_s),
+      seconds(step.t50_s),
+      seconds(step.t90_s),
+      seconds(step.t99_s),
+      seconds(step.span_s),
+      count(step.samples),
+      `up to ${step.max_staleness}`,
+      percent(step.idle_bubble),
+      `${count(step.discarded_tokens)} tokens`,
+    ],
+  }));
+  if (!rows.length) return make("p", { class: "about" }, "None has ended since this page looks.");
+  return figures(STEP_COLUMNS.map((label) => ({ label })), rows, "step");
+}
+
+function waste({ staleness, waste: byReason }) {
+  const rows = [
+    ...Object.entries(staleness).map(([versions, samples]) => [
+      `samples ${versions} versions old`,
+      count(samples),
+    ]),
+    ...Object.entries(byReason).map(([reason, tokens]) => [`tokens thrown away: ${reason}`, count(tokens)]),
+  ];
+  if (!rows.length) return make("p", { class: "about" }, "Nothing was delivered or thrown away yet.");
+  return figures([{ label: "" }], rows.map(([name, cell]) => ({ name, cells: [cell] })), "");
+}
+
+function changes({ changes: all, now }) {
+  const rows = [...all].reverse().map(({ at, level, text }) =>
+    make(
+      "tr",
+      { class: `level-${level}` },
+      make("td", {}, `${seconds(Math.max(0, now - at))} ago`),
+      make("td", {}, level),
+      make("td", { class: "text" }, text),
+    ),
+  );
+  if (!rows.length) return make("p", { class: "about" }, "Nothing since this page looks.");
+  return make("div", { class: "scrolls", tabindex: "0" }, make("table", {}, make("tbody", {}, ...rows)));
+}
+
+start();

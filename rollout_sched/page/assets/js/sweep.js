@@ -1,0 +1,50 @@
+// The page of a sweep: the table, and the frontier in three drawings.
+
+import { legend, make, section } from "./dom.js";
+import { count } from "./format.js";
+import { unpacked } from "./packed.js";
+import { PALETTE } from "./palette.js";
+import { scatter } from "./scatter.js";
+import { figures } from "./sections.js";
+
+async function start() {
+  const data = await unpacked(document.getElementById("data").textContent);
+  document.getElementById("page").replaceChildren(
+    make("header", {}, make("h1", {}, data.title), ...data.about.map((text) => make("p", { class: "about" }, text))),
+    frontierSection(data),
+    section("figures", "Figures", "The fastest first; * is on the frontier.", table(data), meanings(data.columns)),
+  );
+  requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
+}
+
+function frontierSection({ points, axes }) {
+  const y = { key: "tokens_per_s", label: "trained tokens/s", form: count };
+  return section(
+    "frontier",
+    "The frontier",
+    "A point is a policy in one world; one on the frontier is beaten by no other in speed, " +
+      "staleness, bias and GPUs at once. Point at it, or walk with Tab, for its name.",
+    legend([
+      ["on the frontier", PALETTE[5]],
+      ["beaten", PALETTE[0]],
+    ]),
+    make("div", { class: "panels" }, ...axes.map((x) => scatter(x, y, points))),
+  );
+}
+
+function table({ columns, rows }) {
+  return figures(columns, rows, "policy and world");
+}
+
+function meanings(columns) {
+  return make(
+    "dl",
+    { class: "meanings" },
+    ...columns.flatMap(({ label, means }) => [make("dt", {}, label), make("dd", {}, means)]),
+  );
+}
+
+start().catch((error) => {
+  document.getElementById("page").textContent = `This page cannot be drawn: ${error.message}`;
+  throw error;
+});

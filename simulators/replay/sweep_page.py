@@ -1,0 +1,53 @@
+"""A grid of replays as a page for a browser: the table, and the frontier drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_sched.page.assembly import page
+from rollout_sched.simulators.replay.report_tables import at
+from rollout_sched.simulators.replay.sweep_report import COLUMNS, rows_of, shown
+
+#: What speed is drawn against: the key and its label, and of a row where it is.
+_AXES = (
+    ("staleness", "staleness, versions in the mean", "staleness.mean.mean"),
+    ("bias", "distance of a step's lengths from all, beyond chance", "comparison.step_ks_excess"),
+    ("missing", "longest tenth not trained, %", "length_bias.longest_tenth_kept.mean"),
+    ("gpus", "GPUs, or instances", "gpus"),
+)
+
+
+def sweep_page(sweep: Mapping[str, Any]) -> bytes:
+    """Of the document of a sweep."""
+    first = sweep["worlds"][0]
+    rows = rows_of(sweep)
+    return page(
+        f"{first['trace']}: {len(sweep['worlds'])} worlds",
+        "sweep",
+        {
+            "title": f"{first['trace']}: {len(sweep['worlds'])} worlds",
+            "about": [f"{first['groups']} groups, {len(rows)} replays."],
+            "columns": [{"label": each.label, "means": each.means} for each in COLUMNS],
+            "rows": [{"name": _marked(row), "cells": shown(row)} for row in rows],
+            "axes": [{"key": key, "label": label} for key, label, _ in _AXES],
+            "points": [_point(row) for row in rows],
+        },
+    )
+
+
+def _marked(row: dict[str, Any]) -> str:
+    return f"* {row['label']}" if row["on_frontier"] else row["label"]
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    figures = {key: at(row, path) for key, _, path in _AXES}
+    figures["missing"] = max(0.0, 100 * (1 - figures["missing"]))
+    texts = zip(COLUMNS, shown(row), strict=True)
+    return {
+        "name": row["label"],
+        "frontier": row["on_frontier"],
+        "tokens_per_s": at(row, "equal_length_tokens_per_s.mean"),
+        **{key: max(0.0, figure) for key, figure in figures.items()},
+        "said": [row["label"], *(f"{column.label}: {text}" for column, text in texts)],
+    }

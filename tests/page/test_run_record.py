@@ -1,0 +1,30 @@
+"""What a page draws of a run."""
+
+from __future__ import annotations
+
+from rollout_sched.page.run_record import QUANTILES, quantiles
+from tests.page.runs import many
+
+
+def test_thinned_is_every_so_manieth_request() -> None:
+    record = many(1000).record
+    thin = record.thinned(4)
+    assert len(record) == 1000
+    assert len(thin) == 250
+    assert set(thin.attempts["request"].tolist()) == set(range(0, 1000, 4))
+    of_span = thin.attempts["request"][thin.spans["attempt"]].tolist()
+    starts = dict(
+        zip(
+            record.attempts["request"][record.spans["attempt"]].tolist(),
+            record.spans["start"].tolist(),
+            strict=True,
+        )
+    )
+    assert [starts[request] for request in of_span] == thin.spans["start"].tolist()
+
+
+def test_quantiles() -> None:
+    assert quantiles([]) == []
+    found = quantiles([5, 1, 3])
+    assert (found[0], found[QUANTILES // 2], found[-1]) == (1, 3, 5)
+    assert len(found) == QUANTILES

@@ -1,0 +1,22 @@
+"""A grid of replays as a page."""
+
+from __future__ import annotations
+
+from rollout_sched.simulators.replay.sweep_page import sweep_page
+from tests.page.test_run_page import data_of
+from tests.simulators.replay.test_sweep_report import sweep
+
+
+def test_every_replay_is_a_row_and_a_point() -> None:
+    found = sweep()
+    data = data_of(sweep_page(found))
+    assert len(data["rows"]) == len(data["points"]) == 4
+    on_frontier = [point["name"] for point in data["points"] if point["frontier"]]
+    assert len(on_frontier) == len(found["frontier"]) > 0
+    assert [row["name"].startswith("* ") for row in data["rows"]] == [
+        point["frontier"] for point in data["points"]
+    ]
+    for point in data["points"]:
+        assert {axis["key"] for axis in data["axes"]} <= point.keys()
+        assert point["tokens_per_s"] > 0
+        assert point["gpus"] == int(point["name"][-1])
