@@ -12,17 +12,17 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "attempts backoff blame event_handlers facts fleet gathering groups lender "
-    "length_history lifecycle migrator model outcomes progress replay_buffer requests restorer "
-    "sample_buffer scheduler selection_window serials sessions siblings snapshot tuning updater "
-    "validation verification waiting",
+    "core": "attempts backoff blame event_handlers facts finished_samples fleet gathering groups "
+    "judgement lender length_history lifecycle migrator model outcomes progress replay_buffer "
+    "requests restorer sample_buffer scheduler selection_window serials sessions siblings snapshot "
+    "tuning updater validation verification waiting",
     "metrics": "attempt_index bubbles metrics steps waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "request_limits sim_counters sim_instance step_scheduler step_time",
     "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
     "shared_gpus sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
     "live": "answer_checks attempt_starter attempt_table attempts driver event_pump fleet_orders "
-    "front live_fleet payload_book running_attempts scheduler_link tool_calls",
+    "front judging live_fleet payload_book running_attempts scheduler_link tool_calls",
     "integrations/http": "answer_heads backlog bearer bodies body_budget client client_connection "
     "connections dialler exchange head_buffer heads idle_connections limits origin request server "
     "server_connection",

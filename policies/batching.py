@@ -34,7 +34,7 @@ def _batch(progress: Progress, part_prompts: int) -> int:
 def _fill(progress: Progress, wanted: int) -> Launch | None:
     """Launch what is missing to so many groups on the way, deferred ones first.
 
-    None while too few have been submitted for a batch. A group that failed is made up for.
+    None while too few have been submitted for a batch.
     """
     under_way = progress.on_the_way
     missing = max(0, wanted - under_way)
@@ -45,9 +45,11 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
     return Launch(fresh=fresh, deferred=deferred)
 
 
-def _short(progress: Progress) -> bool:
-    """True if the groups on the way can no longer fill a batch."""
-    return progress.on_the_way < progress.prompts_per_step
+def _make_up(progress: Progress) -> Launch | None:
+    """In the middle of a round: another group for each that it has lost, and as many more as a
+    batch would be short of."""
+    wanted = max(progress.prompts_per_step, progress.on_the_way + progress.lost)
+    return _fill(progress, wanted) if progress.on_the_way < wanted else None
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -68,7 +70,7 @@ class Sync(msgspec.Struct, frozen=True):
             return None
         if progress.round is None or progress.spent:
             return _fill(progress, ceil(progress.prompts_per_step * self.over_prompts - 1e-9))
-        return _fill(progress, progress.prompts_per_step) if _short(progress) else None
+        return _make_up(progress)
 
     def batch(self, progress: Progress) -> int:
         return _batch(progress, self.part_prompts)
@@ -109,11 +111,11 @@ class TailBatching(msgspec.Struct, frozen=True):
         if not progress.trainer_waiting:
             return None
         if progress.round is not None:
-            return _fill(progress, size) if _short(progress) else None
+            return _make_up(progress)
         long = progress.deferred >= self.long_round_share * size
         if long or progress.fresh < size:
             return _fill(progress, size)
-        wanted = ceil(size * self._over(progress) - 1e-9) - progress.complete - progress.in_batch
+        wanted = ceil(size * self._over(progress) - 1e-9) - progress.on_the_way
         fresh = max(0, min(wanted, progress.fresh))
         return Launch(fresh=fresh, oversample=self.over_samples)
 
@@ -147,7 +149,7 @@ class Pooled(msgspec.Struct, frozen=True):
         if not progress.trainer_waiting:
             return None
         if progress.round is not None:
-            return _fill(progress, size) if _short(progress) else None
+            return _make_up(progress)
         pool = progress.on_the_way + progress.deferred
         if pool >= size:
             return Launch(deferred=progress.deferred)
@@ -169,7 +171,7 @@ class OneStepOff(msgspec.Struct, frozen=True):
         if not progress.fresh + progress.deferred:
             return None
         if progress.round is not None:
-            return _fill(progress, size) if _short(progress) else None
+            return _make_up(progress)
         return None if progress.update_pending else _fill(progress, size)
 
     def batch(self, progress: Progress) -> int:
@@ -205,7 +207,7 @@ class FullyAsync(msgspec.Struct, frozen=True):
             room = min(room, self.max_groups - progress.active)
         if self.max_ahead:
             most = ceil(progress.prompts_per_step * self.max_ahead - 1e-9)
-            room = min(room, most - progress.active - progress.complete)
+            room = min(room, most - progress.on_the_way + progress.in_batch)
         if room <= 0:
             return None
         deferred = min(progress.deferred, room)

@@ -19,6 +19,7 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.inspection import command as inspection
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.reward_function import reward_settings_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators import traces
@@ -198,6 +199,7 @@ def _check(options: argparse.Namespace) -> None:
     policy = config.load_policy(options.policy)
     policy.build(lengths=lambda group, index: 0)
     settings_of(policy)
+    reward_settings_of(policy)
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
     print(f"{options.policy}: valid ({roles})")
     for key in config.PROSE:

@@ -125,8 +125,9 @@ DEFAULTS = {
 #: Constructor parameters that the assembly supplies, not the file.
 SUPPLIED = ("dice", "lengths")
 
-#: The table of settings for a live fleet.
+#: The table of settings for a live fleet, and that of what its samples are worth.
 LIVE = "live"
+REWARDS = "rewards"
 
 #: Keys beside the tables: what the policy is, where it comes from, and what it does otherwise.
 PROSE = ("about", "source", "differs")
@@ -139,7 +140,8 @@ class ConfigError(CallerError):
 class PolicyFile(msgspec.Struct, frozen=True):
     """A policy as read: checked, but not yet bound to a seed or a trace.
 
-    `live`: the table for a live fleet, which `read_table` checks; replays know no such thing.
+    `live`, `rewards`: the tables for a live fleet, which `read_table` checks; replays know no such
+    things.
     `differs`: what the system it is named after does otherwise, and why.
     """
 
@@ -148,6 +150,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
     source: str
     roles: dict[str, tuple[Any, dict[str, Any]]]
     live: dict[str, Any] = {}
+    rewards: dict[str, Any] = {}
     differs: str = ""
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
@@ -207,21 +210,24 @@ def load_policy(name_or_path: str) -> PolicyFile:
 def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
     """Check a policy given as nested tables."""
     for key in table:
-        if key not in REGISTRY and key not in PROSE and key != LIVE:
-            raise unknown_key(name, key, [*REGISTRY, LIVE, *PROSE])
+        if key not in REGISTRY and key not in PROSE and key not in (LIVE, REWARDS):
+            raise unknown_key(name, key, [*REGISTRY, LIVE, REWARDS, *PROSE])
     for key in PROSE:
         if not isinstance(table.get(key, ""), str):
             raise ConfigError(f"{name}: {key}: expected a string")
     roles = {role: _parse_role(name, role, table.get(role, {})) for role in REGISTRY}
-    live = table.get(LIVE, {})
+    live, rewards = table.get(LIVE, {}), table.get(REWARDS, {})
     if not isinstance(live, dict):
         raise ConfigError(f"{name}: {LIVE}: expected a table, as in [{LIVE}] poll_s = 1.0")
+    if not isinstance(rewards, dict):
+        raise ConfigError(f"{name}: {REWARDS}: expected a table, as in [{REWARDS}] tries = 3")
     return PolicyFile(
         name,
         table.get("about", ""),
         table.get("source", ""),
         roles,
         live,
+        rewards,
         table.get("differs", ""),
     )
 
@@ -309,13 +315,18 @@ def _find_class(name: str, role: str, use: Any) -> Any:
             f"{name}: {role}.use: unknown {role} {use!r}{nearest(use, REGISTRY[role])} "
             f"(allowed: {', '.join(REGISTRY[role])}, or package.module:Class)"
         )
+    return imported(f"{name}: {role}.use", use, "class")
+
+
+def imported(path: str, use: str, noun: str = "function") -> Any:
+    """What a user names as package.module:attribute. Raises ConfigError, at this key path."""
     module, _, attribute = use.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
-        raise ConfigError(f"{name}: {role}.use: cannot import {use!r}: {error}") from error
+        raise ConfigError(f"{path}: cannot import {use!r}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{name}: {role}.use: {use!r} is {found!r}, which is no class")
+        raise ConfigError(f"{path}: {use!r} is {found!r}, which is no {noun}")
     return found
 
 

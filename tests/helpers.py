@@ -34,6 +34,7 @@ from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Fault
+from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, Visibility
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
@@ -69,7 +70,9 @@ class ProgressView:
     deferred: int = 0
     active: int = 0
     spent: int = 0
+    judging: int = 0
     complete: int = 0
+    lost: int = 0
     delivered: int = 0
     started: int = 0
     in_batch: int = 0
@@ -81,13 +84,13 @@ class ProgressView:
 
     @property
     def missing(self) -> int:
-        left = self.complete + self.active + self.spent + self.deferred + self.fresh
+        left = self.complete + self.judging + self.active + self.spent + self.deferred + self.fresh
         places = self.places
         return min(places, left) if self.closed else places
 
     @property
     def on_the_way(self) -> int:
-        return self.in_batch + self.complete + self.active
+        return self.in_batch + self.complete + self.judging + self.active
 
     @property
     def places(self) -> int:
@@ -197,6 +200,7 @@ def make_scenario(
     epochs: int = 1,
     known: int = 0,
     traffic: TrafficModel | None = None,
+    rewards: RewardModel | None = None,
     faults: Sequence[Fault] = (),
 ) -> Scenario:
     """Every engine step takes one second, every training step and update a constant time."""
@@ -214,6 +218,7 @@ def make_scenario(
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
         job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known),
         traffic=traffic,
+        rewards=rewards,
         faults=tuple(faults),
     )
 

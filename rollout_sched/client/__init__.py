@@ -17,6 +17,7 @@ from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
 from rollout_sched.integrations.gateway.control_plane.weight_update import Reload, Transfer
+from rollout_sched.live.reward_function import KeepFunc, RewardFunc
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.trainer_session import Borrower
 from rollout_sched.live.trajectory import Tool, Trajectory
@@ -29,8 +30,10 @@ __all__ = [
     "FailedGroup",
     "ForgottenPrompts",
     "GatewayError",
+    "KeepFunc",
     "Prompt",
     "Reload",
+    "RewardFunc",
     "RolloutScheduler",
     "Sample",
     "Span",

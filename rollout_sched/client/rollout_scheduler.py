@@ -14,6 +14,7 @@ from rollout_sched.client.said_while_waiting import said_while_waiting
 from rollout_sched.config import load_policy
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.reward_function import KeepFunc, RewardFunc
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.settings import Settings
@@ -52,6 +53,8 @@ class RolloutScheduler(ABC):
         instance_api_key: str | None = None,
         settings: Settings | None = None,
         borrower: Borrower | None = None,
+        reward: RewardFunc | None = None,
+        keep: KeepFunc | str | None = None,
     ) -> RolloutScheduler:
         """Schedule in this process.
 
@@ -69,6 +72,11 @@ class RolloutScheduler(ABC):
         settings          of the driver; None for the policy's [live] table
         borrower          the trainer, if it shares the instances' GPUs and begins on those that are
                           lent to it ([lending]) with the parts that it has
+        reward            what a finished sample is worth: a coroutine function of the Sample, or a
+                          plain one, that returns a number or numbers by name; None for that of the
+                          policy's [rewards] table, which bounds either
+        keep              whether a group is trained, by its samples with their rewards, or the name
+                          of a shipped one; None likewise
 
         Raises ConfigError.
         """
@@ -85,7 +93,15 @@ class RolloutScheduler(ABC):
 
         from rollout_sched.client.in_process import InProcess  # which inherits from this class
 
-        start = partial(LiveScheduler, loaded, options, settings=settings, borrower=borrower)
+        start = partial(
+            LiveScheduler,
+            loaded,
+            options,
+            settings=settings,
+            borrower=borrower,
+            reward=reward,
+            keep=keep,
+        )
         return InProcess(start, instances, instance_api_key)
 
     @staticmethod

@@ -29,7 +29,7 @@ class ForgottenPrompts(CallerError):
 
 
 class SubmittedPrompts:
-    """The groups that have neither come in a batch nor failed, by uid."""
+    """The groups that have neither come in a batch nor been lost, by uid."""
 
     def __init__(self) -> None:
         self._open: dict[str, None] = {}
@@ -38,9 +38,10 @@ class SubmittedPrompts:
         self._open.update(dict.fromkeys(uids))
 
     def received(self, batch: Batch) -> None:
-        """A group comes whole, or has failed."""
+        """A group comes whole, or never."""
         self.remove([sample.uid for sample in batch.samples])
         self.remove([group.uid for group in batch.failed])
+        self.remove(batch.filtered)
 
     def remove(self, uids: Iterable[str]) -> None:
         for uid in uids:

@@ -92,11 +92,22 @@ class Reclaim(_Action, frozen=True):
     instance: str
 
 
+class Judge(_Action, frozen=True):
+    """Say whether a group is to be trained, that is whole and was submitted to be judged: the
+    answer is a GroupJudged with the same number. It holds no slot meanwhile. Asked anew, by another
+    number, after a restart, and where it became whole again after it had started over."""
+
+    group: str
+    judgement: int
+    samples: tuple[Sample, ...]
+
+
 class Deliver(_Action, frozen=True):
     """Hand a batch, or one more part of it, to the trainer: whole groups, oldest first.
 
     `version` is the trainer's, the same for all parts of a batch. `part` counts them from 0; the
     `last` one makes the batch whole. It has no samples where what was missing will never come.
+    `missing` groups are what the last one is short of, for no more are coming.
     """
 
     batch: int
@@ -104,6 +115,7 @@ class Deliver(_Action, frozen=True):
     samples: tuple[Sample, ...]
     part: int = 0
     last: bool = True
+    missing: int = 0
 
 
 class Answer(_Action, frozen=True):
@@ -119,8 +131,8 @@ class Discard(_Action, frozen=True):
     `tokens` that were generated, or everything where a tool has answered one of those.
     Reasons: "rejected" (newer weights do not pass it), "surplus" (more samples than the group
     needs), "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (it
-    cannot be what it says), "oversized" (no instance that was ever here can hold it), "failed",
-    "withdrawn".
+    cannot be what it says), "oversized" (no instance that was ever here can hold it), "filtered"
+    (judged, and not to be trained), "failed", "withdrawn".
     """
 
     request: str
@@ -147,6 +159,7 @@ Action = (
     | Release
     | Lend
     | Reclaim
+    | Judge
     | Deliver
     | Answer
     | Discard

@@ -97,7 +97,8 @@ class TrainerEvents:
             None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
-        self._groups.add(Group(event.group, self._serials.next(), event.samples, siblings))
+        serial, samples = self._serials.next(), event.samples
+        self._groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
         self._progress.dirty = True
 
     def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:

@@ -60,12 +60,13 @@ class InstanceReported(_Event, frozen=True):
     generated_tokens: int = 0
 
 
-class GroupSubmitted(_Event, frozen=True):
+class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`.
 
     prompt           names the prompt, and is equal in every epoch; "": as the group
     history          response lengths of earlier samples of it, as far as the trainer knows some
     expected_tokens  of one response, as far as the trainer has an idea; 0: none
+    judged           once whole it is to be judged (see Judge), and delivered only if it is kept
     """
 
     group: str
@@ -75,6 +76,16 @@ class GroupSubmitted(_Event, frozen=True):
     prompt: str = ""
     history: tuple[int, ...] = ()
     expected_tokens: int = 0
+    judged: bool = False
+
+
+class GroupJudged(_Event, frozen=True):
+    """What a whole group is worth, as the Judge with this number asked: it is "kept", "filtered",
+    since there is nothing to learn from it, or "failed", for nobody could tell."""
+
+    group: str
+    judgement: int
+    verdict: Literal["kept", "filtered", "failed"]
 
 
 class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
@@ -289,4 +300,5 @@ Event = (
     | GateClosed
     | GateOpened
     | Retuned
+    | GroupJudged
 )

@@ -24,7 +24,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.groups import DELIVERED, FAILED
+from rollout_sched.core.groups import HERE
 from rollout_sched.core.model import Group
 from rollout_sched.core.rounds import DeliveredGroup
 from rollout_sched.core.run_state import GroupFacts, PromptFacts, RunFacts, RunState
@@ -51,7 +51,7 @@ _TO_REQUEST: Final = frozenset(get_args(ToRequest))
 class Changes(msgspec.Struct, frozen=True):
     """What has changed since somebody last asked.
 
-    gone       groups that are delivered or have failed
+    gone       groups that are delivered or lost
     recent     all of it; None if it has not changed
     delivered  what has gone to the trainer, who has it for certain once `run.acknowledged` is
                larger than the number of its batch
@@ -127,7 +127,7 @@ class FactRecorder:
         here: list[GroupFacts] = []
         gone: list[str] = []
         for group in self._touched:
-            if group.state is not DELIVERED and group.state is not FAILED:
+            if group.state in HERE:
                 here.append(group_facts(group, self._scheduler))
                 continue
             self._prompts[group.prompt] = None

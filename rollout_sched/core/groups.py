@@ -3,7 +3,9 @@
 A move that the table does not list is an error and changes nothing. Reading down: a group is
 submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished; on the
 way it may *spend* the round's budget of tokens, or be *set back* to a later round, as may a
-complete one that has grown stale. It is *delivered* or *fails* exactly once, and is forgotten then.
+complete one that has grown stale. One that is to be *judged* waits for that once it is whole, and
+is complete if it is *kept*. It is *delivered*, *fails* or is *filtered* exactly once, and is
+forgotten then.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ FRESH: Final = GroupState.FRESH
 ACTIVE: Final = GroupState.ACTIVE
 SPENT: Final = GroupState.SPENT
 DEFERRED: Final = GroupState.DEFERRED
+JUDGING: Final = GroupState.JUDGING
 COMPLETE: Final = GroupState.COMPLETE
 DELIVERED: Final = GroupState.DELIVERED
 FAILED: Final = GroupState.FAILED
+FILTERED: Final = GroupState.FILTERED
 
 
 class GroupMove(StrEnum):
@@ -34,34 +38,42 @@ class GroupMove(StrEnum):
     SPEND = "spend"  # all that is unfinished of it has used up the round's budget
     SET_BACK = "set back"  # it waits for a later launch
     FILL = "fill"  # enough of its requests have finished
+    JUDGE = "judge"  # likewise, and it is to be judged
+    KEEP = "keep"  # it was judged worth training
+    FILTER = "filter"  # it was not
     DELIVER = "deliver"
-    FAIL = "fail"  # one of its requests cannot be made
+    FAIL = "fail"  # one of its requests cannot be made, or it cannot be judged
 
 
 LAUNCH: Final = GroupMove.LAUNCH
 SPEND: Final = GroupMove.SPEND
 SET_BACK: Final = GroupMove.SET_BACK
 FILL: Final = GroupMove.FILL
+JUDGE: Final = GroupMove.JUDGE
+KEEP: Final = GroupMove.KEEP
+FILTER: Final = GroupMove.FILTER
 DELIVER: Final = GroupMove.DELIVER
 FAIL: Final = GroupMove.FAIL
 
 MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
     FRESH: {LAUNCH: ACTIVE},
-    ACTIVE: {SPEND: SPENT, SET_BACK: DEFERRED, FILL: COMPLETE, FAIL: FAILED},
+    ACTIVE: {SPEND: SPENT, SET_BACK: DEFERRED, FILL: COMPLETE, JUDGE: JUDGING, FAIL: FAILED},
     SPENT: {LAUNCH: ACTIVE, SET_BACK: DEFERRED},
     # Its last request may finish after the round did.
-    DEFERRED: {LAUNCH: ACTIVE, FILL: COMPLETE, FAIL: FAILED},
+    DEFERRED: {LAUNCH: ACTIVE, FILL: COMPLETE, JUDGE: JUDGING, FAIL: FAILED},
+    JUDGING: {KEEP: COMPLETE, FILTER: FILTERED, SET_BACK: DEFERRED, FAIL: FAILED},
     COMPLETE: {SET_BACK: DEFERRED, DELIVER: DELIVERED},
     DELIVERED: {},
     FAILED: {},
+    FILTERED: {},
 }
 
 #: States of groups that are still here.
-HERE = (FRESH, ACTIVE, SPENT, DEFERRED, COMPLETE)
+HERE = (FRESH, ACTIVE, SPENT, DEFERRED, JUDGING, COMPLETE)
 
 
 class Groups:
-    """Every group that is neither delivered nor failed; those of one state in order of arrival.
+    """Every group that is neither delivered nor lost; those of one state in order of arrival.
 
     `touched` are those that came, moved or finished a request since somebody who follows them
     (`core.facts`) has looked; None while nobody does.
@@ -86,6 +98,9 @@ class Groups:
 
     def __getitem__(self, group: str) -> Group:
         return self._all[group]
+
+    def get(self, group: str) -> Group | None:
+        return self._all.get(group)
 
     def count(self, state: GroupState) -> int:
         return len(self._by_state[state])

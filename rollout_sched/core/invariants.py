@@ -74,7 +74,9 @@ def _check_groups(scheduler: Scheduler) -> None:
         started += group in buffer
         listed += len(group.requests)
         whole = len(group.finished) >= group.samples
-        assert whole == (group.state is GroupState.COMPLETE), f"{group!r}"
+        judging = group.state is GroupState.JUDGING
+        assert whole == (judging or group.state is GroupState.COMPLETE), f"{group!r}"
+        assert judging == bool(group.judgement), f"{group!r}: judgement {group.judgement}"
         assert any(group is other for other in groups.of(group.state)), f"{group!r} is misplaced"
         finished = [r for r in group.requests if r.state is RequestState.FINISHED]
         assert len(finished) == len(group.finished) <= group.samples, f"{group!r}"

@@ -47,9 +47,11 @@ class GroupState(StrEnum):
     ACTIVE = "active"  # launched: its requests may run
     SPENT = "spent"  # all that is unfinished of it has used up the round's budget of tokens
     DEFERRED = "deferred"  # set back to a later round, with or without its tokens
+    JUDGING = "judging"  # whole, waits to be judged by who asked for it
     COMPLETE = "complete"  # whole, waits for its batch
     DELIVERED = "delivered"
-    FAILED = "failed"  # it can never be whole
+    FAILED = "failed"  # it can never be whole, or judged
+    FILTERED = "filtered"  # judged, and not to be trained
 
 
 class InstanceStatus(StrEnum):
@@ -201,12 +203,15 @@ class Group:
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
     that may have made any of its tokens (None: none were made). `groups.py` says how its state
     moves. `launch_place` is its place, from 0, among the `launch_size` groups last launched with
-    it.
+    it. `judged`: once whole it is judged before it may be delivered; `judgement` is the number of
+    the Judge that waits for an answer, 0 while none does.
     """
 
     __slots__ = (
         "finished",
         "id",
+        "judged",
+        "judgement",
         "launch_place",
         "launch_size",
         "oldest_version",
@@ -216,11 +221,15 @@ class Group:
         "state",
     )
 
-    def __init__(self, id: str, serial: int, samples: int, siblings: Siblings) -> None:
+    def __init__(
+        self, id: str, serial: int, samples: int, siblings: Siblings, *, judged: bool = False
+    ) -> None:
         self.id = id
         self.serial = serial
         self.samples = samples
         self.siblings = siblings
+        self.judged = judged
+        self.judgement = 0
         self.state = GroupState.FRESH
         self.finished: list[Request] = []
         self.oldest_version: int | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import insort
 from math import ceil
-
-from msgspec.structs import replace
+from typing import Literal
 
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Answer
+from rollout_sched.core.finished_samples import FinishedSamples
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import (
     ACTIVE,
@@ -16,6 +16,8 @@ from rollout_sched.core.groups import (
     DELIVER,
     FAIL,
     FILL,
+    FILTER,
+    JUDGE,
     LAUNCH,
     SET_BACK,
     SPEND,
@@ -27,7 +29,6 @@ from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
-from rollout_sched.core.samples import Sample, Segment
 from rollout_sched.core.siblings import DirectSiblings
 from rollout_sched.core.verification import Verification
 
@@ -43,6 +44,7 @@ class Outcomes:
         requests: Requests,
         siblings: DirectSiblings,
         samples: SampleBuffer,
+        finished: FinishedSamples,
         verification: Verification,
         progress: RunProgress,
         out: list[Action],
@@ -55,6 +57,7 @@ class Outcomes:
         self._requests = requests
         self._siblings = siblings
         self._samples = samples
+        self._finished = finished
         self._verification = verification
         self._progress = progress
         self._out = out
@@ -117,36 +120,11 @@ class Outcomes:
         if request.group is None:
             self.end_direct(request, "failed")
         else:
-            self._fail(request.group)
-
-    def sample(self, request: Request) -> Sample:
-        segments = request.segments
-        if self._masks and request.group is not None:
-            segments = self._masked(segments)
-        versions = [segment.version for segment in segments if not segment.masked]
-        newest = self._progress.version
-        return Sample(
-            request.id,
-            request.siblings.id,
-            request.index,
-            request.siblings.prompt_tokens,
-            request.response_tokens,
-            segments,
-            newest - min(versions, default=newest),
-            request.finish,
-            sum([segment.tokens for segment in segments if segment.verified]),
-            sum([segment.tokens for segment in segments if segment.masked]),
-        )
-
-    def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
-        return tuple(
-            [replace(one, masked=True) if one.version < oldest else one for one in segments]
-        )
+            self.lose(request.group, "failed")
 
     def _answer(self, request: Request) -> None:
         """A direct request is finished: it leaves without waiting for anybody."""
-        self._out.append(Answer(self.sample(request)))
+        self._out.append(Answer(self._finished.of(request)))
         self._requests.forget(request)
         self._leave(request)
 
@@ -195,8 +173,11 @@ class Outcomes:
         them as a draft, of samples that have finished as of others."""
         self._progress.dirty = True
         self._groups.touch(group)
+        if reason == "stale":
+            self._progress.group_lost(group)
         if group.state is not DEFERRED:
             self._groups.move(group, SET_BACK)
+        group.judgement = 0
         requests = group.requests
         for request in requests[group.samples :]:
             self._requests.end(request, reason)
@@ -275,18 +256,23 @@ class Outcomes:
 
     def _fill(self, group: Group) -> None:
         self._progress.dirty = True
-        self._groups.move(group, FILL)
+        self._groups.move(group, JUDGE if group.judged else FILL)
         for request in group.requests:
             if request.state is not FINISHED:
                 self._requests.end(request, "surplus")
         group.siblings.requests = list(group.finished)
-        self._samples.completed(group)
+        if group.judged:
+            self._finished.judge(group)
+        else:
+            self._samples.completed(group)
 
-    def _fail(self, group: Group) -> None:
+    def lose(self, group: Group, why: Literal["failed", "filtered"]) -> None:
+        """It will never be delivered."""
         self._progress.dirty = True
-        self._groups.move(group, FAIL)
+        self._progress.group_lost(group)
+        self._groups.move(group, FAIL if why == "failed" else FILTER)
         for request in group.requests:
-            self._requests.end(request, "failed")
+            self._requests.end(request, why)
         self._let_go(group)
 
     def _let_go(self, group: Group) -> None:

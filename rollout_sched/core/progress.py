@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import ACTIVE, DEFERRED, FRESH, SPENT, Groups
+from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, FRESH, JUDGING, SPENT, Groups
 from rollout_sched.core.model import Group, InstanceStatus
 from rollout_sched.core.roles import Capacity
 from rollout_sched.core.rounds import DeliveredGroup, Launch
@@ -32,6 +32,7 @@ class RunProgress:
     parts        of the present batch that have gone
     acknowledged  batches that the trainer has: it has asked for the one after them
     whole_at     the version that took the last whole batch
+    lost         groups that the round has lost, and that are not made up for yet
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class RunProgress:
         self.in_batch = 0
         self.acknowledged = 0
         self.whole_at: int | None = None
+        self.lost = 0
         self.round: Launch | None = None
         self.recent: deque[DeliveredGroup] = deque(maxlen=RECENT_BATCHES * prompts_per_step)
         self._keeps_recent = keeps_recent
@@ -69,6 +71,17 @@ class RunProgress:
             lengths = tuple([request.response_tokens for request in group.finished])
             self.recent.append(DeliveredGroup(group.siblings.prompt_tokens, lengths))
 
+    def group_lost(self, group: Group) -> None:
+        """It fails, is filtered or starts over: another is to take its place in the round."""
+        if self.round is not None and group.state in (ACTIVE, JUDGING, COMPLETE):
+            self.lost += 1
+
+    def launched(self, launch: Launch, groups: int) -> None:
+        """So many of what the batching asked for: it begins a round, or makes up for groups."""
+        if self.round is None:
+            self.round = launch
+        self.lost = max(0, self.lost - groups)
+
     def part_delivered(self, groups: int) -> None:
         self.delivered += groups
         self.in_batch += groups
@@ -80,6 +93,7 @@ class RunProgress:
         self.parts = self.in_batch = 0
         self.whole_at = self.version
         self.trainer_waiting = False
+        self.lost = 0
         self.round = None
 
     def restore(self, run: RunFacts, recent: Iterable[DeliveredGroup]) -> None:
@@ -92,6 +106,7 @@ class RunProgress:
         self.acknowledged = run.acknowledged
         self.parts, self.in_batch = run.parts, run.in_batch
         self.whole_at = run.whole_at
+        self.lost = run.lost
         self.round = run.round
         if self._keeps_recent:
             self.recent.extend(recent)
@@ -109,7 +124,7 @@ class RunProgress:
 
     @property
     def on_the_way(self) -> int:
-        return self.in_batch + self.complete + self.active
+        return self.in_batch + self.complete + self.judging + self.active
 
     @property
     def places(self) -> int:
@@ -122,6 +137,10 @@ class RunProgress:
     @property
     def active(self) -> int:
         return self._groups.count(ACTIVE)
+
+    @property
+    def judging(self) -> int:
+        return self._groups.count(JUDGING)
 
     @property
     def spent(self) -> int:

@@ -12,9 +12,10 @@ from typing import Final
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Restored
+from rollout_sched.core.finished_samples import FinishedSamples
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.gathering import Gathering
-from rollout_sched.core.groups import COMPLETE, Groups
+from rollout_sched.core.groups import COMPLETE, JUDGING, Groups
 from rollout_sched.core.length_history import LengthHistory, PromptLengths
 from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
 from rollout_sched.core.migrator import Migrator
@@ -49,6 +50,7 @@ class Restorer:
         requests: Requests,
         outcomes: Outcomes,
         samples: SampleBuffer,
+        finished: FinishedSamples,
         progress: RunProgress,
         updater: WeightUpdater,
         verification: Verification,
@@ -64,6 +66,7 @@ class Restorer:
         self._requests = requests
         self._outcomes = outcomes
         self._samples = samples
+        self._finished = finished
         self._progress = progress
         self._updater = updater
         self._verification = verification
@@ -117,7 +120,7 @@ class Restorer:
             self._history(facts),
             facts.expected_tokens,
         )
-        group = Group(facts.group, facts.serial, facts.samples, siblings)
+        group = Group(facts.group, facts.serial, facts.samples, siblings, judged=facts.judged)
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
         self._groups.add(group)
@@ -127,6 +130,8 @@ class Restorer:
             self._samples.set_version(group, facts.oldest_version)
         if group.state is COMPLETE:
             self._samples.completed(group)
+        elif group.state is JUDGING:
+            self._finished.judge(group)
         return going_on
 
     def _restore_requests(self, group: Group, facts: GroupFacts) -> list[Request]:

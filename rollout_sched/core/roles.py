@@ -52,11 +52,14 @@ class Progress(Protocol):
     """How far the run is, in groups (prompts), batches and versions.
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
-    of tokens), *deferred* (set back to a later round) or *complete*; *delivered* in the end.
+    of tokens), *deferred* (set back to a later round), *judging* (whole, and waits to be judged) or
+    *complete*; *delivered* in the end.
     `started` counts the groups, neither fresh nor delivered, that staleness applies to. Of the
     present batch `in_batch` have gone to the trainer, who takes parts of it, and `missing` have
-    not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, the
-    complete, and those of the present batch that have gone. `places` is how many groups the trainer
+    not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, those
+    that are judged, the complete, and those of the present batch that have gone. `lost` counts the
+    groups that the round has lost, failed, filtered or started over, and that no launch has made up
+    for yet. `places` is how many groups the trainer
     still takes at its version, if it takes one batch at it. `round` is the launch in effect since
     the last batch was whole. `updating` counts the instances that are getting weights. `recent` are
     the groups of the last 12 batches, kept only for a batching with an attribute `uses_recent` that
@@ -93,6 +96,8 @@ class Progress(Protocol):
     def places(self) -> int: ...
     @property
     def on_the_way(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
     @property
     def started(self) -> int: ...
     @property

@@ -15,7 +15,7 @@ import msgspec
 from rollout_sched.core.rounds import DeliveredGroup, Launch
 from rollout_sched.core.samples import Segment
 
-GroupStands = Literal["fresh", "active", "spent", "deferred", "complete"]
+GroupStands = Literal["fresh", "active", "spent", "deferred", "judging", "complete"]
 RequestStands = Literal["waiting", "parked", "acting", "finished"]
 
 
@@ -49,7 +49,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A group that is neither delivered nor failed; `core.model.Group` says what the fields mean.
+    """A group that is neither delivered nor lost; `core.model.Group` says what the fields mean.
 
     started   whether staleness applies to it
     history   response lengths of a prompt that has no name, by delivery (`LengthHistory`)
@@ -71,6 +71,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     launch_size: int = 1
     finished: tuple[int, ...] = ()
     requests: tuple[RequestFacts, ...] = ()
+    judged: bool = False
 
     def anew(self) -> GroupFacts:
         """The group as it was submitted."""
@@ -107,6 +108,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     most_kv_tokens  of the largest instance that was ever here
     tested, rejected  what has become of drafts (`core.verification`)
     tuned         parameters that have been changed (`core.tuning`)
+    lost          groups that the round has lost, and that are not made up for yet
     """
 
     now: float = 0.0
@@ -131,6 +133,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     tested: int = 0
     rejected: int = 0
     tuned: dict[str, dict[str, int | float]] = {}
+    lost: int = 0
 
 
 class RunState(msgspec.Struct, frozen=True, omit_defaults=True):

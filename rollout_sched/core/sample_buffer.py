@@ -87,7 +87,7 @@ class SampleBuffer:
         return [
             group
             for group in self._started.values()
-            if group not in self._complete
+            if len(group.finished) < group.samples
             and (group.oldest_version is None or group.oldest_version >= since)
         ]
 

@@ -23,9 +23,11 @@ from rollout_sched.core.event_handlers import (
     InstanceEvents,
     TrainerEvents,
 )
+from rollout_sched.core.finished_samples import FinishedSamples
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.gathering import Gathering
-from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, SPENT, Groups
+from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, JUDGING, SPENT, Groups
+from rollout_sched.core.judgement import Judgement
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import DISPATCH, INTERRUPT, RUNNING, move
@@ -100,6 +102,7 @@ class Scheduler:
         ledger = AttemptLedger(fleet, samples, self.anomalies, out)
         self.requests = requests = Requests(roles, fleet, ledger, serials, out)
         self.verification = Verification(roles.verifies, fleet, samples, self.anomalies, out)
+        self.finished = FinishedSamples(roles, progress, serials, out)
         self.outcomes = outcomes = Outcomes(
             roles,
             fleet,
@@ -107,6 +110,7 @@ class Scheduler:
             requests,
             self.siblings,
             samples,
+            self.finished,
             self.verification,
             progress,
             out,
@@ -139,6 +143,7 @@ class Scheduler:
             self.sessions,
             self.anomalies,
             updater,
+            self.finished,
             tuning=self.tuning,
             keeps_partial=roles.interruption.keeps_partial,
             leniency=roles.leniency,
@@ -182,7 +187,18 @@ class Scheduler:
             self.anomalies,
             out,
         )
-        return _table(trainer, client, instance, self.attempt_events, self._restorer(), self.tuning)
+        judgement = Judgement(
+            self.groups, self.sample_buffer, self.outcomes, self.progress, self.anomalies
+        )
+        return _table(
+            trainer,
+            client,
+            instance,
+            self.attempt_events,
+            judgement,
+            self._restorer(),
+            self.tuning,
+        )
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -191,6 +207,7 @@ class Scheduler:
             self.requests,
             self.outcomes,
             self.sample_buffer,
+            self.finished,
             self.progress,
             self.updater,
             self.verification,
@@ -331,9 +348,12 @@ class Scheduler:
 
     def _hand_over(self, groups: list[Group], *, last: bool) -> None:
         """A batch, or the next part of it."""
-        progress, sample = self.progress, self.outcomes.sample
+        progress, sample = self.progress, self.finished.of
         samples = tuple(sample(request) for group in groups for request in group.finished)
-        self._out.append(Deliver(progress.batches, progress.version, samples, progress.parts, last))
+        short = progress.lacking - len(groups) if last else 0
+        self._out.append(
+            Deliver(progress.batches, progress.version, samples, progress.parts, last, short)
+        )
         for group in groups:
             self.outcomes.deliver(group)
         progress.part_delivered(len(groups))
@@ -381,8 +401,6 @@ class Scheduler:
             allowed = deferred + fresh
         else:
             return  # instances that get their weights one after the other still make older tokens
-        if progress.round is None:
-            progress.round = launch
         launched: list[Group] = []
         anew: list[Group] = []  # those that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
@@ -401,6 +419,7 @@ class Scheduler:
             for group in self.selection_window.take(fresh, anew):
                 self.outcomes.launch(group, launch.oversample)
                 launched.append(group)
+        progress.launched(launch, len(launched))
         for place, group in enumerate(launched):
             group.launch_place, group.launch_size = place, len(launched)
 
@@ -520,7 +539,8 @@ class Scheduler:
 
 
 def _most_dispensable_first(group: Group) -> tuple[int, bool, int]:
-    return (group.oldest_version or 0, group.state is COMPLETE, -group.serial)
+    whole = group.state is COMPLETE or group.state is JUDGING
+    return (group.oldest_version or 0, whole, -group.serial)
 
 
 def _table(
@@ -528,11 +548,13 @@ def _table(
     client: ClientEvents,
     instance: InstanceEvents,
     attempt: AttemptEvents,
+    judgement: Judgement,
     restorer: Restorer,
     tuning: Tuning,
 ) -> dict[type[Any], Callable[[Any, float], None]]:
     return {
         ev.GroupSubmitted: trainer.group_submitted,
+        ev.GroupJudged: judgement.judged,
         ev.SubmissionsClosed: trainer.submissions_closed,
         ev.BatchRequested: trainer.batch_requested,
         ev.WeightsPublished: trainer.weights_published,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, FRESH, SPENT
+from rollout_sched.core.groups import ACTIVE, COMPLETE, DEFERRED, FRESH, JUDGING, SPENT
 from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACTING, FINISHED, PARKED
 from rollout_sched.core.model import Group, GroupState, Request
@@ -25,6 +25,7 @@ _STANDS: Final[dict[GroupState, GroupStands]] = {
     ACTIVE: "active",
     SPENT: "spent",
     DEFERRED: "deferred",
+    JUDGING: "judging",
     COMPLETE: "complete",
 }
 
@@ -66,6 +67,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         verification.tested,
         verification.rejected,
         scheduler.tuning.told,
+        progress.lost,
     )
 
 
@@ -96,6 +98,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         group.launch_size,
         tuple([request.index for request in group.finished]),
         tuple([_request_facts(request) for request in group.requests]),
+        group.judged,
     )
 
 

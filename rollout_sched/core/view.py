@@ -8,23 +8,28 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.finished_samples import FinishedSamples
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.groups import Groups
-from rollout_sched.core.lifecycle import ACTING, INTERRUPTING
+from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING
 from rollout_sched.core.model import GroupState, Instance
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Progress
+from rollout_sched.core.samples import Sample
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.tuning import Parameters, Tuning
 from rollout_sched.core.updater import WeightUpdater
 
 
 class RunView(Progress, Protocol):
-    """How far the run is: what policies are shown, and how many batches were delivered."""
+    """How far the run is: what policies are shown, how many batches were delivered,
+    and how many groups the present one would take."""
 
     @property
     def batches(self) -> int: ...
+    @property
+    def lacking(self) -> int: ...
 
 
 class SchedulerView:
@@ -44,6 +49,7 @@ class SchedulerView:
         sessions: Sessions,
         anomalies: Mapping[str, int],
         updater: WeightUpdater,
+        finished: FinishedSamples,
         *,
         tuning: Tuning,
         keeps_partial: bool,
@@ -61,6 +67,7 @@ class SchedulerView:
         self._progress = progress
         self._sessions = sessions
         self._updater = updater
+        self._finished = finished
 
     @property
     def tuned(self) -> Parameters:
@@ -140,6 +147,20 @@ class SchedulerView:
         """Whether the tool is waited for that follows the turn made by this attempt."""
         found = self._requests.get(request)
         return found is not None and found.state is ACTING and found.last_attempt == attempt
+
+    def to_judge(self, request: str) -> Sample | None:
+        """The sample, if it is finished and its group is judged once whole: what it is worth may be
+        found out at once."""
+        found = self._requests.get(request)
+        if found is None or found.state is not FINISHED:
+            return None
+        judged = found.group is not None and found.group.judged
+        return self._finished.of(found) if judged else None
+
+    def is_judged(self, group: str, judgement: int) -> bool:
+        """Whether the answer to the Judge with this number is waited for."""
+        found = self._groups.get(group)
+        return found is not None and found.judgement == judgement != 0
 
     @property
     def sessions(self) -> int:

@@ -58,7 +58,8 @@ class BatchDelivery:
     @property
     def uids(self) -> set[str]:
         """The groups that were handed out, or will be, and are not acknowledged."""
-        return self.made | {group.uid for part in self._here for group in part.failed}
+        lost = {group.uid for part in self._here for group in part.failed}
+        return self.made | lost | {uid for part in self._here for uid in part.filtered}
 
     @property
     def made(self) -> set[str]:
@@ -185,4 +186,6 @@ def _joined(parts: list[Batch]) -> Batch:
         [failed for part in parts for failed in part.failed],
         last.part,
         last.last,
+        [uid for part in parts for uid in part.filtered],
+        last.missing,
     )

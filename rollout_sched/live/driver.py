@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rollout_sched.core.actions import Wake
+from rollout_sched.core.actions import Judge, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     Event,
@@ -29,6 +30,7 @@ from rollout_sched.live.fleet_orders import FleetOrders
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.front import Front
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.judging import Judging
 from rollout_sched.live.live_fleet import LiveFleet
 from rollout_sched.live.payload_book import (
     OnDeliver,
@@ -36,7 +38,7 @@ from rollout_sched.live.payload_book import (
     PayloadBook,
     PayloadFactory,
 )
-from rollout_sched.live.ports import Description, InstanceClient, Payload, WeightLoader
+from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
 from rollout_sched.live.scheduler_link import DirectLink
 from rollout_sched.live.settings import DEFAULTS, Settings
 from rollout_sched.live.tool_calls import ToolCalls
@@ -81,6 +83,7 @@ class Driver:
         for kind, carry_out in (*self.front.orders.items(), *self.lending.orders.items()):
             self.pump.on(kind, carry_out)
         self.pump.on(Wake, self.pump.wake)
+        self.judging: Judging | None = None
 
     @property
     def broken(self) -> Exception | None:
@@ -119,7 +122,16 @@ class Driver:
         """What was published in an earlier run is loaded by this one."""
         self.fleet.loader = loader
 
+    def judge_by(self, judge: SampleJudge) -> None:
+        """Have groups judged that are submitted to be, from now on."""
+        self.judging = Judging(self.pump, self.front.payloads, judge)
+        self.pump.on(Judge, self.judging.settle)
+        for kind, forget in self.judging.orders.items():
+            self.pump.on(kind, _both(forget, self.front.orders[kind]))
+
     def _end_all(self, error: Exception) -> None:
+        if self.judging is not None:
+            self.judging.cancel_all()
         self.front.fail_all(error)
         if self.on_broken is not None:
             self.pump.afterwards(self.on_broken)
@@ -212,5 +224,15 @@ class Driver:
 
     async def close(self) -> None:
         """Stop everything; instances are left as they are."""
+        if self.judging is not None:
+            self.judging.cancel_all()
         await self.front.close()
         await self.fleet.close()
+
+
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def carry_out(action: Any) -> None:
+        first(action)
+        second(action)
+
+    return carry_out

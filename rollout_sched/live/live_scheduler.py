@@ -15,6 +15,7 @@ from rollout_sched.live import awaited
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
 from rollout_sched.live.length_store import LengthStore
+from rollout_sched.live.reward_function import KeepFunc, RewardFunc, reward_function_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.stored_run import JOURNAL_BYTES, StoredRun
@@ -46,7 +47,8 @@ class LiveScheduler:
     """What stands between a trainer and its fleet. Make it inside a running event loop.
 
     `settings`: of the driver; None for those of the policy. `borrower`: the trainer, if it takes
-    instances that are lent to it.
+    instances that are lent to it. `reward`, `keep`: see `reward_function`; None for those of the
+    policy.
     """
 
     def __init__(
@@ -56,9 +58,12 @@ class LiveScheduler:
         *,
         settings: Settings | None = None,
         borrower: Borrower | None = None,
+        reward: RewardFunc | None = None,
+        keep: KeepFunc | str | None = None,
     ) -> None:
         if settings is None:
             settings = settings_of(policy)
+        rewards = reward_function_of(policy, reward, keep)
         run = options or RunOptions()
         groups, adopts = run.prompts_per_step, run.start_version == "auto"
         version = 0 if run.start_version == "auto" else run.start_version
@@ -77,7 +82,7 @@ class LiveScheduler:
         self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
         self.stored: StoredRun | None = None
         if run.store is not None:
-            self.stored = StoredRun(run.store, settings.durable)
+            self.stored = StoredRun(run.store, settings.durable, judges=rewards is not None)
             settings = _streaming(settings, run)
             if self.journal is None:
                 self.journal = JournalKeeper(self.stored.journal(), header, bound=JOURNAL_BYTES)
@@ -94,6 +99,7 @@ class LiveScheduler:
             lengths=self.lengths,
             borrower=borrower,
             keeper=None if self.stored is None else self.stored.keeper,
+            rewards=rewards,
         )
         if self.stored is not None:
             self.stored.go_on(self.driver, self.trainer)

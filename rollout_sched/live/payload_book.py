@@ -20,8 +20,14 @@ OnDeliver = Callable[[Deliver, list[Payload]], None]
 #: Called with a group that can never be whole, and why.
 OnGroupFailed = Callable[[str, Exception | None], None]
 
+#: Called with a group that was judged, and is not to be trained.
+OnGroupFiltered = Callable[[str], None]
+
 #: Reasons of a discard of which whoever waits for the request hears.
 _TOLD = ("failed", "withdrawn", "oversized")
+
+#: Reasons of a discard that a whole group has in common.
+_OF_GROUP = ("failed", "filtered")
 
 
 class Afterwards(Protocol):
@@ -40,6 +46,7 @@ class PayloadBook:
     ) -> None:
         self.on_deliver = on_deliver
         self.on_group_failed = on_group_failed
+        self.on_group_filtered: OnGroupFiltered | None = None
         self._link = link
         self._payloads: dict[str, Payload] = {}
         self._factories: dict[str, PayloadFactory] = {}
@@ -111,6 +118,19 @@ class PayloadBook:
         elif dispatch.request in self._payloads:
             self._errors[dispatch.request] = error
 
+    def note_group_error(self, group: str, error: Exception) -> None:
+        """Why a group cannot be judged."""
+        if group in self._factories:
+            self._group_errors[group] = error
+
+    def of_finished(self, sample: Sample) -> Payload:
+        """Of a sample of a group that is here, and has finished."""
+        payload = self._payloads.get(sample.request)
+        if payload is None:  # it had finished in an earlier epoch of the run
+            payload = self._factories[sample.group](sample.index)
+            self._payloads[sample.request] = payload
+        return payload
+
     def deliver(self, action: Deliver) -> None:
         payloads = [self._delivered(sample) for sample in action.samples]
         for sample in action.samples:
@@ -151,11 +171,18 @@ class PayloadBook:
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._link.afterwards(payload.responder.fail, reason, error)
-        if action.reason == "failed" and action.group in self._factories:
-            error = self._forget_group(action.group)
-            log.error("group %s failed: %s", action.group, error)
+        if action.reason in _OF_GROUP and action.group in self._factories:
+            self._lose_group(action.group, filtered=action.reason == "filtered")
+
+    def _lose_group(self, group: str, *, filtered: bool) -> None:
+        """It will never be delivered, and whoever waits for it hears so."""
+        error = self._forget_group(group)
+        if not filtered:
+            log.error("group %s failed: %s", group, error)
             if self.on_group_failed is not None:
-                self._link.afterwards(self.on_group_failed, action.group, error)
+                self._link.afterwards(self.on_group_failed, group, error)
+        elif self.on_group_filtered is not None:
+            self._link.afterwards(self.on_group_filtered, group)
 
     def _forget_group(self, group: str) -> Exception | None:
         """It is delivered or failed; returns the last error in it."""

@@ -304,6 +304,28 @@ class Verifying(Payload, Protocol):
         from there."""
 
 
+#: The payload of a finished sample, with its tokens.
+PayloadOf = Callable[[Sample], Payload]
+
+
+class SampleJudge(Protocol):
+    """Whoever knows what finished samples are worth, and so which groups are to be trained."""
+
+    async def judge(self, sample: Sample, payload_of: PayloadOf) -> Any:
+        """Find out what a sample is worth, that has just finished. What it raises fails its group.
+        Cancelled when the sample is thrown away or goes on."""
+
+    def note(self, sample: Sample, worth: Any) -> None:
+        """What that came to, if it still counts."""
+
+    def forget(self, request: str) -> None:
+        """It is thrown away, or goes on."""
+
+    async def keeps(self, samples: Sequence[Sample], payload_of: PayloadOf) -> bool:
+        """Whether a whole group is to be trained, of which every sample is judged. What it raises
+        fails the group."""
+
+
 class Acting(Payload, Protocol):
     """A payload whose attempts may end with "turn": between two of them a tool works."""
 

@@ -11,8 +11,8 @@ from rollout_sched.core.events import Restored
 from rollout_sched.core.rounds import DeliveredGroup
 from rollout_sched.core.run_state import GroupFacts, PromptFacts, RunFacts, RunState
 from rollout_sched.live import stored_facts as facts
-from rollout_sched.live.samples import FailedGroup, Prompt
-from rollout_sched.live.stored_facts import ONE, StoredFailure, StoredPrompt, StoredWeights, decoded
+from rollout_sched.live.samples import LostGroup, Prompt, Reward
+from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredPrompt, StoredWeights, decoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.store.errors import PieceDamaged, StoreError
 from rollout_sched.store.store import Store
@@ -32,7 +32,8 @@ class Recovered(msgspec.Struct):
     state       the scheduler's; None: the store was new
     prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
     deliveries  not acknowledged, in order
-    failed      groups that their trainer is to be told of
+    rewards     of the finished samples that have one, by request
+    lost        groups that their trainer is to be told of
     told        likewise, with a batch that is delivered again, by its number
     weights     the newest that were published; None: none were
     paused      instances that were being updated
@@ -44,8 +45,9 @@ class Recovered(msgspec.Struct):
     state: RunState | None = None
     prompts: dict[str, Prompt] = {}
     deliveries: list[Deliver] = []
-    failed: list[FailedGroup] = []
-    told: dict[int, list[FailedGroup]] = {}
+    rewards: dict[str, Reward] = {}
+    lost: list[LostGroup] = []
+    told: dict[int, list[LostGroup]] = {}
     weights: StoredWeights | None = None
     paused: set[str] = set()
     running: list[tuple[str, int]] = []
@@ -58,7 +60,7 @@ class Recovered(msgspec.Struct):
 
 
 def recover(store: Store, transcripts: StoredTranscripts) -> Recovered:
-    """Read it. What was damaged starts over, or is among `failed`, and is logged. Raises StoreError
+    """Read it. What was damaged starts over, or is among `lost`, and is logged. Raises StoreError
     where nothing can be gone on from."""
     for line in store.losses.told():
         log.error("store %s: %s", store.folder, line)
@@ -82,7 +84,7 @@ class _Recovery:
         store, found = self._store, self._found
         groups = [decoded(data, GroupFacts) for data in store.facts(facts.GROUP).values()]
         self._read_prompts()
-        self._read_failures()
+        self._read_losses()
         deliveries = [decoded(data, Deliver) for data in store.facts(facts.DELIVERED).values()]
         run = store.facts(facts.RUN).get(ONE)
         if run is None and (groups or deliveries):
@@ -92,6 +94,8 @@ class _Recovery:
             )
         if run is None:
             return found
+        rewards = store.facts(facts.REWARD).items()
+        found.rewards = {request: decoded(data, Reward) for request, data in rewards}
         self._take_deliveries(deliveries)
         kept = [whole for group in groups if (whole := self._whole(group)) is not None]
         found.state = RunState(
@@ -106,7 +110,7 @@ class _Recovery:
         self._find_running(groups)
         delivered = {action.batch for action in found.deliveries}
         for batch in found.told.keys() - delivered:
-            found.failed += found.told.pop(batch)
+            found.lost += found.told.pop(batch)
         return found
 
     def _read_prompts(self) -> None:
@@ -120,14 +124,14 @@ class _Recovery:
             if stored.tool:
                 self._tools.add(uid)
 
-    def _read_failures(self) -> None:
-        for uid, data in self._store.facts(facts.FAILED).items():
-            failure = decoded(data, StoredFailure)
-            group = FailedGroup(uid, failure.reason)
-            if failure.batch is None:
-                self._found.failed.append(group)
+    def _read_losses(self) -> None:
+        for uid, data in self._store.facts(facts.LOST).items():
+            loss = decoded(data, StoredLoss)
+            group = LostGroup(uid, loss.reason)
+            if loss.batch is None:
+                self._found.lost.append(group)
             else:
-                self._found.told.setdefault(failure.batch, []).append(group)
+                self._found.told.setdefault(loss.batch, []).append(group)
 
     def _take_deliveries(self, deliveries: list[Deliver]) -> None:
         """A group whose tokens are not whole is not delivered again, but told to have failed."""
@@ -140,7 +144,7 @@ class _Recovery:
             }
             for uid in sorted(spoilt):
                 log.error("store %s: group %s: %s", self._store.folder, uid, _DAMAGED)
-                self._found.told.setdefault(action.batch, []).append(FailedGroup(uid, _DAMAGED))
+                self._found.told.setdefault(action.batch, []).append(LostGroup(uid, _DAMAGED))
             samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
             self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
 
@@ -152,19 +156,26 @@ class _Recovery:
             return None
         names = [f"{uid}/{request.index}" for request in group.requests]
         made = [self._generated(name) for name in names]
-        if uid in self._tools and group.state != "complete":
+        if uid in self._tools and group.state not in ("judging", "complete"):
             self._found.anew += names
             self._fail(uid, _NO_TOOL)
             return None
         if made == [request.response_tokens for request in group.requests]:
-            return group
+            return self._judged(group, names)
         log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
         self._found.anew += names
         return group.anew()
 
+    def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:
+        """Of one that was kept the rewards are there, or it is judged again."""
+        lost = group.judged and not self._found.rewards.keys() >= set(requests)
+        if group.state != "complete" or not lost:
+            return group
+        return msgspec.structs.replace(group, state="judging")
+
     def _fail(self, uid: str, why: str) -> None:
         log.error("store %s: group %s: %s", self._store.folder, uid, why)
-        self._found.failed.append(FailedGroup(uid, why))
+        self._found.lost.append(LostGroup(uid, why))
         self._found.gone.append(uid)
         self._found.prompts.pop(uid, None)
 

@@ -9,7 +9,7 @@ from rollout_sched.core.actions import Deliver
 from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.recovery import Recovered
-from rollout_sched.live.samples import Batch, Prompt, sample_of
+from rollout_sched.live.samples import Batch, Prompt, batch_of, sample_of
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 
 
@@ -44,11 +44,12 @@ class RestoredPayloads:
                 counted,
                 self._payload(prompts[counted.group], counted.index),
                 prompts[counted.group],
+                self._found.rewards.get(counted.request),
             )
             for counted in action.samples
         ]
-        failed = self._found.told.get(action.batch, []) if action.last else []
-        return Batch(action.batch, action.version, samples, failed, action.part, action.last)
+        lost = self._found.told.get(action.batch, []) if action.last else []
+        return batch_of(action, samples, lost)
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
         payload = self._make(prompt, index)

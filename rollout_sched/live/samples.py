@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout_sched.core import model
+from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.balance import balanced
 from rollout_sched.live.payloads import TokenPayload
@@ -95,6 +96,13 @@ class Span(msgspec.Struct, frozen=True):
     masked: bool = False
 
 
+class Reward(msgspec.Struct, frozen=True):
+    """What a sample is worth: in all, and by name where there are several."""
+
+    total: float
+    named: dict[str, float] = {}
+
+
 class Sample(msgspec.Struct, frozen=True):
     """A finished response. Lists are one entry per response token, but for `prompt_ids`.
 
@@ -111,6 +119,9 @@ class Sample(msgspec.Struct, frozen=True):
     staleness          the trainer's version at delivery less the oldest that made a token to be
                        trained
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
+    reward             what the reward function said of it, of named ones the total; None: there is
+                       no such function
+    rewards            the named ones
     """
 
     uid: str
@@ -127,6 +138,8 @@ class Sample(msgspec.Struct, frozen=True):
     num_interruptions: int
     extra: dict[str, Any] = {}
     drawn_log_probs: list[float] | None = None
+    reward: float | None = None
+    rewards: dict[str, float] = {}
 
     @property
     def tokens(self) -> int:
@@ -151,11 +164,23 @@ class FailedGroup(msgspec.Struct, frozen=True):
     reason: str
 
 
+class LostGroup(msgspec.Struct, frozen=True):
+    """A group that will never be delivered. `reason`: why it has failed; None: it was filtered."""
+
+    uid: str
+    reason: str | None
+
+
 class Batch(msgspec.Struct, frozen=True):
     """Whole groups, their samples together; `version` is the trainer's at delivery.
 
     To who asks for parts it is one `part` of the batch, which is whole with the `last`. That one
     may be without samples.
+
+    failed    groups that can never be whole, since the batch before
+    filtered  groups that were whole and are not worth training, by uid: there is nothing to submit
+              again
+    missing   groups that the batch is short of, because no more are coming
     """
 
     number: int
@@ -164,6 +189,8 @@ class Batch(msgspec.Struct, frozen=True):
     failed: list[FailedGroup] = []
     part: int = 0
     last: bool = True
+    filtered: list[str] = []
+    missing: int = 0
 
     def groups(self) -> dict[str, list[Sample]]:
         """Samples by the uid of their prompt."""
@@ -187,7 +214,23 @@ class Batch(msgspec.Struct, frozen=True):
         ]
 
 
-def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> Sample:
+def batch_of(action: Deliver, samples: list[Sample], lost: Sequence[LostGroup]) -> Batch:
+    """What is delivered, and what is said with it of groups that are not."""
+    return Batch(
+        action.batch,
+        action.version,
+        samples,
+        [FailedGroup(group.uid, group.reason) for group in lost if group.reason is not None],
+        action.part,
+        action.last,
+        [group.uid for group in lost if group.reason is None],
+        action.missing,
+    )
+
+
+def sample_of(
+    counted: model.Sample, payload: TokenPayload, prompt: Prompt, reward: Reward | None = None
+) -> Sample:
     """Join what the core counted with the tokens its payload holds."""
     transcript = payload.transcript
     mask = transcript.mask
@@ -213,6 +256,8 @@ def sample_of(counted: model.Sample, payload: TokenPayload, prompt: Prompt) -> S
         num_interruptions=max(0, transcript.attempts - transcript.turns - 1),
         extra=prompt.extra,
         drawn_log_probs=transcript.drawn_logprobs if counted.verified_tokens else None,
+        reward=None if reward is None else reward.total,
+        rewards={} if reward is None else reward.named,
     )
 
 

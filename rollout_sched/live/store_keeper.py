@@ -16,8 +16,8 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.ports import Payload
 from rollout_sched.live.recovery import Recovered
-from rollout_sched.live.samples import FailedGroup, Prompt
-from rollout_sched.live.stored_facts import ONE, StoredFailure, StoredWeights, encoded
+from rollout_sched.live.samples import LostGroup, Prompt, Reward
+from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
 from rollout_sched.store.changes import Changes
@@ -66,7 +66,8 @@ class StoreKeeper:
         self._changes = Changes()
         self._touched: dict[str, None] = {}  # requests whose transcripts may have changed
         self._deliveries: dict[str, Deliver] = {}  # that are not acknowledged
-        self._told: dict[str, int] = {}  # failed groups, and the batch in which that is said
+        self._rewarded: set[str] = set()  # requests
+        self._told: dict[str, int] = {}  # lost groups, and the batch in which that is said
         self._timer: asyncio.TimerHandle | None = None
 
     # -- what happens ----------------------------------------------------------------------
@@ -94,18 +95,27 @@ class StoreKeeper:
                 self._changes.put(facts.PAUSED, action.instance, b"")
             elif isinstance(action, Resume):
                 self._changes.drop(facts.PAUSED, action.instance)
-        if self._timer is None:
-            wait_s = 0.0 if self.store.durable == "event" else GATHER_S
-            self._timer = self._loop.call_later(wait_s, self._flush)
+        self._flush_soon()
 
     def submitted(self, prompt: Prompt, *, tool: bool) -> None:
         fact, tokens = facts.encoded_prompt(prompt, tool=tool)
         self._changes.put(facts.PROMPT, prompt.uid, fact)
         self._changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
 
-    def failed(self, group: FailedGroup, batch: int | None = None) -> None:
-        """A group that can never be whole; `batch`: in which its trainer is told so."""
-        self._changes.put(facts.FAILED, group.uid, encoded(StoredFailure(group.reason, batch)))
+    def rewarded(self, request: str, reward: Reward) -> None:
+        """A finished sample is worth this."""
+        self._rewarded.add(request)
+        self._changes.put(facts.REWARD, request, encoded(reward))
+        self._flush_soon()  # no event need follow
+
+    def forget_reward(self, request: str) -> None:
+        if request in self._rewarded:
+            self._rewarded.discard(request)
+            self._changes.drop(facts.REWARD, request)
+
+    def lost(self, group: LostGroup, batch: int | None = None) -> None:
+        """A group that will never be delivered; `batch`: in which its trainer is told so."""
+        self._changes.put(facts.LOST, group.uid, encoded(StoredLoss(group.reason, batch)))
         if batch is not None:
             self._told[group.uid] = batch
 
@@ -117,13 +127,14 @@ class StoreKeeper:
         """Go on from what an earlier epoch has left; what nothing is gone on from goes."""
         for action in found.deliveries:
             self._deliver(action)
-        for group in found.failed:
-            self.failed(group)
+        for group in found.lost:
+            self.lost(group)
         for batch, groups in found.told.items():
             for group in groups:
-                self.failed(group, batch)
+                self.lost(group, batch)
+        self._rewarded.update(found.rewards)
         for request in found.anew:
-            self._transcripts.forget(request, self._changes)
+            self._forget(request)
         for uid in found.gone:
             self._changes.drop(facts.GROUP, uid)
             self._changes.drop(facts.PROMPT, uid)
@@ -169,9 +180,14 @@ class StoreKeeper:
             return  # a direct request's
         if action.ends or not (action.attempt or action.reason == "rejected"):
             # At once: it may be dispatched anew in the same breath.
-            self._transcripts.forget(action.request, self._changes)
+            self._forget(action.request)
         if not action.ends:
             self._touched[action.request] = None
+
+    def _flush_soon(self) -> None:
+        if self._timer is None:
+            wait_s = 0.0 if self.store.durable == "event" else GATHER_S
+            self._timer = self._loop.call_later(wait_s, self._flush)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -218,13 +234,18 @@ class StoreKeeper:
                 del self._deliveries[name]
                 self._changes.drop(facts.DELIVERED, name)
                 for sample in action.samples:
-                    self._transcripts.forget(sample.request, self._changes)
+                    self._forget(sample.request)
                 for uid in {sample.group for sample in action.samples}:
                     self._forget_prompt(uid)
         for uid, batch in list(self._told.items()):
             if batch < batches:
                 del self._told[uid]
-                self._changes.drop(facts.FAILED, uid)
+                self._changes.drop(facts.LOST, uid)
+
+    def _forget(self, request: str) -> None:
+        """What it has made, and what that was worth."""
+        self._transcripts.forget(request, self._changes)
+        self.forget_reward(request)
 
     def _forget_prompt(self, uid: str) -> None:
         if uid not in self._scheduler.groups:  # else it was submitted anew

@@ -17,7 +17,8 @@ LENGTHS = "lengths"
 RECENT = "recent"
 PROMPT = "prompt"
 DELIVERED = "delivered"
-FAILED = "failed"
+LOST = "failed"
+REWARD = "reward"
 WEIGHTS = "weights"
 PAUSED = "paused"
 NAME = "name"
@@ -37,11 +38,11 @@ class StoredPrompt(msgspec.Struct, frozen=True):
     tool: bool
 
 
-class StoredFailure(msgspec.Struct, frozen=True):
-    """Why a group can never be whole, and the batch in which its trainer was told; None: not
-    yet."""
+class StoredLoss(msgspec.Struct, frozen=True):
+    """Why a group can never be whole; None: it was filtered. And the batch in which its trainer was
+    told; None: not yet."""
 
-    reason: str
+    reason: str | None
     batch: int | None = None
 
 

@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.driver import Driver
@@ -29,14 +30,16 @@ class StoredRun:
     begun (`begin`) between the driver and the trainer's session, gone on with (`go_on`) after both.
     Make it inside a running event loop. Raises StoreError.
 
-    `name` is the run's, the same in all epochs; `run_id` is this epoch's.
+    `name` is the run's, the same in all epochs; `run_id` is this epoch's. `judges`: whether there
+    is a reward function, without which what was to be judged cannot be gone on with.
     """
 
-    def __init__(self, folder: Path, durable: Durable) -> None:
+    def __init__(self, folder: Path, durable: Durable, *, judges: bool = False) -> None:
         self.store = Store(folder, durable=durable)
         try:
             self._transcripts = StoredTranscripts(self.store)
             self._found = recover(self.store, self._transcripts)
+            self._check_judge(judges)
             self._name = self._name_of_run()
         except BaseException:
             self.store.close()
@@ -104,6 +107,15 @@ class StoredRun:
         if self._leftovers is not None:
             self._leftovers.close()
         await self.keeper.close()
+
+    def _check_judge(self, judges: bool) -> None:
+        state = self._found.state
+        waiting = [] if state is None else [facts.group for facts in state.groups if facts.judged]
+        if waiting and not judges:
+            raise CallerError(
+                f"store {self.store.folder}: group {waiting[0]!r} waits for its rewards, and there "
+                "is no reward function: give the one that the run began with"
+            )
 
     def _name_of_run(self) -> str:
         known = self.store.facts(facts.NAME).get(ONE)

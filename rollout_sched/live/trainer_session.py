@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.core.events import (
@@ -29,7 +31,9 @@ from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.prompt_checks import check_prompt
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
-from rollout_sched.live.samples import Batch, FailedGroup, Prompt, sample_of
+from rollout_sched.live.reward_book import RewardBook
+from rollout_sched.live.reward_function import RewardFunction
+from rollout_sched.live.samples import Batch, LostGroup, Prompt, Reward, batch_of, sample_of
 from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.trajectory import Tool, TrajectoryPayload
 
@@ -61,7 +65,8 @@ class TrainerSession:
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
     the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
     from this one. `borrower`: the trainer, if it shares the instances' GPUs. `keeper`: of
-    the store in which all is before it is handed out.
+    the store in which all is before it is handed out. `rewards`: what samples are worth, and which
+    groups are kept for that.
 
     `open_samples`: asked for in groups that are here, queued or running.
     """
@@ -75,6 +80,7 @@ class TrainerSession:
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
         keeper: StoreKeeper | None = None,
+        rewards: RewardFunction | None = None,
     ) -> None:
         self.driver = driver
         self._keeper = keeper
@@ -87,13 +93,18 @@ class TrainerSession:
         self._lengths = lengths
         self.open_samples = 0
         self._prompts: dict[str, Prompt] = {}
-        self._failed: list[FailedGroup] = []  # that the trainer has not been told of
+        self._rewards: RewardBook | None = None
+        if rewards is not None:
+            self._rewards = RewardBook(rewards, self._prompts, keeper)
+            driver.judge_by(self._rewards)
+        self._lost: list[LostGroup] = []  # that the trainer has not been told of
         self._batches = BatchDelivery(
             self._request, None if keeper is None else keeper.acknowledged
         )
         self._fleet_changed = asyncio.Event()
         driver.payloads.on_deliver = self._deliver
         driver.payloads.on_group_failed = self._fail
+        driver.payloads.on_group_filtered = self._filter
         driver.on_broken = self._check_end
         driver.pump.watch(self._fleet_event, *_FLEET_EVENTS)
 
@@ -154,7 +165,9 @@ class TrainerSession:
         run, batches = found.state.run, payloads.batches()
         asked = bool(run.trainer_waiting or batches)
         self._batches.restore(batches, run.takes_parts if asked else None)
-        self._failed = list(found.failed)
+        self._lost = list(found.lost)
+        if self._rewards is not None:
+            self._rewards.take_up(found.rewards)
         for group in found.state.groups:
             prompt = found.prompts[group.group]
             self._prompts[prompt.uid] = prompt
@@ -163,11 +176,13 @@ class TrainerSession:
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
         """Of these groups those that are not here, nor in a batch that is not acknowledged."""
-        known = {group.uid for group in self._failed} | self._batches.uids | self._prompts.keys()
+        known = {group.uid for group in self._lost} | self._batches.uids | self._prompts.keys()
         return [uid for uid in uids if uid not in known]
 
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted
+        if self._rewards is not None:
+            submitted = msgspec.structs.replace(submitted, judged=True)
         return submitted if self._lengths is None else self._lengths.complete(submitted)
 
     def payload(self, prompt: Prompt, index: int, tool: Tool | None = None) -> TokenPayload:
@@ -276,20 +291,20 @@ class TrainerSession:
 
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = [
-            sample_of(counted, payload, self._prompts[counted.group])
+            sample_of(counted, payload, self._prompts[counted.group], self._reward(counted.request))
             for counted, payload in zip(action.samples, payloads, strict=True)
         ]
         if self._lengths is not None:
             self._learn(action, self._lengths)
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self._prompts.pop(uid).samples
-        failed = self._take_failed()
-        batch = Batch(action.batch, action.version, samples, failed, action.part, action.last)
+        lost = self._take_lost()
+        batch = batch_of(action, samples, lost)
         if self._keeper is None:
             self._batches.deliver(batch)
             return
-        for group in failed:
-            self._keeper.failed(group, batch.number)
+        for group in lost:
+            self._keeper.lost(group, batch.number)
         self._batches.expect(batch)
         handing_over = asyncio.ensure_future(self._keeper.promise())
         handing_over.add_done_callback(partial(self._hand_over, batch))
@@ -301,6 +316,9 @@ class TrainerSession:
         self._batches.deliver(batch)
         self._check_end()
 
+    def _reward(self, request: str) -> Reward | None:
+        return None if self._rewards is None else self._rewards.take(request)
+
     def _learn(self, action: Deliver, lengths: LengthStore) -> None:
         by_group: dict[str, list[int]] = {}
         for sample in action.samples:
@@ -309,21 +327,26 @@ class TrainerSession:
             lengths.delivered(self._prompts[group].submitted, made)
 
     def _fail(self, group: str, error: Exception | None) -> None:
-        if group in self._prompts:
-            self.open_samples -= self._prompts.pop(group).samples
-        failed = FailedGroup(group, _why(error))
-        self._failed.append(failed)
+        self._lose(LostGroup(group, _why(error)))
+
+    def _filter(self, group: str) -> None:
+        self._lose(LostGroup(group, None))
+
+    def _lose(self, lost: LostGroup) -> None:
+        if lost.uid in self._prompts:
+            self.open_samples -= self._prompts.pop(lost.uid).samples
+        self._lost.append(lost)
         if self._keeper is not None:
-            self._keeper.failed(failed)
+            self._keeper.lost(lost)
         self._check_end()
 
     def untold_failures(self) -> dict[str, str]:
         """Groups that the next batch will say have failed, and why."""
-        return {failed.uid: failed.reason for failed in self._failed}
+        return {group.uid: group.reason for group in self._lost if group.reason is not None}
 
-    def _take_failed(self) -> list[FailedGroup]:
-        failed, self._failed = self._failed, []
-        return failed
+    def _take_lost(self) -> list[LostGroup]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def _fleet_event(self, event: Event) -> None:
         self._fleet_changed.set()
@@ -337,9 +360,9 @@ class TrainerSession:
         elif self._batches.expected:
             return
         elif self.driver.view.run.closed and not self._prompts and not self._batches.begun:
-            failed = self._take_failed()
-            last = Batch(self.driver.view.run.batches, self.version, [], failed)
-            self._batches.deliver(last if failed else None)
+            run, lost = self.driver.view.run, self._take_lost()
+            last = Deliver(run.batches, self.version, (), missing=run.lacking)
+            self._batches.deliver(batch_of(last, [], lost) if lost else None)
 
 
 def _why(error: Exception | None) -> str:

@@ -46,6 +46,8 @@ class Summary(msgspec.Struct, frozen=True):
     verified_tokens: int
     masked_tokens: int
     discarded_tokens: int
+    discarded_tokens_by_cause: dict[str, int]
+    filtered_groups: int
     trainer_wait_s: float
     staleness_mean: float
     staleness_max: int
@@ -89,6 +91,8 @@ def summarize(
         verified_tokens=sum(step.verified_tokens for step in steps),
         masked_tokens=sum(step.masked_tokens for step in steps),
         discarded_tokens=sum(step.discarded_tokens for step in steps) + current.discarded_tokens,
+        discarded_tokens_by_cause=dict(sorted((+waste.discarded).items())),
+        filtered_groups=waste.filtered_groups,
         trainer_wait_s=sum(step.trainer_wait_s for step in steps),
         staleness_mean=share(
             sum(age * count for age, count in staleness.items()), staleness.total()

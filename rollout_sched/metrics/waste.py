@@ -1,12 +1,20 @@
-"""Work done again: preemptions and re-prefill inside instances, attempts that went on elsewhere."""
+"""Work done again, preemptions and re-prefill inside instances and attempts that went on elsewhere,
+and work thrown away."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import InstanceJoined, InstanceLost, InstanceReported, Restored
+from rollout_sched.core.actions import Discard, Dispatch
+from rollout_sched.core.events import (
+    GroupJudged,
+    InstanceJoined,
+    InstanceLost,
+    InstanceReported,
+    Restored,
+)
 from rollout_sched.metrics.fold import Handler
 
 
@@ -14,10 +22,14 @@ class Waste:
     """Sums over all instances that have ever been here, by the last report of each.
 
     resumed_attempts  attempts that went on from earlier tokens
+    discarded         tokens thrown away, by the reason of the Discard
+    filtered_groups   groups that were judged, and not kept
     """
 
     def __init__(self) -> None:
         self.resumed_attempts = 0
+        self.discarded: Counter[str] = Counter()
+        self.filtered_groups = 0
         self._reports: dict[str, InstanceReported | None] = {}  # of those that are here
         self._last_reports: list[InstanceReported] = []  # of those that were
         self._counting: dict[str, InstanceReported | None] = {}  # before the scheduler restarted
@@ -25,6 +37,8 @@ class Waste:
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
             Dispatch: self._dispatched,
+            Discard: self._discarded,
+            GroupJudged: self._judged,
             InstanceJoined: self._joined,
             InstanceLost: self._gone,
             InstanceReported: self._reported,
@@ -46,6 +60,12 @@ class Waste:
     def _dispatched(self, now: float, action: Dispatch) -> None:
         if action.computed_tokens:
             self.resumed_attempts += 1
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        self.discarded[action.reason] += action.tokens
+
+    def _judged(self, now: float, event: GroupJudged) -> None:
+        self.filtered_groups += event.verdict == "filtered"
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
         self._gone(now, event)

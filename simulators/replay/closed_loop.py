@@ -21,6 +21,7 @@ from rollout_sched.core.actions import (
     Discard,
     Dispatch,
     Interrupt,
+    Judge,
     Lend,
     Pause,
     Reclaim,
@@ -32,6 +33,7 @@ from rollout_sched.core.actions import (
 from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.clients import Clients
@@ -39,6 +41,7 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
 from rollout_sched.simulators.replay.membership import Membership
 from rollout_sched.simulators.replay.restarts import Restarts
+from rollout_sched.simulators.replay.rewards import SimRewards
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_fleet import SimFleet
@@ -78,7 +81,15 @@ class ClosedLoop:
         self._attempts = attempts = SimAttempts(workload, drift, self._is_stopping)
         self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting)
         self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
-        self._trainer = SimTrainer(scenario.trainer, workload, self._fleet.gpus, queue, self._tell)
+        judged = scenario.rewards is not None
+        self._trainer = SimTrainer(
+            scenario.trainer, workload, self._fleet.gpus, queue, self._tell, judged=judged
+        )
+        self._rewards: SimRewards | None = None
+        if scenario.rewards is not None:
+            self._rewards = SimRewards(
+                scenario.rewards, workload.seed, queue, self._view, self._tell
+            )
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
         self._clients = Clients(workload.traffic, attempts, queue, self._tell)
         self._faults = Faults(scenario.faults, queue, self._membership, self._restart)
@@ -155,8 +166,13 @@ class ClosedLoop:
             self._restarts.observe(now, event, actions)
         for observer in self._observers:
             observer(now, event, actions)
+        if self._rewards is not None:
+            self._rewards.look(event)
         for action in actions:
             do[type(action)](action)
+
+    def _view(self) -> SchedulerView:
+        return self.scheduler.view
 
     def _is_stopping(self, attempt: int) -> bool:
         return self.scheduler.view.is_stopping(attempt)
@@ -178,7 +194,7 @@ class ClosedLoop:
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
         fleet = self._fleet
         return {
-            Dispatch: fleet.dispatch,
+            Dispatch: self._dispatch,
             Interrupt: fleet.interrupt,
             Pause: fleet.pause,
             Resume: fleet.resume,
@@ -186,18 +202,32 @@ class ClosedLoop:
             UpdateWeights: fleet.update_weights,
             Lend: self._trainer.take,
             Reclaim: self._trainer.give_back,
+            Judge: self._judge,
             Deliver: self._deliver,
             Answer: self._clients.answer,
             Discard: self._discard,
             Wake: self._wake,
         }
 
+    def _dispatch(self, action: Dispatch) -> None:
+        if self._rewards is not None:
+            self._rewards.forget(action)
+        self._fleet.dispatch(action)
+
+    def _judge(self, action: Judge) -> None:
+        assert self._rewards is not None, "nobody judges here"
+        self._rewards.settle(action)
+
     def _deliver(self, action: Deliver) -> None:
+        if self._rewards is not None:
+            self._rewards.deliver(action)
         self._attempts.forget(sample.request for sample in action.samples)
         self._trainer.deliver(action)
 
     def _discard(self, action: Discard) -> None:
         """A simulated instance keeps no tokens for us, only the name of the text."""
+        if self._rewards is not None:
+            self._rewards.forget(action)
         if action.ends:
             self._attempts.forget((action.request,))
             self._trainer.discard(action)

@@ -16,6 +16,7 @@ from rollout_sched.argument_types import natural, positive
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.live_scheduler import settings_of
+from rollout_sched.live.reward_function import reward_settings_of
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.report_page import report_page
@@ -199,6 +200,7 @@ def _check(
     for policy in policies:
         policy.build(lengths=workload.length)  # an error comes now or never
         settings_of(policy)
+        reward_settings_of(policy)
 
 
 def _worlds(options: argparse.Namespace, axes: Sequence[Axis]) -> list[World]:

@@ -170,7 +170,7 @@ def run_policy(
     delivered, in_parts = noted.delivered, noted.in_parts
     demands = [Demand.of_samples(batch) for batch in delivered]
     outage = outages.figures(total_s)
-    asked = len(workload.groups) - outage.failed_prompts
+    asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
     max_staleness = staleness_bound(scheduler.roles.freshness)
     return Run(
         policy=policy.name,

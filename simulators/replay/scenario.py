@@ -26,12 +26,16 @@ from rollout_sched.simulators.replay.faults import (
     name_of,
 )
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
+from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+#: Tables that a scenario may be without.
+OPTIONAL: dict[str, type[Any]] = {"traffic": TrafficModel, "rewards": RewardModel}
 
 
 class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,8 +87,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything about the world but the trace and the policy.
 
-    `traffic`: clients of the gateway, where there are any. `faults`: what happens to instances, in
-    any order.
+    `traffic`: clients of the gateway, where there are any. `rewards`: how samples are judged, where
+    they are. `faults`: what happens to instances, in any order.
     """
 
     fleet: FleetModel
@@ -98,6 +102,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_drift: PolicyDrift = PolicyDrift()
     job: Job = Job()
     traffic: TrafficModel | None = None
+    rewards: RewardModel | None = None
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
@@ -203,6 +208,6 @@ def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
         if key not in fields:
             raise unknown_key(name, f"{path}{key}", fields)
         check_finite(name, f"{path}{key}", value)
-        table_type = TrafficModel if key == "traffic" else fields[key]
+        table_type = OPTIONAL.get(key, fields[key])
         if isinstance(table_type, type) and issubclass(table_type, msgspec.Struct):
             _check_keys(name, f"{path}{key}.", value, table_type)

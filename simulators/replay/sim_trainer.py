@@ -28,8 +28,10 @@ from rollout_sched.simulators.replay.workload import Workload
 class SimTrainer:
     """Trains every group of the workload.
 
-    left     groups that are neither trained nor given up yet
+    left     groups that are neither trained nor lost yet
     over_at  when the last of them was, in seconds
+
+    `judged`: whether its groups are, before it gets them.
     """
 
     def __init__(
@@ -39,7 +41,10 @@ class SimTrainer:
         gpus: SharedGpus,
         queue: EventQueue,
         tell: Callable[[Event], None],
+        *,
+        judged: bool = False,
     ) -> None:
+        self._judged = judged
         self.left = len(workload.groups)
         self.over_at = 0.0
         self._model = model
@@ -51,7 +56,7 @@ class SimTrainer:
         self._last: Deliver | None = None  # of a batch that is whole, until all GPUs are there
         self._request = BatchRequested(parts=True, shares_gpus=model.colocated)
         self._in_step = 0  # groups of the present batch that have come
-        self._failed: set[str] = set()
+        self._lost: set[str] = set()
 
     @property
     def standing(self) -> str:
@@ -87,9 +92,10 @@ class SimTrainer:
             self._complete()
 
     def discard(self, action: Discard) -> None:
-        """A group that has failed will never come."""
-        if action.reason == "failed" and action.group and action.group not in self._failed:
-            self._failed.add(action.group)
+        """A group that has failed or was filtered will never come."""
+        lost = action.group and action.reason in ("failed", "filtered")
+        if lost and action.group not in self._lost:
+            self._lost.add(action.group)
             self._finish(1)
 
     def take(self, action: Lend) -> None:
@@ -101,7 +107,7 @@ class SimTrainer:
         self._tell(InstanceReturned(action.instance))
 
     def _submit(self, group: str) -> None:
-        self._tell(self._workload.submission(group))
+        self._tell(self._workload.submission(group, judged=self._judged))
 
     def _lent_changed(self) -> None:
         if self._last is None:

@@ -102,7 +102,7 @@ class Workload:
         """What it is a group of: a group of the trace."""
         return self._prompts.get(group, group)
 
-    def submission(self, group: str) -> GroupSubmitted:
+    def submission(self, group: str, *, judged: bool = False) -> GroupSubmitted:
         """How the trainer asks for it."""
         return GroupSubmitted(
             group,
@@ -111,6 +111,7 @@ class Workload:
             self.max_tokens,
             self.prompt(group),
             self._known.get(self.prompt(group), ()),
+            judged=judged,
         )
 
     def begin(self, group: str, index: int) -> Sample:

@@ -119,6 +119,7 @@ WHOLE: list[ev.Event] = [
     ev.GateClosed("i0"),
     ev.GateOpened("i0"),
     ev.Retuned({"batching": {"over_prompts": 1.25}}),
+    ev.GroupJudged("a", 3, "filtered"),
 ]
 
 #: What an event means that says only what it must.

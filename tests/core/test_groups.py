@@ -17,6 +17,7 @@ from rollout_sched.core.groups import (
     DELIVERED,
     FAIL,
     FAILED,
+    FILTERED,
     FILL,
     FRESH,
     HERE,
@@ -37,7 +38,7 @@ def test_every_state_has_its_row() -> None:
 
 def test_a_group_comes_to_exactly_one_end() -> None:
     ends = [after for row in MOVES.values() for after in row.values() if not MOVES[after]]
-    assert set(ends) == {DELIVERED, FAILED}
+    assert set(ends) == {DELIVERED, FAILED, FILTERED}
     assert MOVES[COMPLETE] == {SET_BACK: DEFERRED, DELIVER: DELIVERED}, "whole, it cannot fail"
 
 

@@ -67,9 +67,9 @@ def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
     told, (first, _) = launched()
     first.segments = (Segment(3, 1, "i0"), Segment(2, 1, "i1"))
     told.scheduler.progress.version = 5
-    assert told.scheduler.outcomes.sample(first).staleness == 3
+    assert told.scheduler.finished.of(first).staleness == 3
     first.segments = ()
-    assert told.scheduler.outcomes.sample(first).staleness == 0
+    assert told.scheduler.finished.of(first).staleness == 0
 
 
 def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:

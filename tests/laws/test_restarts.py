@@ -78,6 +78,7 @@ class MortalWorld(World):
             self.ended[name] = 1
         self.running.clear()
         self.told_to_stop.clear()
+        self.judging.clear()
         self.pausing.clear()
         self.updating.clear()
         self.closed_instances.clear()

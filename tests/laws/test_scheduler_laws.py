@@ -8,13 +8,15 @@ and the machine keeps books of its own, from the actions alone:
 * a client's own request is answered without waiting for a batch, unless it hung up;
 * groups are delivered whole, and no sample is staler than the policy allows; where every version
   takes a batch and the policy waits, that costs no token;
+* a group that is to be judged goes only if it was kept, by an answer to the last question;
 * whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
 * a batch goes in parts only to a trainer that takes them, all under one version, and the last one
   makes it whole;
 * no instance holds more than its slots, gets work while it is closed, or two attempts at once;
 * whoever brings the weights, the scheduler or the trainer by itself, all of this holds;
 * the trainer gets instances without work, and what it is asked to give back it has;
-* in the end, when the world behaves, every group that did not fail is delivered;
+* in the end, when the world behaves, every group that neither failed nor was filtered is
+  delivered;
 * the same events, replayed through a new scheduler, give the same actions.
 """
 
@@ -192,6 +194,10 @@ class World(RuleBasedStateMachine):
         self.groups: dict[str, int] = {}
         self.ended: Counter[str] = Counter()
         self.failed: set[str] = set()
+        self.filtered: set[str] = set()
+        self.judged: set[str] = set()
+        self.judging: dict[str, int] = {}  # by group, the last question
+        self.kept: set[str] = set()
         self.delivered: set[str] = set()
         self.asked: list[str] = []
         self.leaving: set[str] = set()
@@ -295,6 +301,7 @@ class World(RuleBasedStateMachine):
         for group, indices in members.items():
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
+            assert group not in self.judged or group in self.kept, "nobody has kept it"
             self.delivered.add(group)
         self.in_batch += len(members)
         if action.last:
@@ -316,6 +323,17 @@ class World(RuleBasedStateMachine):
             self.end(action.request)
             if action.reason == "failed" and action.request not in self.asked:
                 self.failed.add(action.request.rpartition("/")[0])
+            if action.reason == "filtered":
+                self.filtered.add(action.request.rpartition("/")[0])
+
+    def on_judge(self, action):
+        assert action.group in self.judged, "nobody asked for it to be judged"
+        assert action.judgement > self.judging.get(action.group, 0), "a number that was used"
+        indices = {sample.index for sample in action.samples}
+        assert len(indices) == len(action.samples) == self.groups[action.group]
+        assert not any(self.ended[sample.request] for sample in action.samples)
+        self.judging[action.group] = action.judgement
+        self.kept.discard(action.group)
 
     def on_answer(self, action):
         assert action.sample.request in self.asked, "nobody asked for this"
@@ -353,13 +371,46 @@ class World(RuleBasedStateMachine):
         return self.version if self.around else max(0, self.version - lag)
 
     @precondition(lambda self: not self.submissions_closed)
-    @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40))
-    def submit(self, samples, prompt):
+    @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40), judged=st.booleans())
+    def submit(self, samples, prompt, judged):
         number = len(self.groups)
         name, known = f"g{number}", tuple(range(number % 3))
         self.groups[name] = samples
         named = f"p{number % 4}" if number % 4 else ""
-        self.tell(ev.GroupSubmitted(name, samples, prompt, MAX_TOKENS, named, known, number % 2))
+        if judged:
+            self.judged.add(name)
+        event = ev.GroupSubmitted(
+            name, samples, prompt, MAX_TOKENS, named, known, number % 2, judged
+        )
+        self.tell(event)
+
+    @precondition(lambda self: self.judging)
+    @rule(data=st.data(), verdict=st.sampled_from(["kept", "kept", "filtered", "failed"]))
+    def judge(self, data, verdict):
+        """Also a group that has started over since: that is no answer any more."""
+        group = data.draw(st.sampled_from(sorted(self.judging)))
+        self.say(group, verdict)
+
+    def say(self, group, verdict):
+        asked = self.scheduler.view.is_judged(group, self.judging[group])
+        before = self.scheduler.anomalies.total()
+        if asked and verdict == "kept":
+            self.kept.add(group)
+        self.tell(ev.GroupJudged(group, self.judging[group], verdict))
+        assert self.scheduler.anomalies.total() == before + (not asked)
+        assert (group in self.filtered) >= (asked and verdict == "filtered")
+        assert (group in self.failed) >= (asked and verdict == "failed")
+        del self.judging[group]
+
+    @precondition(lambda self: self.judging)
+    @rule(data=st.data(), by=st.integers(-2, 2))
+    def judge_wrongly(self, data, by):
+        group = data.draw(st.sampled_from(sorted(self.judging)))
+        judgement = self.judging[group] + by
+        if by and not self.scheduler.view.is_judged(group, judgement):
+            before = self.scheduler.anomalies.total()
+            self.tell(ev.GroupJudged(group, judgement, "kept"))
+            assert self.scheduler.anomalies.total() == before + 1
 
     @rule(
         prompt=st.integers(1, 3),
@@ -743,17 +794,22 @@ class World(RuleBasedStateMachine):
         assert not self.scheduler.requests
         assert not self.running
         assert all(self.ended[name] for name in self.asked)
-        assert self.delivered | self.failed == set(self.groups)
-        assert not self.delivered & self.failed
+        assert self.delivered | self.lost == set(self.groups)
+        assert not self.delivered & self.lost
+        assert not self.failed & self.filtered
         again = self.policy.scheduler(self.prompts_per_step, version=self.first_version, seed=1)
         assert [again.handle(event, now) for now, event in self.journal] == self.answers
+
+    @property
+    def lost(self):
+        return self.failed | self.filtered
 
     def behave(self):
         """Answer everything, in order, until nothing is left to answer."""
         if not self.submissions_closed:
             self.close()
         for turn in range(5000):
-            over = self.delivered | self.failed == set(self.groups)
+            over = self.delivered | self.lost == set(self.groups)
             if over and not self.running and not self.scheduler.requests:
                 return
             fleet = self.scheduler.fleet.instances
@@ -772,6 +828,8 @@ class World(RuleBasedStateMachine):
                 self.finish(min(self.told_to_stop), 0, "interrupted")
             elif self.acting:
                 self.tell(self.acting.pop())
+            elif self.judging and turn % 2:
+                self.say(min(self.judging), "kept")
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
                 self.verify(oldest)

@@ -2,8 +2,8 @@
 
 The closed loop runs a policy in virtual time. The asyncio driver runs the same policy on an event
 loop with virtual time, in front of the same simulated instances behind the live port, with a
-trainer that takes the same time, clients that ask the same, and faults that befall the same
-instances and attempts. Both journals must hold the same events, at the same times, with the same
+trainer that takes the same time, samples that are judged alike, clients that ask the same, and
+faults that befall the same instances and attempts. Both journals must hold the same events, at the same times, with the same
 actions.
 """
 
@@ -23,6 +23,7 @@ from rollout_sched.core.actions import Deliver, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     BatchRequested,
+    GroupJudged,
     InstanceLeaving,
     InstanceLost,
     InstanceReported,
@@ -46,6 +47,7 @@ from rollout_sched.live.ports import (
     Order,
     Outcome,
     Passed,
+    PayloadOf,
     PromptToken,
     RequestRejected,
     Responder,
@@ -66,6 +68,7 @@ from rollout_sched.simulators.replay.faults import (
     name_of,
 )
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
+from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
@@ -176,7 +179,12 @@ ERRORS: dict[str, type[Exception]] = {
 
 
 def scenario(
-    instances: int, slots: int, faults: Sequence[Fault] = (), *, streams: bool = False
+    instances: int,
+    slots: int,
+    faults: Sequence[Fault] = (),
+    *,
+    streams: bool = False,
+    rewards: RewardModel | None = None,
 ) -> Scenario:
     """`streams`: answers are streamed, but the core hears of it only when one breaks off."""
     base = load_scenario("qwen7b-8xh100-disaggregated")
@@ -190,6 +198,7 @@ def scenario(
         visibility=change(base.visibility, poll_s=0.0, stream_s=NEVER if streams else 0.0),
         policy_drift=PolicyDrift(0.02),
         job=change(base.job, prompts_per_step=3),
+        rewards=rewards,
         faults=tuple(faults),
     )
 
@@ -286,6 +295,26 @@ class Trajectory(Payload):
         self.transcript.observe(attempt, token_ids)
 
 
+class Judge:
+    """Takes as long, and keeps the same groups, as the scenario says."""
+
+    def __init__(self, model: RewardModel, seed: int) -> None:
+        self.model = model
+        self.seed = seed
+
+    async def judge(self, sample: Made, payload_of: PayloadOf) -> None:
+        await asyncio.sleep(self.model.seconds_of(sample, self.seed))
+
+    def note(self, sample: Made, worth: None) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        pass
+
+    async def keeps(self, samples: Sequence[Made], payload_of: PayloadOf) -> bool:
+        return self.model.keeps(samples[0].group, self.seed)
+
+
 class Client:
     """Asks, waits, reads on, loses patience, and goes."""
 
@@ -363,6 +392,9 @@ class Live:
             on_deliver=lambda action, payloads: self.batches.put_nowait(action),
             on_group_failed=self.group_failed,
         )
+        self.driver.front.payloads.on_group_filtered = self.group_filtered
+        if scenario.rewards is not None:
+            self.driver.judge_by(Judge(scenario.rewards, workload.seed))
 
     def later(self, seconds: float, callback: Any, *arguments: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, callback, *arguments)
@@ -416,7 +448,8 @@ class Live:
                 ids = [number + 1] * workload.prompt_tokens(group)
                 return Trajectory(self, ids, workload.sample(group, index))
 
-            self.driver.submit_group(workload.submission(group), payload)
+            judged = self.scenario.rewards is not None
+            self.driver.submit_group(workload.submission(group, judged=judged), payload)
         if workload.groups:
             self.driver.tell(SubmissionsClosed())
             self.driver.tell(BatchRequested(parts=True))
@@ -435,14 +468,17 @@ class Live:
             self.left -= in_step
             in_step = 0
             self.look()
-            if left - self.failed:
+            if left - self.lost:
                 self.driver.publish(part.version + 1, self.load)
                 self.driver.tell(BatchRequested(parts=True))
 
-    failed = 0
+    lost = 0
 
     def group_failed(self, group: str, error: Exception | None) -> None:
-        self.failed += 1
+        self.group_filtered(group)
+
+    def group_filtered(self, group: str) -> None:
+        self.lost += 1
         self.left -= 1
         self.look()
 
@@ -506,10 +542,11 @@ def assert_twins(
     patience_s: float = 0.0,
     streams: bool = False,
     before: Before = {},  # noqa: B006
+    rewards: RewardModel | None = None,
 ) -> list[Any]:
     """The journal."""
     policy = parse_policy("twins", PRESETS[name])
-    world = scenario(instances, slots, faults, streams=streams)
+    world = scenario(instances, slots, faults, streams=streams, rewards=rewards)
 
     def workload() -> Workload:
         load = Workload(trace(groups, before), world.job)
@@ -637,6 +674,28 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+@st.composite
+def reward_models(draw: st.DrawFn) -> RewardModel:
+    """Each takes some time: what is judged in the moment in which it finishes may be heard before
+    or after what else happens then."""
+    return RewardModel(
+        seconds=draw(times(900)),
+        spread=draw(st.sampled_from([0.0, 0.7])),
+        filtered=draw(st.sampled_from([0.0, 0.3, 0.8])),
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(groups=workloads(), instances=st.integers(1, 3), rewards=reward_models())
+def test_twins_judge_alike(
+    name: str, groups: list[tuple[int, list[int]]], instances: int, rewards: RewardModel
+) -> None:
+    journal = assert_twins(name, groups, instances, 3, rewards=rewards)
+    judged = [said.verdict for _, said, _ in journal if isinstance(said, GroupJudged)]
+    assert len(judged) >= len(groups)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), slots=st.integers(1, 8), streams=st.booleans())
@@ -656,6 +715,7 @@ def test_twins_in_a_rough_world(name: str, data: st.DataObject, slots: int, stre
         patience_s=data.draw(st.one_of(st.just(0.0), times(1500))),
         streams=streams,
         before=data.draw(turns_before(groups)),
+        rewards=data.draw(st.one_of(st.none(), reward_models())),
     )
     for kind in {type(said).__name__ for _, said, _ in journal}:
         event(kind)

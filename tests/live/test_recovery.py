@@ -10,8 +10,8 @@ from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
 from rollout_sched.core.samples import Segment
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.recovery import Recovered, recover
-from rollout_sched.live.samples import FailedGroup, Prompt
-from rollout_sched.live.stored_facts import ONE, StoredFailure, StoredWeights, encoded
+from rollout_sched.live.samples import LostGroup, Prompt
+from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
 from rollout_sched.store.changes import Changes
@@ -57,7 +57,7 @@ def test_what_is_whole_comes_as_it_was(tmp_path):
         facts={
             (facts.WEIGHTS, ONE): encoded(StoredWeights(3, b"how")),
             (facts.PAUSED, "i1"): b"",
-            (facts.FAILED, "f"): encoded(StoredFailure("why")),
+            (facts.LOST, "f"): encoded(StoredLoss("why")),
         },
     )
     assert found.state.run == RunFacts(4.5, 3, serials=9)
@@ -66,7 +66,7 @@ def test_what_is_whole_comes_as_it_was(tmp_path):
     assert found.running == [("i0", 7)]
     assert found.weights == StoredWeights(3, b"how")
     assert found.paused == {"i1"}
-    assert found.failed == [FailedGroup("f", "why")]
+    assert found.lost == [LostGroup("f", "why")]
 
 
 def test_a_group_that_lacks_tokens_starts_over(tmp_path):
@@ -79,12 +79,12 @@ def test_a_group_without_its_prompt_fails(tmp_path):
     found = recovered(tmp_path, prompt=None)
     assert found.state.groups == ()
     assert found.gone == ["a"]
-    (failed,) = found.failed
+    (failed,) = found.lost
     assert "submit it again" in failed.reason
 
 
 def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
-    assert "its tool went" in recovered(tmp_path / "1", tool=True).failed[0].reason
+    assert "its tool went" in recovered(tmp_path / "1", tool=True).lost[0].reason
     finished = GroupFacts(
         "a", 1, 1, 3, 9, "a", state="complete", started=True, finished=(0,),
         requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
@@ -93,9 +93,9 @@ def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
 
 
 def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):
-    found = recovered(tmp_path, facts={(facts.FAILED, "f"): encoded(StoredFailure("why", 0))})
+    found = recovered(tmp_path, facts={(facts.LOST, "f"): encoded(StoredLoss("why", 0))})
     assert found.told == {}
-    assert found.failed == [FailedGroup("f", "why")]
+    assert found.lost == [LostGroup("f", "why")]
 
 
 def test_without_its_counters_a_run_cannot_go_on(tmp_path):

@@ -11,7 +11,7 @@ from rollout_sched import load_policy
 from rollout_sched.core.events import BatchRequested, InstanceJoined
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import FailedGroup, Prompt
+from rollout_sched.live.samples import LostGroup, Prompt
 from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.store.store import Store
@@ -76,9 +76,9 @@ def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
 def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
     async def scene():
         async with keeping(tmp_path) as kept:
-            kept.keeper.failed(FailedGroup("f", "why"))
+            kept.keeper.lost(LostGroup("f", "why"))
             assert "failed f" in await kept.rows()
-            kept.keeper.failed(FailedGroup("f", "why"), 3)
+            kept.keeper.lost(LostGroup("f", "why"), 3)
             kept.keeper.acknowledged(2)
             assert "failed f" in await kept.rows()
             kept.keeper.acknowledged(3)

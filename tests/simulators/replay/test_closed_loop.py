@@ -22,6 +22,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
 )
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
+from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
@@ -586,6 +587,7 @@ def test_every_event_can_come_to_pass() -> None:
         poll_s=5.0,
         stream_s=3.0,
         traffic=TrafficModel(rate=0.3, for_s=60.0, patience_s=15.0),
+        rewards=RewardModel(seconds=3.0, spread=0.5, filtered=0.3),
         faults=faults,
     )
     ran = watch(policy, Trace("t", gather(samples)), scenario)
@@ -594,5 +596,5 @@ def test_every_event_can_come_to_pass() -> None:
     where_somebody_retunes = {ev.Retuned}
     elsewhere = only_on_shared_gpus | where_others_load_weights | where_somebody_retunes
     assert ran.kinds == set(get_args(ev.Event)) - elsewhere
-    assert len(ran.kinds) == 23
+    assert len(ran.kinds) == 24
     assert not ran.loop.anomalies

@@ -1,0 +1,56 @@
+"""Finished requests as they are handed out: to the trainer, to a client, or to be judged."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from rollout_sched.core.actions import Action, Judge
+from rollout_sched.core.model import Group, Request
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.serials import Serials
+
+
+class FinishedSamples:
+    """How old each is depends on the trainer's version, so it is put together when it goes."""
+
+    def __init__(
+        self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
+    ) -> None:
+        self._freshness = roles.freshness
+        self._masks = roles.masks
+        self._progress = progress
+        self._serials = serials
+        self._out = out
+
+    def of(self, request: Request) -> Sample:
+        segments = request.segments
+        if self._masks and request.group is not None:
+            segments = self._masked(segments)
+        versions = [segment.version for segment in segments if not segment.masked]
+        newest = self._progress.version
+        return Sample(
+            request.id,
+            request.siblings.id,
+            request.index,
+            request.siblings.prompt_tokens,
+            request.response_tokens,
+            segments,
+            newest - min(versions, default=newest),
+            request.finish,
+            sum([segment.tokens for segment in segments if segment.verified]),
+            sum([segment.tokens for segment in segments if segment.masked]),
+        )
+
+    def judge(self, group: Group) -> None:
+        """Ask whether a group that is whole is to be trained."""
+        group.judgement = self._serials.next()
+        samples = tuple([self.of(request) for request in group.finished])
+        self._out.append(Judge(group.id, group.judgement, samples))
+
+    def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        oldest = self._freshness.oldest_allowed(self._progress.version)
+        return tuple(
+            [replace(one, masked=True) if one.version < oldest else one for one in segments]
+        )

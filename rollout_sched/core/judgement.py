@@ -1,0 +1,46 @@
+"""What becomes of groups that were to be judged: kept, filtered or failed.
+
+The core knows neither rewards nor what they are for. It knows that a group which is whole waits
+for somebody to say whether it is to be trained, holds no slot meanwhile, and ages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rollout_sched.core.events import GroupJudged
+from rollout_sched.core.groups import KEEP, Groups
+from rollout_sched.core.outcomes import Outcomes
+from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.sample_buffer import SampleBuffer
+
+
+class Judgement:
+    """Takes the answers to Judge; one to an earlier question about the group is no answer."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        samples: SampleBuffer,
+        outcomes: Outcomes,
+        progress: RunProgress,
+        anomalies: Counter[str],
+    ) -> None:
+        self._groups = groups
+        self._samples = samples
+        self._outcomes = outcomes
+        self._progress = progress
+        self._anomalies = anomalies
+
+    def judged(self, event: GroupJudged, now: float) -> None:
+        group = self._groups.get(event.group)
+        if group is None or not event.judgement or group.judgement != event.judgement:
+            self._anomalies["unknown_judgement"] += 1
+            return
+        group.judgement = 0
+        if event.verdict == "kept":
+            self._progress.dirty = True
+            self._groups.move(group, KEEP)
+            self._samples.completed(group)
+        else:
+            self._outcomes.lose(group, event.verdict)

@@ -1,0 +1,163 @@
+"""Finished samples and whole groups that are judged: what each is worth, and whether it is kept.
+
+A sample is judged as soon as it has finished, a group when the scheduler asks and all its samples
+have been. Neither holds a slot anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, get_args
+
+from rollout_sched.core.actions import Deliver, Discard, Dispatch, Judge
+from rollout_sched.core.events import (
+    GroupJudged,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    Restored,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+)
+from rollout_sched.core.model import Sample
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.payload_book import PayloadBook
+from rollout_sched.live.ports import SampleJudge
+
+log = logging.getLogger(__name__)
+
+#: With which a request may finish.
+Ending = (
+    RequestFinished
+    | TurnFinished
+    | ToolReturned
+    | TrajectoryEnded
+    | RequestInterrupted
+    | RequestFailed
+)
+
+ENDINGS: Final = get_args(Ending)
+
+
+class Judging:
+    """One coroutine for each sample that is judged, and one for each group.
+
+    What a sample is worth is kept until it is delivered, or made anew: who goes on with a request,
+    or throws it away, has its judgement cancelled and forgotten.
+
+    `orders`: what else is to be done when one of these is carried out, by its type.
+    """
+
+    def __init__(self, pump: EventPump, payloads: PayloadBook, judge: SampleJudge) -> None:
+        self._judge = judge
+        self._pump = pump
+        self._payloads = payloads
+        self._view = pump.scheduler.view
+        self._samples: dict[str, asyncio.Task[None]] = {}  # by request
+        self._groups: dict[str, asyncio.Task[None]] = {}
+        self.orders: dict[type[Any], Callable[[Any], None]] = {
+            Dispatch: self._go_on,
+            Deliver: self._deliver,
+            Discard: self._discard,
+        }
+        pump.watch(self._look, *ENDINGS)
+        pump.watch(self._look_at_all, Restored)
+
+    def __len__(self) -> int:
+        """Coroutines at work."""
+        calls = [*self._samples.values(), *self._groups.values()]
+        return sum(not call.done() for call in calls)
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def _look(self, event: Ending) -> None:
+        """It may have finished its request."""
+        sample = self._view.to_judge(event.request)
+        if sample is not None:
+            self._begin(sample)
+
+    def _look_at_all(self, event: Restored) -> None:
+        """Who had finished in an earlier epoch of the run is judged now, unless it was then."""
+        for group in event.state.groups:
+            waits = group.judged and group.state != "complete"
+            for request in group.requests if waits else ():
+                sample = self._view.to_judge(f"{group.group}/{request.index}")
+                if sample is not None:
+                    self._begin(sample)
+
+    def _go_on(self, action: Dispatch) -> None:
+        """The request goes on: what it was worth says nothing any more."""
+        self._forget(action.request)
+
+    def _discard(self, action: Discard) -> None:
+        if not action.attempt:
+            self._forget(action.request)
+            group = self._groups.pop(action.group, None)
+            if group is not None:
+                group.cancel()
+
+    def _deliver(self, action: Deliver) -> None:
+        for sample in action.samples:
+            self._samples.pop(sample.request, None)
+
+    def settle(self, action: Judge) -> None:
+        """Answer whether a group is to be trained, once all its samples have been judged."""
+        calls = [self._begin(sample) for sample in action.samples]
+        self._groups[action.group] = _task(self._settle(action, calls))
+
+    def cancel_all(self) -> None:
+        """Nobody is told."""
+        for call in [*self._groups.values(), *self._samples.values()]:
+            call.cancel()
+        self._groups.clear()
+        self._samples.clear()
+
+    # -- samples and groups ----------------------------------------------------------------
+
+    def _begin(self, sample: Sample) -> asyncio.Task[None]:
+        call = self._samples.get(sample.request)
+        if call is None:
+            call = self._samples[sample.request] = _task(self._judge_one(sample))
+        return call
+
+    async def _judge_one(self, sample: Sample) -> None:
+        worth = await self._judge.judge(sample, self._payloads.of_finished)
+        if self._samples.get(sample.request) is asyncio.current_task():
+            self._judge.note(sample, worth)  # else it went on although it was cancelled
+
+    def _forget(self, request: str) -> None:
+        call = self._samples.pop(request, None)
+        if call is not None:
+            call.cancel()
+            self._judge.forget(request)
+
+    async def _settle(self, action: Judge, calls: Sequence[asyncio.Task[None]]) -> None:
+        try:
+            await asyncio.gather(*calls)
+            kept = await self._judge.keeps(action.samples, self._payloads.of_finished)
+        except Exception as error:  # the caller's own
+            log.exception("group %s could not be judged", action.group)
+            self._payloads.note_group_error(action.group, error)
+            event = GroupJudged(action.group, action.judgement, "failed")
+        else:
+            event = GroupJudged(action.group, action.judgement, "kept" if kept else "filtered")
+        if self._groups.get(action.group) is not asyncio.current_task():
+            return  # it went on although it was cancelled
+        del self._groups[action.group]
+        if self._view.is_judged(action.group, action.judgement):
+            self._pump.tell(event)
+
+
+def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    call = asyncio.get_running_loop().create_task(work)
+    call.add_done_callback(_heard)
+    return call
+
+
+def _heard(call: asyncio.Task[None]) -> None:
+    """What it has raised is told to who waits for it; nobody need."""
+    if not call.cancelled():
+        call.exception()

@@ -1,0 +1,116 @@
+"""Rewards of a replay: how long it takes to tell what a sample is worth, and which groups are not
+worth training.
+
+A trace says nothing of either, so both are the scenario's. They are drawn by sample and by group,
+not by attempt: whatever a policy does, the same samples take as long and the same groups go.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from rollout_sched.core.actions import Deliver, Discard, Dispatch, Judge
+from rollout_sched.core.events import (
+    Event,
+    GroupJudged,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+)
+from rollout_sched.core.samples import Sample
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.simulators.replay.event_queue import EventQueue
+
+
+class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """seconds   that a reward takes, on average
+    spread    standard deviation of their logarithm (they are lognormal); 0: all take as long
+    filtered  share of the groups that are not kept once their rewards are there
+    seed      another one, other samples and groups; so do those of a replay's seeds
+    """
+
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    filtered: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    seed: int = 0
+
+    def seconds_of(self, sample: Sample, seed: int) -> float:
+        if not self.spread:
+            return self.seconds
+        drawn = random.Random(f"{self.seed}/{seed}/{sample.group}/{sample.index}").gauss(0, 1)
+        return self.seconds * math.exp(self.spread * (drawn - self.spread / 2))
+
+    def keeps(self, group: str, seed: int) -> bool:
+        return random.Random(f"{self.seed}/{seed}/{group}").random() >= self.filtered
+
+
+class SimRewards:
+    """When the reward of each finished sample is there, and what is answered to each Judge.
+
+    `view`: of the scheduler that there is now.
+    """
+
+    def __init__(
+        self,
+        model: RewardModel,
+        seed: int,
+        queue: EventQueue,
+        view: Callable[[], SchedulerView],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._model = model
+        self._seed = seed
+        self._queue = queue
+        self._view = view
+        self._tell = tell
+        self._known_at: dict[str, float] = {}  # by request
+
+    def look(self, event: Event) -> None:
+        """It may have finished its request, whose reward is begun at once."""
+        if isinstance(
+            event,
+            RequestFinished
+            | TurnFinished
+            | ToolReturned
+            | TrajectoryEnded
+            | RequestInterrupted
+            | RequestFailed,
+        ):
+            sample = self._view().to_judge(event.request)
+            if sample is not None:
+                self._begin(sample)
+
+    def settle(self, action: Judge) -> None:
+        """Answer once all rewards of the group are there."""
+        at = max([self._begin(sample) for sample in action.samples])
+        self._queue.at(max(at, self._queue.now), self._answer, action)
+
+    def forget(self, action: Dispatch | Discard) -> None:
+        """What it has made is thrown away, or goes on: its reward says nothing any more."""
+        if isinstance(action, Dispatch) or not action.attempt:
+            self._known_at.pop(action.request, None)
+
+    def deliver(self, action: Deliver) -> None:
+        for sample in action.samples:
+            self._known_at.pop(sample.request, None)
+
+    def _begin(self, sample: Sample) -> float:
+        at = self._known_at.get(sample.request)
+        if at is None:
+            at = self._queue.now + self._model.seconds_of(sample, self._seed)
+            self._known_at[sample.request] = at
+        return at
+
+    def _answer(self, action: Judge) -> None:
+        if self._view().is_judged(action.group, action.judgement):
+            kept = self._model.keeps(action.group, self._seed)
+            verdict = GroupJudged(action.group, action.judgement, "kept" if kept else "filtered")
+            self._tell(verdict)
