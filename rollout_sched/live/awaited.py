@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.groups import HERE
+from rollout_sched.core.groups import HERE, JUDGING
 from rollout_sched.live.driver import Driver
 
 
@@ -17,6 +17,8 @@ def batch(driver: Driver) -> str:
         return f"{view.waiting} requests wait for an instance that takes them: {_fleet(driver)}"
     if driver.tools:
         return f"tools of {len(driver.tools)} trajectories have not returned"
+    if view.groups(JUDGING):
+        return f"rewards of {view.groups(JUDGING)} groups are not there yet"
     if run.closed and not any(view.groups(state) for state in HERE):
         return ""
     here = sum(view.groups(state) for state in HERE)

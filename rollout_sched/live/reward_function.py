@@ -57,7 +57,7 @@ class RewardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backoff_s: Positive = 1.0
 
 
-def nonzero_variance(samples: Sequence[Sample]) -> bool:
+async def nonzero_variance(samples: Sequence[Sample]) -> bool:
     """Whether the rewards differ: equal ones teach nothing, for every advantage is 0.
 
     DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). As in verl's recipe of it, a group of

@@ -133,6 +133,9 @@ class StoreKeeper:
             for group in groups:
                 self.lost(group, batch)
         self._rewarded.update(found.rewards)
+        for request in found.rewards:
+            if request.rpartition("/")[0] not in found.prompts:
+                self.forget_reward(request)
         for request in found.anew:
             self._forget(request)
         for uid in found.gone:

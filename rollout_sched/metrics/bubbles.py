@@ -6,7 +6,7 @@ its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a 
 
     weight_update  the instance is paused for, or loading, weights
     barrier        nothing is in flight anywhere: everybody waits for the trainer (or, where
-                   trainer and instances share GPUs, the trainer has them)
+                   trainer and instances share GPUs, the trainer has them), or for rewards
     tool_wait      its trajectories wait for their tools
     kv_stall       requests wait inside the instance although it has places (by its last report)
     queue_empty    others work, but there is nothing for this one

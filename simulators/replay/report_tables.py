@@ -168,6 +168,7 @@ TABLES: dict[str, Sequence[Column]] = {
         ),
         Column("samples", "samples_delivered", count, "trained"),
         Column("lost", "samples_lost", count, "always 0"),
+        Column("filtered", "filtered_groups", count, "groups that were judged and not kept"),
         Column("drawn", "samples_drawn", count, "from others of the prompt, for lack of recorded"),
     ),
 }

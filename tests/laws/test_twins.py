@@ -3,8 +3,8 @@
 The closed loop runs a policy in virtual time. The asyncio driver runs the same policy on an event
 loop with virtual time, in front of the same simulated instances behind the live port, with a
 trainer that takes the same time, samples that are judged alike, clients that ask the same, and
-faults that befall the same instances and attempts. Both journals must hold the same events, at the same times, with the same
-actions.
+faults that befall the same instances and attempts. Both journals must hold the same events, at the
+same times, with the same actions.
 """
 
 from __future__ import annotations
