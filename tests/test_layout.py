@@ -34,7 +34,7 @@ def test_every_module_has_a_mirrored_test():
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
     names = ("torch", "transfer_queue", "trl", "verl")
     neighbours = [f"integrations/{name}" for name in names]
-    rooms = (".", "calibration", "client", "core", "metrics", "inspection", "page", "store")
+    rooms = (".", "calibration", "client", "core", "link", "metrics", "inspection", "page", "store")
     ours = [f"rollout_sched/{room}" for room in rooms]
     sources = [
         path.relative_to(ROOT)

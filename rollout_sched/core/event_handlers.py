@@ -339,13 +339,15 @@ class AttemptEvents:
 
     def tokens_arrived(self, event: TokensArrived, now: float) -> None:
         attempt = self._ledger.find(event)
-        if attempt is None or attempt.abandoned:
+        if attempt is None:
             return
         most = 0 if attempt.draft_tokens else attempt.max_new_tokens
         if not attempt.tokens <= event.tokens <= most:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
+        if attempt.abandoned:  # whoever holds them is told to throw them away when it ends
+            return
         self._requests.learn(attempt.request.siblings)
         self._requests.expect_running(attempt.request)
 

@@ -27,7 +27,7 @@ OnGroupFiltered = Callable[[str], None]
 _TOLD = ("failed", "withdrawn", "oversized")
 
 #: Reasons of a discard that a whole group has in common.
-_OF_GROUP = ("failed", "filtered")
+OF_GROUP = ("failed", "filtered")
 
 
 class Afterwards(Protocol):
@@ -171,7 +171,7 @@ class PayloadBook:
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._link.afterwards(payload.responder.fail, reason, error)
-        if action.reason in _OF_GROUP and action.group in self._factories:
+        if action.reason in OF_GROUP and action.group in self._factories:
             self._lose_group(action.group, filtered=action.reason == "filtered")
 
     def _lose_group(self, group: str, *, filtered: bool) -> None:

@@ -1656,6 +1656,13 @@ class TestFoundByReview:
         told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
         assert thrown("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
 
+    def test_what_streams_bring_when_nobody_wants_it_any_more_is_discarded_too(self) -> None:
+        """Whoever holds the tokens keeps what came; a loss has to say that they do not count."""
+        told = Told(batching=tail(1.0, 2.0), slots=2)
+        told.submit("a", "b")
+        told(BatchRequested(), RequestFinished("a/0", 1, 5), TokensArrived("a/1", 2, 9))
+        assert thrown("a/1", 9, "surplus", attempt=2) in told(InstanceLost("i0"))
+
     def test_failures_count_in_a_row(self) -> None:
         told = Told()
         told.scheduler.attempt_events.max_failures = 2

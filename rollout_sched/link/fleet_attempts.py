@@ -1,0 +1,114 @@
+"""The attempts under way on each instance, at whatever front: as its supervisor sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from rollout_sched.link.connected_front import ConnectedFront
+from rollout_sched.link.messages import BreakOff, Disbelieve, Lose
+from rollout_sched.live.attempt_table import OVERTAKEN_S, AttemptTable
+from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.fleet_versions import FleetVersions
+
+#: Why the gate is closed of an instance that is lost, until all fronts have said what they have.
+LOSING = "it is lost, and what it had streamed is asked for"
+
+
+@dataclass(slots=True)
+class _Loss:
+    """Of an instance: fronts that have still to speak, and whom to tell when they have."""
+
+    waiting: set[ConnectedFront]
+    tells: list[Callable[[], None]] = field(default_factory=list)
+
+
+class FleetAttempts:
+    """`local`: of the front in this process (`live.live_fleet.FleetAttempts`)."""
+
+    def __init__(
+        self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions
+    ) -> None:
+        self._local = local
+        self._fronts = fronts
+        self._versions = versions
+        self._losses: dict[str, _Loss] = {}
+
+    def on(self, instance: str) -> list[UnderWay]:
+        remote = [one for front in self._fronts for one in front.attempts.on(instance)]
+        return [*self._local.on(instance), *remote]
+
+    async def answered(self, instance: str) -> None:
+        """See `AttemptTable.answered`."""
+        await asyncio.gather(self._local.answered(instance), self._answered(instance))
+
+    async def _answered(self, instance: str) -> None:
+        remote = [one for front in self._fronts for one in front.attempts.on(instance)]
+        if not remote:
+            return
+        ends = [one.ended() for one in remote]
+        await asyncio.wait(ends, timeout=OVERTAKEN_S)
+        for front in self._fronts:
+            for one in front.attempts.on(instance):
+                front.order(BreakOff(one.dispatch.attempt, "it did not stop"))
+        await asyncio.wait(ends)
+
+    def stop(self, attempt: int, reason: str) -> None:
+        """Break off an attempt of which nothing more may come; it goes on from what it brings."""
+        front = self._front_of(attempt)
+        if front is None:
+            self._local.stop(attempt, reason)
+            return
+        one = front.attempts.get(attempt)
+        assert one is not None  # it is this front's
+        one.stopped = True
+        front.order(BreakOff(attempt, reason))
+
+    def disbelieve(self, attempt: int) -> None:
+        """Nothing that its stream has brought, if anything, is gone on from."""
+        front = self._front_of(attempt)
+        if front is None:
+            self._local.disbelieve(attempt)
+        else:
+            front.order(Disbelieve(attempt))
+
+    def _front_of(self, attempt: int) -> ConnectedFront | None:
+        return next((f for f in self._fronts if f.attempts.get(attempt) is not None), None)
+
+    # -- losses ----------------------------------------------------------------------------
+
+    def lose(self, instance: str, tell: Callable[[], None]) -> None:
+        """The scheduler is told when every front has said how far its streams have come; until then
+        nothing is sent there, and it does not join."""
+        loss = self._losses.get(instance)
+        if loss is not None:
+            loss.tells.append(tell)
+            return
+        waiting = {front for front in self._fronts if front.attempts.on(instance)}
+        if not waiting:
+            self._local.lose(instance, tell)
+            return
+        self._losses[instance] = _Loss(waiting, [tell])
+        self._versions.close_gate(instance, LOSING)
+        for front in waiting:
+            front.order(Lose(instance))
+
+    def relinquished(self, front: ConnectedFront, instance: str) -> None:
+        """A front has said all that it will, or is gone."""
+        loss = self._losses.get(instance)
+        if loss is None or front not in loss.waiting:
+            return
+        front.lose(instance)
+        loss.waiting.discard(front)
+        if loss.waiting:
+            return
+        del self._losses[instance]
+        for tell in loss.tells:
+            self._local.lose(instance, tell)
+        self._versions.open_gate(instance, LOSING)
+
+    def gone(self, front: ConnectedFront) -> None:
+        """It will say nothing any more."""
+        for instance in list(self._losses):
+            self.relinquished(front, instance)

@@ -1,0 +1,169 @@
+"""The process that has the scheduler, before several fronts: who owns what, and is ordered what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, Interrupt
+from rollout_sched.core.events import (
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLost,
+    RequestWithdrawn,
+)
+from rollout_sched.link.connected_front import ConnectedFront
+from rollout_sched.link.fleet_attempts import FleetAttempts
+from rollout_sched.link.group_pieces import pieces_of
+from rollout_sched.link.messages import FleetChanged, LetGo, TakeGroup
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payload_book import OF_GROUP, PayloadFactory
+
+
+class Host:
+    """Has the driver's orders carried out by whoever owns their request: one of the fronts that are
+    connected, or the front in this process. Make it before anything is submitted.
+
+    A client's request is owned by the front that it came to, a group by the one that it was given.
+    What a front has made of a group is held here, too, attempt by attempt, so another can go on
+    from there. Instances are watched over here, whoever sends them requests.
+    """
+
+    def __init__(self, driver: Driver, epoch: int) -> None:
+        self.fronts: dict[str, ConnectedFront] = {}
+        self._driver = driver
+        self._epoch = epoch
+        self._owners: dict[str, ConnectedFront] = {}
+        self._here: dict[type[Any], Callable[[Any], None]] = driver.front.orders
+        self._attempts = FleetAttempts(driver.attempts, self.fronts.values(), driver.versions)
+        driver.fleet.attempts = self._attempts
+        pump = driver.pump
+        pump.on(Dispatch, self._dispatch)
+        pump.on(Interrupt, self._interrupt)
+        pump.on(Answer, self._answer)
+        pump.on(Discard, self.discard)
+        pump.on(Deliver, self._deliver)
+        pump.watch(self._fleet_changed, InstanceJoined, InstanceLost)
+
+    @property
+    def owned(self) -> int:
+        """Clients' requests and groups that are at other fronts."""
+        return len(self._owners)
+
+    # -- fronts come and go ----------------------------------------------------------------
+
+    def connect(self, name: str, send: Callable[[bytes], None]) -> ConnectedFront:
+        """A front that is new to this epoch; `send` takes its frames, in order."""
+        before = self.fronts.get(name)
+        if before is not None:
+            self.disconnect(before)
+        front = ConnectedFront(name, self._epoch, self._driver, self, send)
+        self.fronts[name] = front
+        front.order(FleetChanged(self._driver.max_model_len()))
+        return front
+
+    def disconnect(self, front: ConnectedFront) -> None:
+        """It is gone: its clients with it; its groups go on elsewhere, from what is held here."""
+        if self.fronts.get(front.name) is not front:
+            return
+        del self.fronts[front.name]
+        for group, recipe in front.groups.items():
+            self._give(group, recipe)
+        clients = [name for name, owner in self._owners.items() if owner is front]
+        for request in clients:
+            del self._owners[request]
+            self._driver.tell(RequestWithdrawn(request))
+        front.end()
+        self._attempts.gone(front)
+
+    def _fleet_changed(self, event: InstanceJoined | InstanceLost) -> None:
+        """Called before its actions are carried out, so that no front is asked first."""
+        changed = FleetChanged(self._driver.max_model_len())
+        for front in self.fronts.values():
+            front.order(changed)
+
+    # -- groups ----------------------------------------------------------------------------
+
+    def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory, recipe: bytes) -> None:
+        """As `Driver.submit_group`, for the front with the fewest groups; `recipe` is what that
+        makes the payloads of."""
+        self._give(submitted.group, recipe)
+        try:
+            self._driver.submit_group(submitted, make)
+        except BaseException:
+            self._take_back(submitted.group, ())
+            raise
+
+    def _give(self, group: str, recipe: bytes) -> None:
+        """To a front, with what there is of it; to this one if there is no other."""
+        front = min(self.fronts.values(), key=lambda front: len(front.groups), default=None)
+        if front is None:
+            self._owners.pop(group, None)
+            return
+        self._owners[group] = front
+        front.groups[group] = recipe
+        payloads = self._driver.payloads
+        pieces = [piece for name in payloads.of_group(group) for piece in pieces_of(payloads, name)]
+        front.order(TakeGroup(group, recipe, tuple(pieces)))
+
+    def _take_back(self, group: str, requests: tuple[str, ...]) -> None:
+        front = self._owners.pop(group, None)
+        if front is not None:
+            del front.groups[group]
+            front.order(LetGo(group, requests))
+
+    # -- what fronts say (`connected_front.Owners`) ----------------------------------------
+
+    def owns(self, front: ConnectedFront, request: str) -> None:
+        self._owners[request] = front
+
+    def disowned(self, request: str) -> None:
+        self._owners.pop(request, None)
+
+    def is_owned(self, front: ConnectedFront, name: str) -> bool:
+        return self._owners.get(name) is front
+
+    def relinquished(self, front: ConnectedFront, instance: str) -> None:
+        self._attempts.relinquished(front, instance)
+
+    # -- what the scheduler orders ---------------------------------------------------------
+
+    def _dispatch(self, action: Dispatch) -> None:
+        front = self._owners.get(action.group or action.request)
+        if front is None:
+            self._here[Dispatch](action)
+        else:
+            front.dispatch(action)
+
+    def _interrupt(self, action: Interrupt) -> None:
+        self._here[Interrupt](action)  # which knows whether it is one of its own
+        for front in self.fronts.values():
+            front.interrupt(action)
+
+    def _answer(self, action: Answer) -> None:
+        front = self._owners.pop(action.sample.request, None)
+        if front is None:
+            self._here[Answer](action)
+        else:
+            front.order(action)
+
+    def discard(self, action: Discard) -> None:
+        front = self._owners.get(action.group or action.request)
+        if front is not None:
+            front.order(action)
+            if not action.attempt:
+                front.turns.pop(action.request, None)
+        if front is None or action.group:
+            self._here[Discard](action)
+        if action.ends and not action.group:
+            self._owners.pop(action.request, None)
+        elif action.ends and action.reason in OF_GROUP:
+            self._driver.pump.afterwards(self._take_back, action.group, ())
+
+    def _deliver(self, action: Deliver) -> None:
+        requests: dict[str, list[str]] = {}
+        for sample in action.samples:
+            requests.setdefault(sample.group, []).append(sample.request)
+        for group, names in requests.items():
+            self._take_back(group, tuple(names))
+        self._here[Deliver](action)

@@ -1,0 +1,203 @@
+"""A front before a scheduler that is elsewhere: clients' requests, and groups that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollout_sched.core.actions import Answer, Discard
+from rollout_sched.core.events import (
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    ToolReturned,
+    TurnFinished,
+)
+from rollout_sched.link.group_pieces import GroupPieces
+from rollout_sched.link.messages import (
+    Act,
+    BreakOff,
+    Disbelieve,
+    FleetChanged,
+    GoesOn,
+    LetGo,
+    Lose,
+    Refused,
+    Relinquished,
+    Report,
+    Reports,
+    TakeGroup,
+    encode,
+    read_orders,
+)
+from rollout_sched.link.outbox import Outbox
+from rollout_sched.link.remote_link import Clients, RemoteLink
+from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.front import Front
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.ports import Payload, RequestRejected
+from rollout_sched.live.settings import Settings
+
+#: Of these a piece may have been made, or a tool has returned to one.
+_MAKES = (RequestFailed, RequestFinished, RequestInterrupted, TurnFinished, ToolReturned)
+
+
+class RemoteFront:
+    """One front, for one epoch of its scheduler. Make it inside a running event loop.
+
+    name       unique among the fronts of the scheduler; begins the ids of its requests
+    epoch      of the scheduler; orders of another are refused, and counted (`refused`)
+    run_id     begins the names of orders to instances
+    send       hands a frame to the link, which keeps their order
+    make       what makes a group's payloads from its recipe
+    on_broken  called once, with why, when this front cannot go on
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        run_id: str,
+        *,
+        send: Callable[[bytes], None],
+        clients: Clients,
+        make: Callable[[bytes], PayloadFactory],
+        settings: Settings,
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self.refused = 0
+        self.max_model_len = 0
+        self._prefix = f"{run_id}.{name}"
+        self._epoch = epoch
+        self._send = send
+        self._make = make
+        self._requests = 0
+        self._outbox: Outbox[Report] = Outbox(self._send_frame)
+        self._link = RemoteLink(self._tell, clients, on_broken)
+        self.front = Front(self._link, settings, run_id)
+        self._pieces = GroupPieces(self.front.payloads)
+        self._orders: dict[type[Any], Callable[[Any], None]] = {
+            **self.front.orders,
+            Answer: self._answer,
+            Discard: self._discard,
+            GoesOn: self._link.goes_on,
+            Act: self._link.act,
+            BreakOff: self._break_off,
+            Disbelieve: self._disbelieve,
+            Lose: self._lose,
+            TakeGroup: self._take_group,
+            LetGo: self._let_go,
+            Refused: self._refuse,
+            FleetChanged: self._fleet_changed,
+        }
+
+    # -- its clients -----------------------------------------------------------------------
+
+    def submit(
+        self,
+        payload: Payload,
+        prompt_tokens: int,
+        max_tokens: int,
+        group: str = "",
+        session: str = "",
+        priority: int = 0,
+    ) -> str:
+        """As `Driver.submit`; what the scheduler refuses its responder hears of."""
+        if self._link.broken is not None:
+            raise self._link.broken
+        self._requests += 1
+        request = f"{self._prefix}.{self._requests}"
+        self.front.payloads.add(request, payload)
+        self._link.tell(
+            RequestSubmitted(
+                request, group or request, prompt_tokens, max_tokens, session, priority
+            )
+        )
+        return request
+
+    def withdraw(self, request: str) -> None:
+        """The client of a submitted request has gone."""
+        if request in self.front.payloads:
+            self._link.tell(RequestWithdrawn(request))
+
+    # -- what it is told -------------------------------------------------------------------
+
+    def receive(self, frame: bytes) -> None:
+        """One of the scheduler's frames. Raises msgspec.DecodeError."""
+        orders = read_orders(frame)
+        if orders.epoch != self._epoch:
+            self.refused += len(orders.orders)
+            return
+        for order in orders.orders:
+            if self._link.broken is not None:
+                return
+            try:
+                self._orders[type(order)](order)
+            except Exception as error:
+                self._link.fail(error)
+            self._link.settle()
+
+    async def close(self) -> None:
+        """Nobody is told."""
+        self._outbox.close()
+        await self.front.close()
+
+    def _answer(self, order: Answer) -> None:
+        if order.sample.request in self.front.payloads:
+            self.front.payloads.answer(order)
+
+    def _discard(self, order: Discard) -> None:
+        if not order.attempt:
+            self._link.forget(order.request)
+        self.front.orders[Discard](order)
+
+    def _break_off(self, order: BreakOff) -> None:
+        self.front.attempts.stop(order.attempt, order.reason)
+
+    def _disbelieve(self, order: Disbelieve) -> None:
+        self.front.attempts.disbelieve(order.attempt)
+
+    def _lose(self, order: Lose) -> None:
+        lost = self.front.attempts.on(order.instance)
+        self.front.attempts.lose(order.instance, lambda: self._relinquish(order.instance, lost))
+
+    def _relinquish(self, instance: str, lost: Sequence[LiveAttempt]) -> None:
+        """With what the streams of those that were there have brought."""
+        for running in lost:
+            self._say_made(running.dispatch.request, running.dispatch.attempt)
+        self._outbox.put(Relinquished(instance))
+
+    def _take_group(self, order: TakeGroup) -> None:
+        self.front.payloads.add_group(order.group, self._make(order.recipe))
+        self._pieces.take(order)
+
+    def _let_go(self, order: LetGo) -> None:
+        self._pieces.let_go(order)
+        self.front.payloads.let_go(order.group, order.requests)
+
+    def _refuse(self, order: Refused) -> None:
+        payload = self.front.payloads.get(order.request)
+        if payload is not None:
+            self.front.payloads.refused(order.request)
+            error = RequestRejected(order.reason)
+            self._link.afterwards(payload.responder.fail, "failed", error)
+
+    def _fleet_changed(self, order: FleetChanged) -> None:
+        self.max_model_len = order.max_model_len
+
+    # -- what it tells ---------------------------------------------------------------------
+
+    def _tell(self, event: Any) -> None:
+        if isinstance(event, _MAKES):
+            self._say_made(event.request, event.attempt)
+        self._outbox.put(event)
+
+    def _say_made(self, request: str, attempt: int) -> None:
+        piece = self._pieces.of(request, attempt)
+        if piece is not None:
+            self._outbox.put(piece)
+
+    def _send_frame(self, reports: list[Report]) -> None:
+        self._send(encode(Reports(self._epoch, reports)))

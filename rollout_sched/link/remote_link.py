@@ -1,0 +1,117 @@
+"""A front's way to a scheduler that is elsewhere (`live.scheduler_link`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import Event, PrefixVerified
+from rollout_sched.link.messages import (
+    Act,
+    GoesOn,
+    RestartSuspected,
+)
+from rollout_sched.live.answer_checks import Verdict
+from rollout_sched.live.ports import InstanceClient, Outcome
+
+log = logging.getLogger(__name__)
+
+
+class Clients(Protocol):
+    """A front's own connections to the instances, made when they are first needed."""
+
+    def client(self, instance: str) -> InstanceClient: ...
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        """None once it may be sent something."""
+
+
+class RemoteLink:
+    """What is told goes out; what the scheduler would have answered at once comes as an order.
+
+    Answers are judged where the instances are watched over, so here each is believed: what turns
+    out to be untrue is thrown away by an order.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[Any], None],
+        clients: Clients,
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        self.tell: Callable[[Event], None] = say
+        self.broken: Exception | None = None
+        self._say = say
+        self._clients = clients
+        self._on_broken = on_broken
+        self._later: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._going_on: dict[int, asyncio.Future[Dispatch | None]] = {}
+        self._turns: dict[str, tuple[int, Callable[[], None]]] = {}
+
+    def fail(self, error: Exception) -> None:
+        """A front that cannot do what it is told is of no use: it ends."""
+        if self.broken is None:
+            log.critical("an order could not be carried out", exc_info=error)
+            self.broken = error
+            self._on_broken(error)
+
+    def client(self, instance: str) -> InstanceClient:
+        return self._clients.client(instance)
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        return self._clients.unverified(instance)
+
+    def restart_suspected(self, instance: str) -> None:
+        self._say(RestartSuspected(instance))
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
+        return None
+
+    # -- what is answered by an order ------------------------------------------------------
+
+    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
+        if stopped or self.broken is not None:
+            return None
+        answer = asyncio.get_running_loop().create_future()
+        self._going_on[dispatch.attempt] = answer
+        try:
+            self._say(PrefixVerified(dispatch.request, dispatch.attempt, tokens))
+            rest: Dispatch | None = await answer
+            return rest
+        finally:
+            del self._going_on[dispatch.attempt]
+
+    def goes_on(self, order: GoesOn) -> None:
+        answer = self._going_on.get(order.attempt)
+        if answer is not None and not answer.done():
+            answer.set_result(order.dispatch)
+
+    def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
+        self._turns[dispatch.request] = (dispatch.attempt, begin)
+
+    def act(self, order: Act) -> None:
+        attempt, begin = self._turns.pop(order.request, (0, None))
+        if begin is not None and attempt == order.attempt:
+            begin()
+
+    def forget(self, request: str) -> None:
+        """Everything of a request is thrown away, or it is over: no tool is waited for."""
+        self._turns.pop(request, None)
+
+    # -- afterwards ------------------------------------------------------------------------
+
+    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+        self._later.append((call, arguments))
+
+    def settle(self) -> None:
+        """An order is dealt with: now what was to come afterwards."""
+        while self._later:
+            call, arguments = self._later.popleft()
+            try:
+                call(*arguments)
+            except Exception:
+                log.exception("an answer could not be handed over")

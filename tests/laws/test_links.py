@@ -1,0 +1,297 @@
+"""Laws of several fronts before one scheduler, whatever the links between them delay.
+
+Every group comes in exactly one batch, whole, in time and with the tokens that are counted, though
+fronts die in the middle of it and instances are lost; every call ends once; nothing is left behind.
+What is greedy is as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollout_sched.config import parse_policy
+from rollout_sched.core.actions import Action, Deliver
+from rollout_sched.core.events import BatchRequested, Event, GroupSubmitted, SubmissionsClosed
+from rollout_sched.core.model import Sample
+from rollout_sched.link.host import Host
+from rollout_sched.live.draft_test import DraftTest
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.ports import InstanceClient, Order
+from rollout_sched.live.settings import Settings
+from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.replay import virtual_loop
+from rollout_sched.simulators.replay.runs import staleness_bound
+from rollout_sched.simulators.replay.scenario import load_scenario
+from tests.laws.test_twins import PRESETS
+from tests.link.wires import EPOCH, Joined
+
+#: Few slots and a slow engine: a run takes some seconds, of which every one has work under way.
+SPEC = msgspec.structs.replace(load_scenario("tiny-cpu-2").instance, max_num_seqs=4)
+SPEED = 0.2
+STEP, SAMPLES, MOST_TOKENS = 3, 2, 100
+
+#: Seconds of virtual time that no run comes near to.
+PATIENCE_S = 10_000
+SETTINGS = Settings(poll_s=2.0, stream_s=0.3)
+
+#: For each policy; more where they are asked for.
+EXAMPLES = int(os.environ.get("LINK_EXAMPLES", "5"))
+
+POLICIES = (
+    "sync",
+    "tail_batching",
+    "partial_rollout",
+    "segments",
+    "async_in_place",
+    "async_resubmit",
+    "async_in_parts",
+    "verify_in_rounds",
+    "verify_async",
+    "async_migration",
+)
+
+
+def length_of(order: Order, response: Response) -> int:
+    """One in five comes to the limit."""
+    return 10 + response.name % (MOST_TOKENS + 15)
+
+
+class Caller(TokenPayload):
+    """A client that counts how often its call has ended."""
+
+    def __init__(self, number: int) -> None:
+        sampling = {"temperature": 0.0, "logprobs": 0}
+        super().__init__([number + 1, 5], sampling, stream_every=2, responder=self)
+        self.ends: list[str] = []
+
+    def answer(self, sample: Sample) -> None:
+        assert sample.response_tokens == len(self.response_ids)
+        self.ends.append("answered")
+
+    def fail(self, reason: str, error: Exception | None) -> None:
+        self.ends.append(reason)
+
+
+class World(msgspec.Struct):
+    """What Hypothesis chooses. Times are in seconds, places by number."""
+
+    policy: str
+    groups: int
+    instances: int
+    fronts: int
+    delays: list[float]
+    deaths: dict[int, float]
+    losses: dict[int, tuple[float, float]]
+    calls: list[
+        tuple[int, float, float]
+    ]  # at which front, when, and after how long it is withdrawn
+
+
+class Run:
+    """One training by a host with several fronts."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        policy = parse_policy(world.policy, PRESETS[world.policy])
+        self.scheduler, self.again = policy.scheduler(STEP), policy.scheduler(STEP)
+        self.journal: list[tuple[float, Event, list[Action]]] = []
+        self.bound = staleness_bound(self.scheduler.roles.freshness)
+        leniency = self.scheduler.view.leniency
+        self.test = None if leniency is None else DraftTest(leniency, 0)
+        self.batches: asyncio.Queue[tuple[Deliver, list[Any]]] = asyncio.Queue()
+        self.failed: list[str] = []
+        self.driver = Driver(
+            self.scheduler,
+            settings=SETTINGS,
+            run_id="run",
+            observers=[lambda *entry: self.journal.append(entry)],
+            on_deliver=lambda action, payloads: self.batches.put_nowait((action, payloads)),
+            on_group_failed=lambda group, error: self.failed.append(f"{group}: {error}"),
+        )
+        self.host = Host(self.driver, EPOCH)
+        self.instances: dict[str, InstanceClient] = {}
+        delays: Iterator[float] = cycle(world.delays)
+        self.fronts = [
+            Joined(
+                self.host,
+                f"f{number}",
+                delays,
+                instances=self.instances,
+                make=self.factory,
+                settings=SETTINGS,
+            )
+            for number in range(world.fronts)
+        ]
+        self.callers: list[tuple[Joined, Caller]] = []
+        self.came: Counter[tuple[str, int]] = Counter()
+
+    def factory(self, recipe: bytes) -> PayloadFactory:
+        """Of a group by the number that its recipe says."""
+        prompt = prompt_of(int(recipe))
+        sampling = {"temperature": 0.0, "logprobs": 0}
+        return lambda index: TokenPayload(prompt, sampling, stream_every=2, test=self.test)
+
+    async def add(self, name: str) -> None:
+        self.instances[name] = RealtimeInstance(name, SPEC, length_of, speed=SPEED)
+        await self.driver.add_instance(self.instances[name])
+
+    async def train(self) -> None:
+        for number in range(self.world.groups):
+            submitted = GroupSubmitted(
+                f"g{number}", SAMPLES, len(prompt_of(number)), MOST_TOKENS, f"p{number}"
+            )
+            recipe = b"%d" % number
+            self.host.submit_group(submitted, self.factory(recipe), recipe)
+        self.driver.tell(SubmissionsClosed())
+        wanted = await undisturbed(self.world.groups)
+        trained = 0
+        while trained < self.world.groups:
+            self.driver.tell(BatchRequested(parts=True))
+            last = False
+            while not last:
+                action, payloads = await self.batches.get()
+                for sample, payload in zip(action.samples, payloads, strict=True):
+                    self.check(sample, payload, wanted)
+                trained += len({sample.group for sample in action.samples})
+                last = action.last
+            await asyncio.sleep(0.5)
+            self.driver.publish(self.driver.view.run.version + 1, load)
+
+    def check(self, sample: Sample, payload: TokenPayload, wanted: dict[str, list[int]]) -> None:
+        self.came[sample.group, sample.index] += 1
+        assert payload.response_ids == wanted[sample.group]
+        assert len(payload.response_ids) == sample.response_tokens
+        logprobs = payload.logprobs
+        assert logprobs is not None
+        assert len(logprobs) == sample.response_tokens
+        assert self.bound is None or sample.staleness <= self.bound
+
+    async def befall(self) -> None:
+        """Deaths, losses and calls, at their times."""
+        await asyncio.gather(
+            *(self.kill(number, at) for number, at in self.world.deaths.items()),
+            *(self.lose(number, *times) for number, times in self.world.losses.items()),
+            *(self.call(number, *call) for number, call in enumerate(self.world.calls)),
+        )
+
+    async def kill(self, number: int, at: float) -> None:
+        await asyncio.sleep(at)
+        await self.fronts[number % len(self.fronts)].die()
+
+    async def lose(self, number: int, at: float, back_s: float) -> None:
+        await asyncio.sleep(at)
+        name = f"i{number % self.world.instances}"
+        await self.driver.remove_instance(name)
+        await asyncio.sleep(back_s)
+        await self.add(name)
+
+    async def call(self, number: int, front: int, at: float, patience_s: float) -> None:
+        await asyncio.sleep(at)
+        joined = self.fronts[front % len(self.fronts)]
+        if joined.dead:
+            return
+        caller = Caller(number)
+        self.callers.append((joined, caller))
+        request = joined.remote.submit(caller, 2, MOST_TOKENS)
+        await asyncio.sleep(patience_s)
+        if not joined.dead:
+            joined.remote.withdraw(request)
+
+    async def live(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            for number in range(self.world.instances):
+                await self.add(f"i{number}")
+            befalling = asyncio.ensure_future(self.befall())
+            await self.train()
+            await befalling
+            await asyncio.sleep(20)  # whatever is on its way arrives
+        self.check_end()
+        for joined in self.fronts:
+            await joined.remote.close()
+        await self.driver.close()
+
+    def check_end(self) -> None:
+        assert not self.failed
+        assert max(self.came.values()) == 1
+        groups = Counter(group for group, _ in self.came)
+        assert groups == {f"g{number}": SAMPLES for number in range(self.world.groups)}
+        self.scheduler.check_invariants()
+        for now, event, actions in self.journal:
+            assert self.again.handle(event, now) == actions, "the journal tells another story"
+        assert self.driver.broken is None
+        assert not self.scheduler.fleet.attempts
+        assert not self.scheduler.anomalies
+        books = [self.driver.front, *(j.remote.front for j in self.fronts if not j.dead)]
+        for front in books:
+            assert not len(front.payloads)
+            assert not len(front.attempts)
+        for joined in self.fronts:
+            assert not joined.broken
+            assert not len(joined.connected.attempts)
+            assert not joined.connected.groups or joined.dead
+        assert not self.host.owned
+        for joined, caller in self.callers:
+            assert len(caller.ends) == 1 or (joined.dead and not caller.ends)
+
+
+def prompt_of(number: int) -> list[int]:
+    return [number + 1, 7, 9]
+
+
+async def undisturbed(groups: int) -> dict[str, list[int]]:
+    one = RealtimeInstance("one", SPEC, length_of, speed=SPEED)
+    orders = [
+        Order(f"g{number}", prompt_of(number), MOST_TOKENS, "v0", {"temperature": 0.0})
+        for number in range(groups)
+    ]
+    outputs = await asyncio.gather(*map(one.generate, orders))
+    return {order.id: output.token_ids for order, output in zip(orders, outputs, strict=True)}
+
+
+async def load(client: Any, version: int) -> None:
+    """Loaded in a moment; the label follows."""
+    await asyncio.sleep(0.05)
+
+
+async def run(world: World) -> None:
+    await Run(world).live()
+
+
+times = st.integers(1, 600).map(lambda n: n * 0.01271828)
+delays = st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0]) | st.floats(0, 0.5)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, policy: str) -> World:
+    fronts = draw(st.integers(1, 3))
+    instances = draw(st.integers(1, 3))
+    return World(
+        policy,
+        draw(st.integers(1, 8)),
+        instances,
+        fronts,
+        draw(st.lists(delays, min_size=1, max_size=7)),
+        draw(st.dictionaries(st.integers(0, fronts - 1), times, max_size=2)),
+        draw(st.dictionaries(st.integers(0, instances - 1), st.tuples(times, times), max_size=2)),
+        draw(st.lists(st.tuples(st.integers(0, 2), times, times), max_size=6)),
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_the_links_delay(policy: str, data: st.DataObject) -> None:
+    virtual_loop.run(run(data.draw(worlds(policy))))

@@ -1,0 +1,106 @@
+"""The tokens of a group are the same at both ends, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from rollout_sched.link.group_pieces import GroupPieces, group_of, keep, pieces_of
+from rollout_sched.link.messages import LetGo, PieceMade, TakeGroup
+from rollout_sched.live.payload_book import PayloadBook
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.transcript import Piece, TokenTranscript
+
+
+class Link:
+    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+def book() -> PayloadBook:
+    payloads = PayloadBook(Link(), None, None)
+    payloads.add_group("g", lambda index: TokenPayload([1], {"logprobs": 0}))
+    return payloads
+
+
+class Front:
+    """With group g."""
+
+    def __init__(self, *pieces: PieceMade) -> None:
+        self.payloads = book()
+        self.pieces = GroupPieces(self.payloads)
+        self.pieces.take(TakeGroup("g", b"", pieces))
+
+    def transcript(self, request: str = "g/0") -> TokenTranscript:
+        payload = self.payloads.of_sample("g", 0, request)
+        assert isinstance(payload.transcript, TokenTranscript)
+        return payload.transcript
+
+
+def test_what_was_made_is_said_once() -> None:
+    front, host = Front(), book()
+    front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
+    made = front.pieces.of("g/0", 3)
+    assert made is not None
+    keep(host, made)
+    payload: Any = host.get("g/0")
+    assert payload.transcript.pieces == front.transcript().pieces
+    assert front.pieces.of("g/0", 4) is None, "it made nothing"
+
+
+def test_what_a_tool_has_returned_follows_its_turn() -> None:
+    front, host = Front(), book()
+    for _ in range(2):
+        front.transcript().keep(3, 2, Piece([7, 8], None))
+        made = front.pieces.of("g/0", 3)
+        assert made is not None
+        keep(host, made)
+        front.transcript().observe(3, [9])
+    made = front.pieces.of("g/0", 3)
+    assert made is None or keep(host, made) is None
+    payload: Any = host.get("g/0")
+    assert payload.transcript.token_ids in ([7, 8], [7, 8, 9])
+
+
+def test_what_newer_weights_think_of_it_is_said_when_it_changes() -> None:
+    front, host = Front(), book()
+    front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
+    front.transcript().verified([-1.0, -2.0])
+    first, second = front.pieces.of("g/0", 3), front.pieces.of("g/0", 3)
+    assert first is not None
+    assert second is not None
+    assert (first.verified, second.verified) == ((-1.0, -2.0), ())
+    keep(host, first)
+    payload: Any = host.get("g/0")
+    assert payload.transcript.logprobs == [-1.0, -2.0]
+
+
+def test_another_front_goes_on_from_all_of_it() -> None:
+    front = Front()
+    front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
+    front.transcript().verified([-1.0, -2.0])
+    other = Front(*pieces_of(front.payloads, "g/0"))
+    assert other.transcript().pieces == front.transcript().pieces
+    assert other.transcript().logprobs == [-1.0, -2.0]
+    assert pieces_of(front.payloads, "g/1") == []
+
+
+def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
+    async def scene() -> None:
+        front = Front()
+        front.transcript().keep(3, 2, Piece([7, 8], None))
+        client = TokenPayload([1], {})
+        client.transcript.keep(4, 1, Piece([5], None))
+        front.payloads.add("run.f0.1", client)
+        assert front.pieces.of("run.f0.1", 4) is None
+        front.pieces.let_go(LetGo("g", ("g/0",)))
+        assert front.pieces.of("g/0", 3) is None
+
+    asyncio.run(scene())
+
+
+def test_names() -> None:
+    assert group_of("a/b/12") == "a/b"
+    assert group_of("run.f0.1") == ""

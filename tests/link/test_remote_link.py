@@ -1,0 +1,87 @@
+"""What the scheduler would have answered at once comes as an order, to whoever still waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import PrefixVerified
+from rollout_sched.link.messages import Act, GoesOn, RestartSuspected
+from rollout_sched.link.remote_link import RemoteLink
+from rollout_sched.live.ports import InstanceError, Outcome
+from tests.link.wires import Shared
+
+DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1)
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.broken: list[Exception] = []
+        self.link = RemoteLink(self.said.append, Shared({}), self.broken.append)
+
+
+def test_how_an_attempt_goes_on() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        passed = asyncio.ensure_future(stage.link.passed(DISPATCH, 4, stopped=False))
+        await asyncio.sleep(0)
+        assert stage.said == [PrefixVerified("g/0", 3, 4)]
+        stage.link.goes_on(GoesOn(2, None))
+        stage.link.goes_on(GoesOn(3, DISPATCH))
+        stage.link.goes_on(GoesOn(3, None))
+        assert await passed == DISPATCH
+        stage.link.goes_on(GoesOn(3, None))
+        assert await stage.link.passed(DISPATCH, 4, stopped=True) is None
+
+    asyncio.run(scene())
+
+
+def test_a_tool_begins_when_it_is_wanted_and_not_for_a_turn_that_is_gone() -> None:
+    stage = Stage()
+    begun: list[int] = []
+    stage.link.when_acting(DISPATCH, lambda: begun.append(3))
+    stage.link.act(Act("g/0", 2))
+    stage.link.when_acting(DISPATCH, lambda: begun.append(3))
+    stage.link.act(Act("g/0", 3))
+    stage.link.act(Act("g/0", 3))
+    stage.link.when_acting(DISPATCH, lambda: begun.append(4))
+    stage.link.forget("g/0")
+    stage.link.act(Act("g/0", 3))
+    assert begun == [3]
+
+
+def test_answers_are_judged_elsewhere_and_suspicions_said() -> None:
+    stage = Stage()
+    spans = ((9, 1), (1, 1))
+    assert stage.link.judge(DISPATCH, Outcome(2, "abort", spans, None), stopped=False) is None
+    stage.link.restart_suspected("i0")
+    assert stage.said == [RestartSuspected("i0")]
+
+
+def test_a_failure_ends_the_front_once() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        first = InstanceError("one")
+        stage.link.fail(first)
+        stage.link.fail(InstanceError("two"))
+        assert stage.broken == [first]
+        assert stage.link.broken is first
+        assert await stage.link.passed(DISPATCH, 1, stopped=False) is None
+
+    asyncio.run(scene())
+
+
+def test_what_comes_afterwards_may_ask_again() -> None:
+    stage = Stage()
+    done: list[int] = []
+
+    def again() -> None:
+        stage.link.afterwards(done.append, 2)
+        raise RuntimeError("its own")
+
+    stage.link.afterwards(again)
+    assert done == []
+    stage.link.settle()
+    assert done == [2]

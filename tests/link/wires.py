@@ -1,0 +1,95 @@
+"""Fronts and their host in one process, joined by wires that take as long as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from rollout_sched.link.connected_front import ConnectedFront
+from rollout_sched.link.host import Host
+from rollout_sched.link.remote_front import RemoteFront
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.settings import Settings
+
+EPOCH = 1
+
+
+class Wire:
+    """One way. What was sent arrives in order; `delays`: seconds that each frame takes at least."""
+
+    def __init__(self, delays: Iterator[float], receive: Callable[[bytes], None]) -> None:
+        self._delays = delays
+        self._receive = receive
+        self._free = 0.0
+
+    def send(self, frame: bytes) -> None:
+        self.later(self._receive, frame)
+
+    def later(self, call: Callable[..., object], *arguments: Any) -> None:
+        """When all that was sent before has arrived."""
+        loop = asyncio.get_running_loop()
+        self._free = max(self._free, loop.time() + next(self._delays))
+        loop.call_at(self._free, call, *arguments)
+
+
+class Shared:
+    """The clients that the host has, for a front to use, too (`remote_link.Clients`)."""
+
+    def __init__(self, instances: dict[str, InstanceClient]) -> None:
+        self._instances = instances
+
+    def client(self, instance: str) -> InstanceClient:
+        return self._instances[instance]
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        return None
+
+
+class Joined:
+    """A front with its two wires. `die` is its sudden end."""
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        delays: Iterator[float],
+        *,
+        instances: dict[str, InstanceClient],
+        make: Callable[[bytes], PayloadFactory],
+        settings: Settings,
+        run_id: str = "run",
+    ) -> None:
+        self.dead = False
+        self.broken: list[Exception] = []
+        self._host = host
+        self._up = Wire(delays, self._heard)
+        self._down = Wire(delays, self._told)
+        self.remote = RemoteFront(
+            name,
+            EPOCH,
+            run_id,
+            send=self._up.send,
+            clients=Shared(instances),
+            make=make,
+            settings=settings,
+            on_broken=self.broken.append,
+        )
+        self.connected: ConnectedFront = host.connect(name, self._down.send)
+
+    def _heard(self, frame: bytes) -> None:
+        self.connected.receive(frame)
+
+    def _told(self, frame: bytes) -> None:
+        if not self.dead:
+            self.remote.receive(frame)
+
+    async def die(self) -> None:
+        """Its host notices when all that it had sent has arrived."""
+        if self.dead:
+            return
+        self.dead = True
+        self._up.later(partial(self._host.disconnect, self.connected))
+        await self.remote.close()
