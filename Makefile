@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live bench-prediction zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers.
@@ -87,6 +87,10 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 # About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+
+# What a replay says of real vLLM servers (CPU) beside what they do: ten minutes on a quiet machine.
+bench-prediction: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m benchmarks.prediction
 
 # Every policy on every grouped trace and plain scenario: docs/zoo.md. And the literature's headlines:
 # docs/reproduction.md. Both with the compiled build, from a folder without the sources beside it, and

@@ -1,0 +1,300 @@
+"""`make bench-prediction`: what a replay says of real vLLM servers, beside what they then do.
+
+Servers on the CPU (a tiny random model) are calibrated, and asked for batches of several workloads
+under several policies by a trainer that sleeps and loads weights. What was generated, and how long
+it was, is the trace of a replay with the calibrated constants. Nothing of the workloads goes into
+the calibration.
+
+Each repetition calibrates for a while and then runs every workload under every policy, in another
+order each time, so that a machine which gets slower does so for all. The constants are fitted to
+all calibrations together. A cell is a workload under a policy; its error is the median over the
+repetitions of predicted / measured, less 1.
+
+The rule: over all cells and both figures (makespan, from the first dispatch to the last delivery,
+and t90, which is 90 % of a step's samples), errors are at most 5 % in the median and 10 % at the
+worst. Preemptions stand beside them and are not judged. Exits with 1 for a miss.
+
+The variants of the last table are fits with fewer terms, to show what each term is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks.prediction_table import Cell, Figures, Pair, table
+from rollout_sched.calibration.calibration import Calibration, Calibrator
+from rollout_sched.calibration.measurements import Measurements
+from rollout_sched.client import Prompt, Reload, RolloutScheduler
+from rollout_sched.client.new_weights import Apply
+from rollout_sched.config import load_policy
+from rollout_sched.core.actions import Deliver, Dispatch
+from rollout_sched.inspection.recorded_trace import TraceFold
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.integrations.vllm.engine_limits import read_limits
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.live.ports import InstanceClient
+from rollout_sched.metrics import Metrics
+from rollout_sched.metrics.folded import Folded
+from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario
+from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.traces.model import Trace
+
+POLICIES = ("round_robin_sync", "one_step_off", "areal")
+PROMPTS_PER_STEP = 6
+SAMPLES = 4
+STEPS = 3
+TRAIN_S = 0.3
+
+SLOTS = 16
+KV_TOKENS = 6144  # of which "tight" wants more
+CORES_OF_AN_INSTANCE = 2  # its engine, and its front end with all the rest
+
+#: Token ids that end a response are these and so many after them.
+FIRST_STOP = 300
+
+
+class Work(NamedTuple):
+    """Prompts of a length, and responses that end at one of so many token ids, or at a limit."""
+
+    prompt: int
+    most: int
+    stops: int
+
+
+WORKLOADS = {
+    "short": Work(prompt=32, most=160, stops=40),
+    "long": Work(prompt=64, most=600, stops=8),
+    "prompts": Work(prompt=500, most=100, stops=40),
+    "tight": Work(prompt=64, most=1000, stops=2),
+}
+
+
+class Arm(NamedTuple):
+    """One run on real servers: what it did, and the trace of it."""
+
+    workload: str
+    policy: str
+    measured: Figures
+    trace: Trace
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--repetitions", type=int, default=5)
+    add("--calibrate-s", type=float, default=25.0, help="seconds of each repetition")
+    add("--policy", action="append", dest="policies", choices=POLICIES)
+    add("--workload", action="append", dest="workloads", choices=WORKLOADS)
+    add("--out", type=Path, help="the measured runs and the calibration, as JSON")
+    options = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model, urls = _servers(stack, folder)
+        calibration, measurements, arms = asyncio.run(_measure(options, folder, model, urls))
+    cells = predicted(arms, world(calibration, calibration.fit.cost))
+    variants = {
+        name: predicted(arms, world(calibration, cost))
+        for name, cost in _variants(calibration, measurements).items()
+    }
+    found = table(cells, variants)
+    if options.out is not None:
+        told = {"calibration": calibration, "cells": cells, "variants": variants}
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+    print(_about(calibration))
+    print(found.text)
+    return 0 if found.kept else 1
+
+
+def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
+    from tests.vllm import tiny_model  # which needs torch
+    from tests.vllm.servers import serving
+
+    model = folder / "tiny"
+    tiny_model.main([str(model)])
+    count = max(1, (os.cpu_count() or 1) // CORES_OF_AN_INSTANCE)
+    flags = ("--enable-scale-out", "--max-num-seqs", str(SLOTS))
+    flags += ("--kv-cache-memory-bytes", str(KV_TOKENS * 1024))
+    started = [
+        stack.enter_context(serving(model, folder, *flags, dev_mode=True, core=number))
+        for number in range(count)
+    ]
+    return model, [server.wait() for server in started]
+
+
+async def _measure(
+    options: argparse.Namespace, folder: Path, model: Path, urls: list[str]
+) -> tuple[Calibration, Measurements, list[Arm]]:
+    dice, measurements, arms = random.Random(0), Measurements(), list[Arm]()
+    wanted = [
+        (workload, policy)
+        for workload in options.workloads or WORKLOADS
+        for policy in options.policies or POLICIES
+    ]
+    calibration = None
+    for repetition in range(options.repetitions):
+        calibration = await _calibrate(urls, model, measurements, options.calibrate_s, repetition)
+        for workload, policy in dice.sample(wanted, len(wanted)):
+            record = folder / f"{repetition}-{workload}-{policy}.jsonl"
+            asked = prompts(WORKLOADS[workload], repetition)
+            await run(urls, policy, asked, Reload(str(model)), record)
+            recording = Recording(record)
+            arm = Arm(workload, policy, figures(recording), trace_of(recording))
+            arms.append(arm)
+            print(f"{repetition} {workload} {policy}: {arm.measured}", file=sys.stderr)
+    assert calibration is not None, "at least one repetition"
+    return calibration, measurements, arms
+
+
+async def _calibrate(
+    urls: list[str], model: Path, measurements: Measurements, seconds: float, seed: int
+) -> Calibration:
+    instances = [HttpInstance(url) for url in urls]
+    try:
+        for instance in instances:
+            await instance.describe()
+        limits = await read_limits(instances[0].control)
+        calibrator = Calibrator(
+            instances, limits, seed=seed, report=lambda *_: None, measurements=measurements
+        )
+        return await calibrator.run(seconds, str(model))
+    finally:
+        for instance in instances:
+            await instance.close()
+
+
+def prompts(work: Work, seed: int) -> list[Prompt]:
+    """Of random tokens, so that no prompt is in a cache from another run."""
+    dice = random.Random(f"{work}/{seed}")
+    stops = list(range(FIRST_STOP, FIRST_STOP + work.stops))
+    return [
+        Prompt(
+            uid=f"prompt-{number:03d}",
+            prompt_ids=dice.choices(range(1000, 2000), k=work.prompt),
+            samples=SAMPLES,
+            max_tokens=work.most,
+            sampling={"temperature": 1.0, "logprobs": 0, "stop_token_ids": stops},
+        )
+        for number in range(STEPS * PROMPTS_PER_STEP)
+    ]
+
+
+async def run(
+    instances: Sequence[str | InstanceClient],
+    policy: str,
+    asked: Sequence[Prompt],
+    weights: Apply,
+    record: Path,
+) -> None:
+    """A trainer that sleeps while it trains, and then has weights loaded."""
+    async with RolloutScheduler.from_toml(
+        policy, instances, prompts_per_step=PROMPTS_PER_STEP, version="auto", journal=record
+    ) as rollouts:
+        await rollouts.submit(asked)
+        await rollouts.close_submissions()
+        left = STEPS
+        async for batch in rollouts.batches():
+            await asyncio.sleep(TRAIN_S)
+            left -= 1
+            if left:
+                await rollouts.publish_weights(batch.version + 1, weights)
+
+
+class _Ends:
+    """When the first request was dispatched, and the last batch delivered."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.last = 0.0
+
+    def handlers(self) -> dict[type[Any], Any]:
+        return {Dispatch: self._dispatched, Deliver: self._delivered}
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        self.first = now if self.first is None else self.first
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        self.last = now
+
+
+def figures(recording: Recording) -> Figures:
+    """The same of a live run and of a replay, out of its journal."""
+    ends, metrics = _Ends(), Metrics(SLOTS)
+    total_s = recording.tell([metrics.observe, Folded(ends).observe])
+    summary = metrics.summary(total_s)
+    return Figures(ends.last - (ends.first or 0.0), summary.t90_s, summary.preemptions)
+
+
+def trace_of(recording: Recording) -> Trace:
+    """What was generated, prompts in the order in which they were submitted."""
+    fold = TraceFold(str(recording.path))
+    recording.tell([Folded(fold).observe])
+    trace = fold.trace(recording.path.stem)
+    return msgspec.structs.replace(trace, groups=dict(sorted(trace.groups.items())))
+
+
+def world(found: Calibration, cost: CostModel) -> Scenario:
+    """The servers as calibrated, before this benchmark's trainer."""
+    room, limits = found.room, found.limits
+    return Scenario(
+        FleetModel(
+            instances=found.instances,
+            kv_tokens=room.kv_tokens,
+            block_size=limits.block_size or 16,
+            max_num_seqs=room.slots,
+            max_num_batched_tokens=found.max_num_batched_tokens,
+            max_model_len=room.max_model_len,
+            prefix_caching=bool(found.prefix_caching),
+        ),
+        cost,
+        trainer=TrainerModel("disaggregated", TRAIN_S, 0.0),
+        weights=WeightTransfer(found.reload_s or 0.0),
+        job=Job(prompts_per_step=PROMPTS_PER_STEP, samples_per_prompt=SAMPLES),
+    )
+
+
+def predicted(arms: Sequence[Arm], scenario: Scenario) -> list[Cell]:
+    """Each arm's trace replayed under its policy."""
+    pairs: dict[tuple[str, str], list[Pair]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for arm in arms:
+            record = Path(folder) / "replayed.jsonl"
+            policy = load_policy(arm.policy)
+            run_policy(policy, arm.trace, scenario, steps=STEPS, journal_path=record)
+            pair = Pair(arm.measured, figures(Recording(record)))
+            pairs.setdefault((arm.workload, arm.policy), []).append(pair)
+    return [Cell(workload, policy, found) for (workload, policy), found in sorted(pairs.items())]
+
+
+def _variants(found: Calibration, measurements: Measurements) -> dict[str, CostModel]:
+    tokens = found.max_num_batched_tokens
+    return {
+        "without request_s": measurements.fit(tokens, leave_out=("requests",)).cost,
+        "without context_s": measurements.fit(tokens, leave_out=("context",)).cost,
+        "without attention_s": measurements.fit(tokens, leave_out=("attention",)).cost,
+    }
+
+
+def _about(found: Calibration) -> str:
+    fit, spread = found.fit, found.spread or 0.0
+    return (
+        f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
+        f"{found.measured} times, spread {spread:.1%}, fit error {fit.mean_error:.1%} mean and "
+        f"{fit.max_error:.1%} at the most\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

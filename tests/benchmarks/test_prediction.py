@@ -1,0 +1,84 @@
+"""The way of `make bench-prediction`, in virtual time: without noise, it predicts right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import prediction
+from benchmarks.prediction import Arm, figures, predicted, prompts, trace_of, world
+from benchmarks.prediction_table import errors
+from rollout_sched.calibration.calibration import Calibration, Calibrator
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.live.ports import InstanceClient, Order
+from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.replay import virtual_loop
+from tests.calibration.virtual import LIMITS, SPEC
+
+#: So that "tight" preempts.
+TIGHT = msgspec.structs.replace(SPEC, kv_blocks=384, max_num_seqs=prediction.SLOTS)
+RELOAD_S = 0.05
+
+
+def length(order: Order, response: Any) -> int:
+    """As the real ones: asked for, or ended by a token id that comes up by chance."""
+    if order.sampling.get("ignore_eos"):
+        return SPEC.max_model_len
+    share = len(order.sampling["stop_token_ids"]) / 2000
+    return 1 + int(random.Random(response.name).expovariate(share))
+
+
+async def load(client: InstanceClient, version: int) -> None:
+    await asyncio.sleep(RELOAD_S)
+
+
+@pytest.fixture(autouse=True)
+def _files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time nobody waits for a disk, or for a thread."""
+
+    def run_in_executor(loop: Any, executor: Any, call: Any, *arguments: Any) -> Any:
+        done = loop.create_future()
+        done.set_result(call(*arguments))
+        return done
+
+    monkeypatch.setattr(virtual_loop.VirtualLoop, "run_in_executor", run_in_executor)
+
+
+@pytest.mark.parametrize("policy", prediction.POLICIES)
+@pytest.mark.parametrize("workload", ["short", "tight"])
+def test_what_is_calibrated_predicts_what_happens(
+    policy: str, workload: str, tmp_path: Path
+) -> None:
+    record = tmp_path / "lived.jsonl"
+
+    async def scene() -> Calibration:
+        server = RealtimeInstance("fake", TIGHT, length)
+        calibrator = Calibrator([server], LIMITS, seed=1, report=lambda *_: None)
+        found = await calibrator.run(30)
+        asked = prompts(prediction.WORKLOADS[workload], 0)
+        await prediction.run([server], policy, asked, load, record)
+        return msgspec.structs.replace(found, reload_s=RELOAD_S)
+
+    found = virtual_loop.run(scene())
+    recording = Recording(record)
+    lived = figures(recording)
+    cells = predicted(
+        [Arm(workload, policy, lived, trace_of(recording))], world(found, found.fit.cost)
+    )
+    assert (lived.preemptions > 0) == (workload == "tight")
+    _, worst = errors(cells)
+    assert worst < 0.02
+    ((pair,),) = [cell.pairs for cell in cells]
+    assert pair.predicted.preemptions == pytest.approx(lived.preemptions, rel=0.2, abs=2)
+
+
+def test_no_two_repetitions_ask_the_same() -> None:
+    work = prediction.WORKLOADS["short"]
+    first, second = prompts(work, 0), prompts(work, 1)
+    assert {len(prompt.prompt_ids) for prompt in first} == {work.prompt}
+    assert not {tuple(p.prompt_ids) for p in first} & {tuple(p.prompt_ids) for p in second}
