@@ -76,9 +76,9 @@ class Work(NamedTuple):
 
 WORKLOADS = {
     "short": Work(prompt=32, most=160, stops=40),
-    "long": Work(prompt=64, most=600, stops=8),
+    "long": Work(prompt=64, most=400, stops=12),
     "prompts": Work(prompt=500, most=100, stops=40),
-    "tight": Work(prompt=64, most=1000, stops=2),
+    "tight": Work(prompt=160, most=700, stops=4),
 }
 
 
@@ -149,13 +149,24 @@ async def _measure(
         for workload, policy in dice.sample(wanted, len(wanted)):
             record = folder / f"{repetition}-{workload}-{policy}.jsonl"
             asked = prompts(WORKLOADS[workload], repetition)
+            before = await _preempted(urls)
             await run(urls, policy, asked, Reload(str(model)), record)
             recording = Recording(record)
-            arm = Arm(workload, policy, figures(recording), trace_of(recording))
+            arm = Arm(workload, policy, figures(recording, before), trace_of(recording))
             arms.append(arm)
             print(f"{repetition} {workload} {policy}: {arm.measured}", file=sys.stderr)
     assert calibration is not None, "at least one repetition"
     return calibration, measurements, arms
+
+
+async def _preempted(urls: list[str]) -> int:
+    """How often, since the servers were started."""
+    instances = [HttpInstance(url) for url in urls]
+    try:
+        return sum([(await instance.gauges()).preemptions for instance in instances])
+    finally:
+        for instance in instances:
+            await instance.close()
 
 
 async def _calibrate(
@@ -229,12 +240,12 @@ class _Ends:
         self.last = now
 
 
-def figures(recording: Recording) -> Figures:
-    """The same of a live run and of a replay, out of its journal."""
+def figures(recording: Recording, preempted: int = 0) -> Figures:
+    """The same of a live run and of a replay, out of its journal. `preempted`: before it began."""
     ends, metrics = _Ends(), Metrics(SLOTS)
     total_s = recording.tell([metrics.observe, Folded(ends).observe])
     summary = metrics.summary(total_s)
-    return Figures(ends.last - (ends.first or 0.0), summary.t90_s, summary.preemptions)
+    return Figures(ends.last - (ends.first or 0.0), summary.t90_s, summary.preemptions - preempted)
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -279,19 +290,19 @@ def predicted(arms: Sequence[Arm], scenario: Scenario) -> list[Cell]:
 
 
 def _variants(found: Calibration, measurements: Measurements) -> dict[str, CostModel]:
-    tokens = found.max_num_batched_tokens
+    room, tokens = found.room, found.max_num_batched_tokens
+    terms = ("request_s", "prefill_s", "sequence_s", "context_s", "attention_s")
     return {
-        "without request_s": measurements.fit(tokens, leave_out=("requests",)).cost,
-        "without context_s": measurements.fit(tokens, leave_out=("context",)).cost,
-        "without attention_s": measurements.fit(tokens, leave_out=("attention",)).cost,
+        f"without {term}": measurements.fit(room.slots, tokens, leave_out=(term,)).cost
+        for term in terms
     }
 
 
 def _about(found: Calibration) -> str:
-    fit, spread = found.fit, found.spread or 0.0
+    fit, spread = found.fit, "unknown" if found.spread is None else f"{found.spread:.1%}"
     return (
         f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
-        f"{found.measured} times, spread {spread:.1%}, fit error {fit.mean_error:.1%} mean and "
+        f"{found.measured} times, spread {spread}, fit error {fit.mean_error:.1%} mean and "
         f"{fit.max_error:.1%} at the most\n"
     )
 

@@ -93,14 +93,14 @@ class SteppedEngine:
         )
 
     def burst(
-        self, prompts: Sequence[Sequence[int]], new: int, sampling: Mapping[str, Any]
+        self, prompts: Sequence[Sequence[int]], new: Sequence[int], sampling: Mapping[str, Any]
     ) -> list[EngineStep]:
-        """The steps of requests that come at once, each of which makes `new` tokens."""
+        """The steps of requests that come at once; `new`: how many tokens each makes."""
         from vllm import SamplingParams
 
-        for prompt in prompts:
+        for prompt, tokens in zip(prompts, new, strict=True):
             self._sent += 1
-            params = SamplingParams(**sampling, max_tokens=new, detokenize=False)
+            params = SamplingParams(**sampling, max_tokens=tokens, detokenize=False)
             request = {"prompt_token_ids": list(prompt)}
             self._engine.add_request(f"calibrate-{self._sent}", request, params)
         steps = []

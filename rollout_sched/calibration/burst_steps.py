@@ -17,10 +17,10 @@ _A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
 _BLOCK = 16
 
 
-def steps_of(burst: Burst, max_num_batched_tokens: int) -> list[Steps]:
-    """Of requests that come at once to an instance with room for all. Steps in a row that have as
-    many sequences and prefill tokens are one entry."""
-    each = _each_step(burst, max_num_batched_tokens)
+def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Steps]:
+    """Of requests that come at once to an instance that runs `slots` of them. Steps in a row that
+    have as many sequences and prefill tokens are one entry."""
+    each = _each_step(burst, slots, max_num_batched_tokens)
     runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
     return [
         Steps(
@@ -35,21 +35,21 @@ def steps_of(burst: Burst, max_num_batched_tokens: int) -> list[Steps]:
     ]
 
 
-def _each_step(burst: Burst, max_num_batched_tokens: int) -> list[Steps]:
+def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Steps]:
+    lengths = burst.lengths
     spec = InstanceSpec(
         _A_SECOND,
-        kv_blocks=burst.batch * (1 + (burst.prompt + burst.new) // _BLOCK),
+        kv_blocks=burst.requests * (1 + (burst.prompt + max(lengths)) // _BLOCK),
         block_size=_BLOCK,
-        max_num_seqs=burst.batch,
-        max_num_batched_tokens=max(max_num_batched_tokens, burst.batch),
-        max_model_len=burst.prompt + burst.new,
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(max_num_batched_tokens, slots),
+        max_model_len=burst.prompt + max(lengths),
         prefix_caching=False,
     )
     instance = ReferenceInstance(spec)
-    for number in range(burst.batch):
-        request = SimRequest(number, burst.prompt, burst.new, burst.new, number, 0, number)
-        instance.submit(request, 0.0)
-    computed = [0] * burst.batch
+    for number, new in enumerate(lengths):
+        instance.submit(SimRequest(number, burst.prompt, new, new, number, 0, number), 0.0)
+    computed = [0] * burst.requests
     found: list[Steps] = []
     seen = instance.last_step
     while (at := instance.next_at()) < math.inf:

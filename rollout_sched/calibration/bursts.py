@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,20 +24,43 @@ _ROOM = 0.85
 _BATCHES = 5
 _PREFILLS = 4
 
+#: Lengths of a burst in waves: from a quarter of their mean to seven quarters, in an order that
+#: repeats nothing (multiples of the golden ratio).
+_SHORTEST, _SPREAD, _GOLDEN = 0.25, 1.5, 0.6180339887
+_WAVES = 3
+
 #: Tokens that a decoding burst makes at least and at most.
 _FEWEST_NEW, _MOST_NEW = 16, 128
 
 
 class Burst(NamedTuple):
-    """Requests that are sent at once, all alike. In tokens, all but the first."""
+    """Requests that are sent at once. In tokens, all but the first and the last.
+
+    With several `waves` there are so many times more requests than a server runs, and their
+    lengths differ, so that they come and go one by one: `new` is then their mean.
+    """
 
     batch: int
     prompt: int
     new: int
+    waves: int = 1
+
+    @property
+    def requests(self) -> int:
+        return self.batch * self.waves
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each request makes."""
+        if self.waves == 1:
+            return [self.new] * self.batch
+        spread = (_SHORTEST + _SPREAD * (number * _GOLDEN % 1) for number in range(self.requests))
+        return [max(1, round(self.new * share)) for share in spread]
 
     @property
     def kv_tokens(self) -> int:
-        return self.batch * (self.prompt + self.new)
+        """At the most, of those that run at once."""
+        return self.batch * (self.prompt + max(self.lengths))
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -80,9 +104,11 @@ def pace(seconds: dict[Burst, float]) -> Pace:
 
 
 def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
-    """Bursts of about `burst_s` seconds or less each, none twice, the telling ones first."""
-    new = int(min(max(burst_s / pace.step_s, _FEWEST_NEW), _MOST_NEW, room.max_model_len - SHORT))
-    prefill = int(burst_s / pace.prefill_token_s)
+    """Bursts of about `burst_s` seconds or less each, none twice. They change in large steps with
+    the pace, so that one who calibrates again measures the same."""
+    steps = _power_of_two(burst_s / pace.step_s)
+    new = min(max(steps, _FEWEST_NEW), _MOST_NEW, room.max_model_len - SHORT)
+    prefill = _power_of_two(burst_s / pace.prefill_token_s)
     found: dict[Burst, None] = {}
     for batch in _between(1, room.slots, _BATCHES):
         shorter = max(_FEWEST_NEW, new // 4)
@@ -97,15 +123,23 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
     longest = min(prefill, int(_ROOM * min(room.kv_tokens, room.max_model_len)))
     for prompt in _between(2 * SHORT, longest, _PREFILLS):
         found[Burst(1, prompt, 1)] = None
+    longer = min(8 * SHORT, prefill // room.slots)
+    for prompt in (SHORT, max(SHORT, longer)):
+        found[Burst(room.slots, prompt, max(_FEWEST_NEW, new // 2), _WAVES)] = None
     return [burst for burst in found if _fits(burst, room)]
 
 
 def _fits(burst: Burst, room: Room) -> bool:
     return (
         burst.batch <= room.slots
-        and burst.prompt + burst.new <= room.max_model_len
+        and burst.prompt + max(burst.lengths) <= room.max_model_len
         and burst.kv_tokens <= room.kv_tokens
     )
+
+
+def _power_of_two(number: float) -> int:
+    """The largest that is not more, and at least 1."""
+    return 1 << max(0, int(math.log2(max(number, 1.0))))
 
 
 def _between(least: int, most: int, count: int) -> list[int]:

@@ -189,7 +189,7 @@ class Calibrator:
             )
         limits = self._limits
         measured = self._measurements
-        fit = measured.fit(limits.max_num_batched_tokens or USUAL_BATCHED_TOKENS)
+        fit = measured.fit(room.slots, limits.max_num_batched_tokens or USUAL_BATCHED_TOKENS)
         bursts = measured.whole
         seen = found.pop("prefix_caching", None)
         return msgspec.structs.replace(

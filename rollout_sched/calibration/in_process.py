@@ -34,7 +34,7 @@ class Engine(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
     def burst(
-        self, prompts: list[list[int]], new: int, sampling: Mapping[str, Any]
+        self, prompts: list[list[int]], new: list[int], sampling: Mapping[str, Any]
     ) -> list[EngineStep]: ...
 
 
@@ -94,8 +94,8 @@ class StepCalibrator:
             self._whole = len(self._bursts) == len(bursts)
 
     def _burst(self, burst: Burst) -> list[EngineStep]:
-        prompts = [self._dice.choices(IDS, k=burst.prompt) for _ in range(burst.batch)]
-        return self._engine.burst(prompts, burst.new, SAMPLING)
+        prompts = [self._dice.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
+        return self._engine.burst(prompts, burst.lengths, SAMPLING)
 
     def _keep(self, burst: Burst, steps: list[EngineStep]) -> None:
         self._bursts[burst] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from statistics import median, quantiles
 
 from rollout_sched.calibration.burst_steps import steps_of
@@ -33,17 +33,15 @@ class Measurements:
     def spread(self) -> float | None:
         return spread(self.whole.values())
 
-    def fit(self, max_num_batched_tokens: int, leave_out: Sequence[str] = ()) -> Fit:
-        """The constants that explain the medians best; with `leave_out`, those without the terms of
-        these fields of `Steps`. Raises ValueError if nothing was measured."""
-        nothing = dict.fromkeys(leave_out, 0)
+    def fit(self, slots: int, max_num_batched_tokens: int, leave_out: Collection[str] = ()) -> Fit:
+        """The constants that explain the medians best; those named in `leave_out` are 0. Raises
+        ValueError if nothing was measured."""
         return fit_spans(
-            Span(
-                [step._replace(**nothing) for step in steps_of(burst, max_num_batched_tokens)],
-                seconds,
-                calls=1,
-            )
-            for burst, seconds in self.medians.items()
+            (
+                Span(steps_of(burst, slots, max_num_batched_tokens), seconds, calls=1)
+                for burst, seconds in self.medians.items()
+            ),
+            leave_out=leave_out,
         )
 
 

@@ -91,14 +91,15 @@ class Prober:
     async def _timed(self, instance: InstanceClient, burst: Burst) -> float | None:
         """None if it served others meanwhile."""
         before = await self._when_idle(instance)
-        orders = [self._order(burst) for _ in range(burst.batch)]
+        lengths = burst.lengths
+        orders = [self._order(burst.prompt, new) for new in lengths]
         start = self._now()
         outputs = await _all(self._generate(instance, order) for order in orders)
         seconds = self._now() - start
-        for output in outputs:
-            _check_whole(instance, burst, output)
+        for new, output in zip(lengths, outputs, strict=True):
+            _check_whole(instance, new, output)
         after = await instance.gauges()
-        others = after.generated_tokens - before.generated_tokens > burst.batch * burst.new
+        others = after.generated_tokens - before.generated_tokens > sum(lengths)
         return None if others else seconds
 
     async def _when_idle(self, instance: InstanceClient) -> Gauges:
@@ -128,8 +129,8 @@ class Prober:
                 "vLLM's own address, not a proxy's that rewrites requests"
             ) from error
 
-    def _order(self, burst: Burst) -> Order:
-        return Order(self._name(), self._prompt(burst.prompt), burst.new, "", self._sampling)
+    def _order(self, prompt: int, new: int) -> Order:
+        return Order(self._name(), self._prompt(prompt), new, "", self._sampling)
 
     def _name(self) -> str:
         self._sent += 1
@@ -155,13 +156,13 @@ async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
         raise
 
 
-def _check_whole(instance: InstanceClient, burst: Burst, output: Output) -> None:
+def _check_whole(instance: InstanceClient, new: int, output: Output) -> None:
     made = len(output.token_ids)
     if output.finish == "abort":
         raise InstanceError(f"{instance.name}: somebody aborts the requests of the calibration")
-    if made != burst.new:
+    if made != new:
         raise CallerError(
-            f"{instance.name} was asked for {burst.new} tokens with ignore_eos and made {made} "
+            f"{instance.name} was asked for {new} tokens with ignore_eos and made {made} "
             f"(finish_reason {output.finish!r}): it, or a proxy before it, does not honour "
             "ignore_eos; name vLLM's own address"
         )

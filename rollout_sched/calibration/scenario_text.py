@@ -58,7 +58,7 @@ def _unknown(found: Calibration) -> Iterator[str]:
         yield "prefix_caching: a repeated prompt was neither counted as found nor faster."
     if not (cost.step_s and cost.weights_s):
         yield "step_s and weights_s apart: only their sum shows."
-    for name in ("sequence_s", "context_s", "attention_s", "request_s"):
+    for name in ("sequence_s", "context_s", "attention_s", "request_s", "prefill_s"):
         if not getattr(cost, name):
             yield f"{name}: it is too small to show, or another constant has it."
     yield "the trainer, which is a guess here: put yours in."

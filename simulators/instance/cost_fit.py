@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,12 +71,24 @@ class Fit(NamedTuple):
 
 Floats = NDArray[np.float64]
 
+#: What is linear once s / t_w is given, in the order of the columns.
+_CONSTANTS = (
+    "step_s",
+    "weights_s",
+    "sequence_s",
+    "context_s",
+    "attention_s",
+    "request_s",
+    "prefill_s",
+    "call_s",
+)
+
 #: Columns and target are scaled to about one: what is less than this is rounding.
 _NO_GAIN = 1e-13
 
 
 def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float = 1.6) -> Fit:
-    """`fit_spans` of single steps.
+    """`fit_spans` of single steps, without what a step that prefills takes by itself.
 
     Raises ValueError for no rows, rows of other than five numbers, or seconds <= 0.
     """
@@ -92,19 +104,21 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
             for o in told
         ),
         exponent,
+        leave_out=("prefill_s",),
     )
 
 
-def fit_spans(spans: Iterable[Span], exponent: float = 1.6) -> Fit:
+def fit_spans(spans: Iterable[Span], exponent: float = 1.6, leave_out: Collection[str] = ()) -> Fit:
     """Least squares of the relative error over recorded times; no constant gets negative.
 
     For a given ratio s / t_w the formula is linear in the other constants, so a search over that
     one ratio is enough. Rows that only decode cannot tell t0 from t_w nor c_b from s: include
-    prefill steps if the constants, and not only the total, shall mean something.
+    prefill steps if the constants, and not only the total, shall mean something. Those whose names
+    are in `leave_out` are 0.
 
     Raises ValueError for no spans, one without steps, or seconds <= 0.
     """
-    table = _Table(list(spans), exponent)
+    table = _Table(list(spans), exponent, leave_out)
     best_error, best_ratio = math.inf, 0.0
     low, high = -9.0, 3.0
     for _ in range(6):  # each round narrows the bracket to the neighbours of the best ratio
@@ -118,17 +132,9 @@ def fit_spans(spans: Iterable[Span], exponent: float = 1.6) -> Fit:
 
     ratio = 10.0**best_ratio
     _, constants = table.fit_at(ratio)
-    step_s, weights_s, sequence_s, context_s, attention_s, request_s, call_s = constants.tolist()
-    cost = CostModel(
-        step_s=step_s,
-        weights_s=weights_s,
-        token_s=ratio * weights_s,
-        exponent=exponent,
-        sequence_s=sequence_s,
-        context_s=context_s,
-        attention_s=attention_s,
-        request_s=request_s,
-    )
+    found = dict(zip(_CONSTANTS, constants.tolist(), strict=True))
+    call_s = found.pop("call_s")
+    cost = CostModel(**found, token_s=ratio * found["weights_s"], exponent=exponent)
     predicted = table.columns(ratio) @ constants
     return Fit(cost, call_s, (predicted / table.seconds - 1).tolist())
 
@@ -136,7 +142,7 @@ def fit_spans(spans: Iterable[Span], exponent: float = 1.6) -> Fit:
 class _Table:
     """Spans as arrays: a row of `steps` for each kind of steps, those of a span together."""
 
-    def __init__(self, spans: list[Span], exponent: float) -> None:
+    def __init__(self, spans: list[Span], exponent: float, leave_out: Collection[str]) -> None:
         if not spans or not all(span.steps for span in spans):
             raise ValueError("fit needs spans, each with at least one step")
         sizes = [len(span.steps) for span in spans]
@@ -146,6 +152,7 @@ class _Table:
         self._calls = np.asarray([span.calls for span in spans], dtype=np.float64)
         self.seconds = np.asarray([span.seconds for span in spans], dtype=np.float64)
         self._exponent = exponent
+        self._fitted = np.asarray([name not in leave_out for name in _CONSTANTS])
         finite = np.isfinite(self._steps).all() and np.isfinite(self.seconds).all()
         if not (finite and (self._steps >= 0).all() and (self.seconds > 0).all()):
             raise ValueError("fit needs finite rows with counts >= 0 and seconds > 0")
@@ -155,13 +162,15 @@ class _Table:
         number, sequences, prefill, context, attention, requests = self._steps.T
         p = self._exponent
         matmul = number * (1 + (ratio * (sequences + prefill)) ** p) ** (1 / p)
-        each = [number, matmul, number * sequences, context, attention, requests]
+        prefills = number * (prefill > 0)
+        each = [number, matmul, number * sequences, context, attention, requests, prefills]
         sums: Floats = np.add.reduceat(np.stack(each, axis=1), self._starts, axis=0)
-        return np.column_stack([sums, self._calls])
+        columns: Floats = np.column_stack([sums, self._calls]) * self._fitted
+        return columns
 
     def fit_at(self, ratio: float) -> tuple[float, Floats]:
-        """Best (t0, t_w, c_b, k, a, r, call_s) >= 0 with s = ratio * t_w, and its sum of squared
-        errors."""
+        """The sum of squared errors of the best _CONSTANTS, none negative, with s = ratio * t_w;
+        and these."""
         columns = self.columns(ratio) / self.seconds[:, None]
         scale = np.abs(columns).max(axis=0)
         met = scale > 0  # of what was never met nothing is known

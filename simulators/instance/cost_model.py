@@ -1,11 +1,12 @@
 """What decides how long one engine step takes.
 
-    step = t0 + G(n) + c_b * B + k * C + a * A + r * R
+    step = t0 + G(n) + c_b * B + k * C + a * A + r * R + f * [n > B]
     G(n) = (t_w ** p + (s * n) ** p) ** (1 / p)
 
 with B decode sequences, n tokens in the step (B plus the prefill tokens), C the sum of the
 decode contexts, A the attention work of the prefill chunks, sum of q * (prefix + q / 2), and R the
-requests that are admitted in the step, those that were preempted before included.
+requests that are admitted in the step, those that were preempted before included. [n > B] is 1 in
+a step that prefills anything, else 0.
 
 G joins the two regimes of a matrix multiplication smoothly: reading the weights (t_w, memory
 bound) and multiplying (s per token, compute bound). With p = 1.6 it was fitted to the published
@@ -32,6 +33,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_s  a    one query token attending to one key token in a prefill
     request_s    r    taking in a request and handing out its answer, however long it is: what the
                       engine and its front end do for it while the others wait
+    prefill_s    f    a step that prefills anything: it has no graph of a decode step to run
 
     Raises ValueError if a constant is negative or not finite, or a step could take no time.
     """
@@ -44,6 +46,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_s: float = 0.0
     attention_s: float = 0.0
     request_s: float = 0.0
+    prefill_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

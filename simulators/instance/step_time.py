@@ -15,6 +15,7 @@ class StepTime:
         "_context_s",
         "_exponent",
         "_matmuls",
+        "_prefill_s",
         "_request_s",
         "_sequence_s",
         "_step_s",
@@ -31,6 +32,7 @@ class StepTime:
         self._context_s: float = cost.context_s
         self._attention_s: float = cost.attention_s
         self._request_s: float = cost.request_s
+        self._prefill_s: float = cost.prefill_s
         self._matmuls: dict[int, float] = {}  # by tokens: few values come again and again
 
     def step(
@@ -41,7 +43,11 @@ class StepTime:
         if not tokens:
             return self._step_s
         decode_s = self._decode(sequences, tokens, context)
-        return decode_s + self._attention_s * attention + self._request_s * admitted
+        if tokens == sequences:
+            return decode_s
+        return (
+            decode_s + self._attention_s * attention + self._request_s * admitted + self._prefill_s
+        )
 
     def jump(self, steps: int, sequences: int, context: int) -> float:
         """`steps` decode steps of one unchanging batch whose contexts sum to `context` in the first

@@ -8,14 +8,14 @@ from rollout_sched.simulators.instance.cost_fit import Steps
 
 
 def test_a_prefill_in_one_step_and_decodes() -> None:
-    assert steps_of(Burst(2, 10, 4), 100) == [
+    assert steps_of(Burst(2, 10, 4), 8, 100) == [
         Steps(1, 0, 20, 0, 2 * 10 * 10 / 2, 2),
         Steps(3, 2, 0, 2 * (11 + 12 + 13), 0, 0),
     ]
 
 
 def test_a_prefill_in_chunks_beside_a_decode() -> None:
-    found = steps_of(Burst(2, 10, 2), 15)
+    found = steps_of(Burst(2, 10, 2), 8, 15)
     assert found == [
         Steps(1, 0, 15, 0, 10 * 5 + 5 * 2.5, 2),
         Steps(1, 1, 5, 11, 5 * (5 + 2.5), 0),
@@ -24,4 +24,13 @@ def test_a_prefill_in_chunks_beside_a_decode() -> None:
 
 
 def test_one_token_is_the_prefill_alone() -> None:
-    assert steps_of(Burst(1, 64, 1), 2048) == [Steps(1, 0, 64, 0, 64 * 32, 1)]
+    assert steps_of(Burst(1, 64, 1), 8, 2048) == [Steps(1, 0, 64, 0, 64 * 32, 1)]
+
+
+def test_more_than_run_at_once_come_and_go_one_by_one() -> None:
+    burst = Burst(2, 10, 8, waves=3)
+    found = steps_of(burst, 2, 100)
+    assert sum(run.requests for run in found) == 6
+    made = sum(run.number * run.sequences + run.requests for run in found)
+    assert made == sum(burst.lengths)
+    assert sum(run.number for run in found if run.prefill_tokens) > 3

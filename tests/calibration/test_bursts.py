@@ -26,14 +26,15 @@ def test_every_burst_fits(slots: int, kv: int, length: int, step_s: float, token
     assert len(bursts) == len(set(bursts)) <= 40
     for burst in [*bursts, *trials(room)]:
         assert burst.batch <= slots
-        assert burst.prompt + burst.new <= length
+        assert burst.prompt + max(burst.lengths) <= length
         assert burst.kv_tokens <= kv
 
 
 def test_a_large_server_is_seen_from_all_sides() -> None:
     bursts = bursts_of(LARGE, Pace(6.6e-3, 23e-6), 1.0)
     assert {burst.batch for burst in bursts} == {1, 4, 16, 64, 256}
-    assert {burst.new for burst in bursts} == {1, 32, 128}
+    assert {burst.new for burst in bursts} == {1, 32, 64, 128}
+    assert [burst.prompt for burst in bursts if burst.waves > 1] == [32, 128]
     prefills = [burst.prompt for burst in bursts if burst.batch == burst.new == 1]
     assert max(prefills) > 10_000
     assert all(burst.batch * burst.prompt * 23e-6 < 1.1 for burst in bursts)
@@ -43,6 +44,11 @@ def test_a_slow_one_makes_fewer_tokens() -> None:
     bursts = bursts_of(LARGE, Pace(0.2, 5e-3), 1.0)
     assert max(burst.new for burst in bursts) == 16
     assert max(burst.batch * burst.prompt for burst in bursts) == 256 * 32, "no less can be asked"
+
+
+def test_who_calibrates_again_measures_the_same() -> None:
+    first = bursts_of(LARGE, Pace(6.6e-3, 23e-6), 1.0)
+    assert bursts_of(LARGE, Pace(6.1e-3, 25e-6), 1.0) == first
 
 
 def test_the_pace_is_what_the_trials_took() -> None:
@@ -57,3 +63,13 @@ def test_no_room() -> None:
 
 def test_tokens_of_a_burst() -> None:
     assert Burst(3, 10, 4).kv_tokens == 42
+    assert Burst(3, 10, 4).lengths == [4, 4, 4]
+
+
+def test_a_burst_in_waves_has_lengths_of_all_kinds() -> None:
+    burst = Burst(16, 32, 40, waves=3)
+    assert burst.requests == len(burst.lengths) == 48
+    assert sum(burst.lengths) / 48 == pytest.approx(40, rel=0.05)
+    assert min(burst.lengths) < 15
+    assert 65 < max(burst.lengths) <= 70
+    assert len(set(burst.lengths)) > 30

@@ -23,7 +23,7 @@ H100_7B = CostModel(0.6e-3, 5.95e-3, 23.1e-6, 1.6, 4.4e-6, 26.3e-9, 0.8e-9)
 
 def test_the_constants_of_an_instance_are_found_again() -> None:
     found = virtual.calibrated()
-    for name in ("token_s", "context_s", "attention_s", "sequence_s", "request_s"):
+    for name in ("token_s", "context_s", "attention_s", "sequence_s", "request_s", "prefill_s"):
         assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.05), name
     together = found.fit.cost.step_s + found.fit.cost.weights_s
     assert together == pytest.approx(COST.step_s + COST.weights_s, rel=0.02)

@@ -29,13 +29,15 @@ class Engine:
         self._left = bursts
 
     def burst(
-        self, prompts: list[list[int]], new: int, sampling: Mapping[str, Any]
+        self, prompts: list[list[int]], new: list[int], sampling: Mapping[str, Any]
     ) -> list[EngineStep]:
         if not self._left:
             raise KeyboardInterrupt
         self._left -= 1
         time, found = StepTime(COST), []
-        for run in steps_of(Burst(len(prompts), len(prompts[0]), new), 2048):
+        waves = max(1, len(prompts) // self.slots)
+        burst = Burst(len(prompts) // waves, len(prompts[0]), round(sum(new) / len(new)), waves)
+        for run in steps_of(burst, self.slots, 2048):
             for _ in range(int(run.number)):
                 sequences, prefill = int(run.sequences), int(run.prefill_tokens)
                 context, attention = run.context / run.number, run.attention / run.number
@@ -50,7 +52,7 @@ class Engine:
 
 def test_the_constants_of_the_steps_are_found() -> None:
     found = StepCalibrator(Engine(), 1, lambda *_: None).run(60, "tiny")
-    for name in ("token_s", "context_s", "attention_s", "sequence_s", "request_s"):
+    for name in ("token_s", "context_s", "attention_s", "sequence_s", "request_s", "prefill_s"):
         assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.05), name
     assert found.whole
     assert found.in_process

@@ -32,6 +32,6 @@ def test_steps_of_a_constant_time() -> None:
     for batch in (1, 4):
         for new in (1, 9):
             measurements.add(Burst(batch, 32, new), [0.01 * new])
-    fit = measurements.fit(2048)
+    fit = measurements.fit(8, 2048)
     assert fit.max_error < 1e-6
     assert fit.cost.step_s + fit.cost.weights_s == pytest.approx(0.01)

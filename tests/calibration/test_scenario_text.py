@@ -71,7 +71,7 @@ def test_what_is_not_known_is_said(says: str) -> None:
 
 def test_what_is_known_is_not_called_unknown() -> None:
     limits = EngineLimits(32, True, 2048, "0.32.0")
-    cost = CostModel(1e-3, 1e-3, 1e-5, 1.6, 1e-5, 1e-7, 1e-9, 1e-4)
+    cost = CostModel(1e-3, 1e-3, 1e-5, 1.6, 1e-5, 1e-7, 1e-9, 1e-4, 1e-3)
     text, _ = written(
         limits=limits,
         fit=Fit(cost, 0.0, [0.0]),

@@ -23,6 +23,7 @@ COST = CostModel(
     context_s=0.2e-6,
     attention_s=10e-9,
     request_s=0.7e-3,
+    prefill_s=0.9e-3,
 )
 SPEC = InstanceSpec(
     cost=COST,

@@ -24,6 +24,7 @@ COST = CostModel(
     context_s=26.3e-9,
     attention_s=1.1e-10,
     request_s=3.3e-4,
+    prefill_s=2.1e-4,
 )
 STEP_S = 7e-3
 

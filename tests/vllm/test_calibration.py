@@ -29,20 +29,20 @@ def stepped(engine: Any) -> Iterator[SteppedEngine]:
     scheduler.schedule = schedule
 
 
-@pytest.mark.parametrize("burst", [Burst(3, 40, 5), Burst(1, 300, 1), Burst(6, 200, 3)])
+@pytest.mark.parametrize("burst", [Burst(3, 40, 5), Burst(1, 300, 1), Burst(16, 20, 8, waves=3)])
 def test_the_steps_of_a_burst_are_those_that_the_engine_makes(
     stepped: SteppedEngine, burst: Burst
 ) -> None:
     """So the constants can be found from how long a whole burst took."""
     dice = random.Random(str(burst))
-    prompts = [dice.choices(IDS, k=burst.prompt) for _ in range(burst.batch)]
-    made = stepped.burst(prompts, burst.new, SAMPLING)
+    prompts = [dice.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
+    made = stepped.burst(prompts, burst.lengths, SAMPLING)
     limit = stepped.limits.max_num_batched_tokens
     assert limit is not None
-    wanted = steps_of(burst, limit)
+    wanted = steps_of(burst, stepped.slots, limit)
     assert len(made) == sum(run.number for run in wanted)
     assert sum(step.sequences for step in made) == sum(r.number * r.sequences for r in wanted)
-    assert sum(step.prefill_tokens for step in made) == burst.batch * burst.prompt
+    assert sum(step.prefill_tokens for step in made) == burst.requests * burst.prompt
     for name in ("context", "attention", "requests"):
         told = sum(getattr(step, name) for step in made)
         assert told == pytest.approx(sum(getattr(run, name) for run in wanted)), name

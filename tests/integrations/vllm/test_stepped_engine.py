@@ -68,7 +68,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SteppedEngine:
 
 
 def test_steps_of_a_burst(engine: SteppedEngine) -> None:
-    assert engine.burst([[5] * 6, [6] * 6], 2, {"temperature": 1.0}) == [
+    assert engine.burst([[5] * 6, [6] * 6], [2, 2], {"temperature": 1.0}) == [
         EngineStep(0, 10, 0, 6 * 3 + 4 * 2, 2, 1.0),
         EngineStep(1, 2, 7, 2 * (4 + 1), 0, 1.0),
         EngineStep(1, 0, 7, 0.0, 0, 1.0),

@@ -31,9 +31,15 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
         context_s=0.125,
         attention_s=2.0,
         request_s=0.75,
+        prefill_s=0.625,
     )
-    step_s = StepTime(cost).step(sequences=2, tokens=1, context=8, attention=3.0, admitted=4)
-    assert step_s == pytest.approx(0.5 + 5.0 + 2 * 0.25 + 8 * 0.125 + 3.0 * 2.0 + 4 * 0.75)
+    time = StepTime(cost)
+    decode_s = time.step(sequences=2, tokens=2, context=8, attention=0.0, admitted=0)
+    assert decode_s == pytest.approx(0.5 + (3.0**2 + 8.0**2) ** 0.5 + 2 * 0.25 + 8 * 0.125)
+    mixed_s = time.step(sequences=2, tokens=3, context=8, attention=3.0, admitted=4)
+    matmul_s = (3.0**2 + 12.0**2) ** 0.5
+    prefill_s = 3.0 * 2.0 + 4 * 0.75 + 0.625
+    assert mixed_s == pytest.approx(0.5 + matmul_s + 2 * 0.25 + 8 * 0.125 + prefill_s)
 
 
 def test_published_speed_of_a_7b_model_on_an_h100() -> None:
