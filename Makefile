@@ -134,7 +134,7 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
 	$(VLLM_VENV)/bin/python -m pip install -q pytest pytest-rerunfailures hypothesis sortedcontainers \
-	  msgspec numpy rich asyncio-throttle
+	  msgspec numpy prometheus-client rich asyncio-throttle
 	touch $@
 
 # SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its

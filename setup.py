@@ -16,7 +16,8 @@ HOT = {
     "judgement lender length_history lifecycle migrator model outcomes progress replay_buffer "
     "requests restorer sample_buffer scheduler selection_window serials sessions siblings snapshot "
     "tuning updater validation verification waiting",
-    "metrics": "attempt_index bubbles metrics steps waste",
+    "metrics": "attempt_index bubbles client_times folded histogram metrics sample_times steps "
+    "trained waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "request_limits sim_counters sim_instance step_scheduler step_time",
     "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
@@ -30,8 +31,8 @@ HOT = {
     "integrations/vllm/protocol": "endpoints event_stream request_ids",
     "integrations/gateway/control_plane": "counters",
     "integrations/gateway/data_plane": "call client_request client_stream data_plane dialects "
-    "envelope fanout http_reply open_calls pacer splice split stream stream_tokens streaming_call "
-    "token_names unary_call",
+    "envelope fanout http_reply open_calls pacer responses splice split stream stream_tokens "
+    "streaming_call token_names unary_call",
 }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from rich.console import Console
@@ -22,6 +22,7 @@ from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.reward_function import reward_settings_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
+from rollout_sched.log_lines import Format, Level
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.guess import command as guess
@@ -134,6 +135,9 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     megabytes = defaults["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
     add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
+    add("--log-level", choices=get_args(Level), help=f"default: {defaults['log_level']}")
+    add("--log-format", choices=get_args(Format), help=f"default: {defaults['log_format']}")
+    add("--access-log", action="store_true", help="log each call when it is over")
     retuner.add_flags(parser)
     add_flags(parser, RunOptions)
     add_flags(
@@ -187,7 +191,6 @@ def _demo(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     from rollout_sched.integrations.gateway.serve import serve
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     names = (field.name for field in msgspec.structs.fields(Options))
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     live = given_flags(options, Settings)

@@ -9,6 +9,7 @@ import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.live.run_options import RunOptions
+from rollout_sched.log_lines import Format, Level
 
 
 class Options(RunOptions, frozen=True, kw_only=True):
@@ -25,6 +26,9 @@ class Options(RunOptions, frozen=True, kw_only=True):
                        keys of clients, trainers and administrators; None asks for none
     weights_roots      folders in which weights on disk must lie; anywhere if there are none
     allow_instances    patterns of URLs that may be added while it runs; any if there are none
+    log_level          of what is logged: debug, info, warning, error
+    log_format         text or json, a line for each; as json, what else is said is logged too
+    access_log         a line for each call that is over
     grace_s            seconds that running answers get to finish when the gateway stops
     live               settings of the driver, before those of the policy file
     """
@@ -46,5 +50,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     max_samples: int = 3_200_000  # a hundred thousand groups of sixteen, and as many again
     slots: int | None = None
     kv_tokens: int | None = None
+    log_level: Level = "info"
+    log_format: Format = "text"
+    access_log: bool = False
     grace_s: float = 10.0
     live: dict[str, Any] = msgspec.field(default_factory=dict)

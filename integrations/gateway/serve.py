@@ -14,11 +14,11 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rollout_sched import __version__, event_loop
+from rollout_sched import __version__, event_loop, log_lines
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import InstanceJoined, InstanceLost
+from rollout_sched.core.events import InstanceJoined
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
@@ -40,6 +40,7 @@ from rollout_sched.integrations.gateway.control_plane.instance_access import (
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
 from rollout_sched.integrations.http.lingering import LINGER_S
@@ -51,6 +52,8 @@ from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
 
 Say = Callable[[str], None]
+
+log = logging.getLogger(__name__)
 
 COLLECT_S = 60.0
 
@@ -66,7 +69,9 @@ Attach = Callable[[LiveScheduler], Callable[[], Awaitable[None]]]
 
 def serve(options: Options, attach: Attach | None = None) -> None:
     """Run until SIGTERM or SIGINT. Raises CallerError, or OSError if the port is taken."""
-    event_loop.run(_serve(options, partial(print, flush=True), attach))
+    log_lines.set_up(options.log_level, options.log_format)
+    say: Say = log.info if options.log_format == "json" else partial(print, flush=True)
+    event_loop.run(_serve(options, say, attach))
 
 
 async def _serve(options: Options, say: Say, attach: Attach | None) -> None:
@@ -145,8 +150,12 @@ class Service:
         )
         self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
+        logs = options.access_log
         self.data_plane = DataPlane(
-            self.live.driver, limits=limits, keys=auth.opening(Access.CLIENT)
+            self.live.driver,
+            limits=limits,
+            keys=auth.opening(Access.CLIENT),
+            responses=Responses(logs=logs),
         )
         self.gateway = Gateway(
             self.live,
@@ -154,8 +163,9 @@ class Service:
             make_client or _client_maker(options, AddedInstance),
             AllowList(options.allow_instances, named),
             WeightRoots(options.weights_roots),
+            Responses(logs=logs),
         )
-        self.live.driver.pump.watch(self._announce, InstanceJoined, InstanceLost)
+        self.live.driver.pump.watch(self._announce, InstanceJoined)
         self.app = make_app(
             self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
         )
@@ -179,6 +189,8 @@ class Service:
         app: App = self.data_plane
         limits = ServerLimits(max_body=self.options.max_body, max_bodies=self.options.max_bodies)
         self._server = HttpServer(app, self._runner.server, limits)
+        self.gateway.turned_away = self._server.turned_away
+        self.gateway.figures.lag.start()
         listener = await self._server.listen(self.options.host, self.options.port)
         if self.options.admin_socket is not None:
             await self._listen_for_admins(self._server, self.options.admin_socket)
@@ -205,6 +217,7 @@ class Service:
             await self._runner.cleanup()
         finally:
             last_words.cancel()
+            self.gateway.figures.lag.stop()
             await self.live.close()
             for client in self._clients:
                 await client.close()
@@ -256,13 +269,10 @@ class Service:
         if auth.shuts_admins_out:
             self._say("/admin is closed; --admin-key-file or --admin-socket opens it")
 
-    def _announce(self, event: InstanceJoined | InstanceLost) -> None:
-        """Who has come, with what is missing there, and who has gone."""
-        if isinstance(event, InstanceJoined):
-            for line in _described(self.live.driver.supervisors[event.instance]):
-                self._say(line)
-        else:
-            self._say(f"instance {event.instance}: lost ({event.reason})")
+    def _announce(self, event: InstanceJoined) -> None:
+        """Who has come, with what is missing there."""
+        for line in _described(self.live.driver.supervisors[event.instance]):
+            self._say(line)
 
 
 def _described(supervisor: InstanceSupervisor) -> list[str]:

@@ -51,6 +51,7 @@ class HttpServer:
     limits    what its connections keep. What the fallback is handed keeps the same, but is cut off
               where it breaks them: only the fallback knows what it has answered
     bodies    what of `max_bodies` is in use
+    turned_away  how many requests were answered here, unread, by status
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class HttpServer:
         self.limits = limits or ServerLimits()
         self.bodies = BodyBudget(self.limits.max_bodies)
         self.connections = Connections(self.limits)
+        self.turned_away: dict[int, int] = {}
         self.closing = False
         self._listeners: list[asyncio.AbstractServer] = []
 

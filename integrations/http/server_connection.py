@@ -318,6 +318,8 @@ class ServerConnection:
     def _turn_away(self, status: int, headers: Headers, body: bytes) -> None:
         """Answer a request without reading it, after which nothing that comes makes sense."""
         self._release_body()
+        turned_away = self._server.turned_away
+        turned_away[status] = turned_away.get(status, 0) + 1
         self._transport.write(_refusal(status, headers, body))
         self._linger()
 

@@ -108,7 +108,7 @@ class Placement:
             for at, session in [key for key in self._placed if key[0] == server]:
                 for dispatch in self._placed.pop((at, session)):
                     self._pump.tell(RequestWithdrawn(dispatch.request))
-            self._pump.tell(InstanceLost(server, "removed"))
+            self._pump.tell(InstanceLost(server, "removed", asked=True))
 
     def forget_sessions(self) -> int:
         """The next request of a session goes where the policy likes, as if it were the first.

@@ -33,11 +33,15 @@ class InstanceJoined(_Event, frozen=True):
     version: int = 0
 
 
-class InstanceLost(_Event, frozen=True):
-    """An instance died or was removed; whatever it held is gone but for the tokens streamed."""
+class InstanceLost(_Event, frozen=True, omit_defaults=True):
+    """An instance died or was removed; whatever it held is gone but for the tokens streamed.
+
+    asked  somebody has removed it: nothing went wrong
+    """
 
     instance: str
     reason: str = ""
+    asked: bool = False
 
 
 class InstanceLeaving(_Event, frozen=True):

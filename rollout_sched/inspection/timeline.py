@@ -136,7 +136,8 @@ class TimelineFold:
         self._note("joined", now, event.instance, {"version": event.version})
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self._note("lost", now, event.instance, {"reason": event.reason})
+        how = "left" if event.asked else "lost"
+        self._note(how, now, event.instance, {"reason": event.reason})
 
     def _updated(self, now: float, event: WeightsUpdated) -> None:
         self._note("weights loaded", now, event.instance, {"version": event.version})

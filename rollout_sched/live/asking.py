@@ -27,6 +27,12 @@ def said(error: Exception) -> str:
     return printable(str(error) or type(error).__name__)
 
 
+def unquoted(error: Exception) -> str:
+    """The same without a word of what an instance answered, which may quote a prompt."""
+    words = getattr(error, "unquoted", None)
+    return said(error) if words is None else printable(words)
+
+
 def is_ending() -> bool:
     """Whether it is this task that is cancelled, not something that it waited for."""
     task = asyncio.current_task()

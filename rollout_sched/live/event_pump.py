@@ -111,7 +111,7 @@ class EventPump:
             try:
                 self._handle(event)
             except CallerError as error:  # it is not the fault of whoever told the first event
-                log.error("%s was refused: %s", event, error)
+                log.error("%s was refused: %s", _named(event), error)
 
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
@@ -133,7 +133,7 @@ class EventPump:
         anomalies = self.scheduler.anomalies
         if anomalies and sum(anomalies.values()) != self._anomalies:
             self._anomalies = sum(anomalies.values())
-            log.warning("%s does not fit what is known: %s", event, dict(anomalies))
+            log.warning("%s does not fit what is known: %s", _named(event), dict(anomalies))
 
     def _show(self, now: float, event: Event, actions: list[Action]) -> None:
         """To all who look on. Who fails at that changes nothing for anybody else."""
@@ -147,4 +147,11 @@ class EventPump:
             try:
                 watcher(event)
             except Exception:
-                log.exception("%r failed at %s", watcher, event)
+                log.exception("%r failed at %s", watcher, _named(event))
+
+
+def _named(event: Event) -> str:
+    """Its type and whom it is about; its reason may quote a prompt."""
+    names = ("instance", "group", "request", "attempt")
+    about = [f"{name} {getattr(event, name)}" for name in names if hasattr(event, name)]
+    return " ".join([type(event).__name__, *about])

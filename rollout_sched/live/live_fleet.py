@@ -106,7 +106,7 @@ class LiveFleet:
         if self.supervisors.get(name) is not supervisor:
             return  # removed while it drained
         told = asyncio.Event()
-        self.lose(name, "removed", told.set)
+        self.lose(name, "drained" if drain else "removed", told.set, asked=True)
         if not told.is_set():
             await told.wait()
         del self.supervisors[name]
@@ -118,15 +118,27 @@ class LiveFleet:
         self.versions.adopt(version)
         self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
 
-    def lose(self, name: str, reason: str, then: Callable[[], None] | None = None) -> None:
-        """The instance is gone; what its streams brought is kept. `then` is called when the
-        scheduler knows, which is at once where all attempts are in this process."""
-        self.attempts.lose(name, partial(self._tell_lost, name, reason, then))
+    def lose(
+        self,
+        name: str,
+        reason: str,
+        then: Callable[[], None] | None = None,
+        *,
+        asked: bool = False,
+    ) -> None:
+        """The instance is gone, or is let go because that was `asked`; what its streams brought is
+        kept. `then` is called when the scheduler knows, which is at once where all attempts are in
+        this process."""
+        gone = InstanceLost(name, reason, asked)
+        self.attempts.lose(name, partial(self._tell_lost, gone, then))
 
-    def _tell_lost(self, name: str, reason: str, then: Callable[[], None] | None) -> None:
-        if self._view.instance(name) is not None:
-            log.warning("instance %s lost: %s", name, reason)
-            self.tell(InstanceLost(name, reason))
+    def _tell_lost(self, gone: InstanceLost, then: Callable[[], None] | None) -> None:
+        if self._view.instance(gone.instance) is not None:
+            if gone.asked:
+                log.info("instance %s was %s", gone.instance, gone.reason)
+            else:
+                log.warning("instance %s lost: %s", gone.instance, gone.reason)
+            self.tell(gone)
         if then is not None:
             then()
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import Sample
+from rollout_sched.live.asking import unquoted
 from rollout_sched.live.ports import Payload, RequestRejected
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,8 @@ class PayloadBook:
         """It will never be delivered, and whoever waits for it hears so."""
         error = self._forget_group(group)
         if not filtered:
-            log.error("group %s failed: %s", group, error)
+            why = "no reason is known" if error is None else unquoted(error)
+            log.error("group %s failed: %s", group, why)
             if self.on_group_failed is not None:
                 self._link.afterwards(self.on_group_failed, group, error)
         elif self.on_group_filtered is not None:

@@ -61,7 +61,8 @@ class RequestRejected(RolloutError, RuntimeError):
 
     `status` and `body` are for its client: what an instance answered (HTTP 4xx), or 500 with
     nothing where the request could not even be sent. `because`: what it was rejected for, where
-    that says something about the instance.
+    that says something about the instance. `unquoted`: the text without a word of the instance's
+    answer, which may quote the prompt.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class RequestRejected(RolloutError, RuntimeError):
         body: bytes = b"",
         *,
         because: Exception | None = None,
+        unquoted: str = "",
     ) -> None:
         super().__init__(text)
+        self.unquoted = unquoted or text
         self.status = status
         self.body = body
         self.because = because

@@ -11,6 +11,7 @@ from rollout_sched.core.events import (
     RequestInterrupted,
     TurnFinished,
 )
+from rollout_sched.live.asking import unquoted
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.payload_book import PayloadBook, drop
 from rollout_sched.live.ports import (
@@ -134,7 +135,8 @@ class RunningAttempts:
         if not usable:
             drop(running.payload, dispatch.attempt)
         self._payloads.note_error(dispatch, error)
-        log.info("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, error)
+        why = unquoted(error)
+        log.debug("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, why)
         if may_be_restarted(error):  # first: its slot is given away as soon as this is told
             self._link.restart_suspected(dispatch.instance)
         self._link.tell(

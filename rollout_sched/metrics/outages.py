@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.actions import Discard, Release
+from rollout_sched.core.actions import Discard
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed, Restored
 from rollout_sched.metrics.fold import Handler
 
@@ -16,7 +16,7 @@ class OutageFigures(msgspec.Struct, frozen=True):
     """Outages of a whole run.
 
     instances_lost      how often one went unasked
-    instances_left      how often one went that had been asked to, after it was drained
+    instances_left      how often one went that had been asked to
     instances_returned  how often one came back
     away_s              instance-seconds between going and coming back, or the end
     failed_attempts     attempts without an answer; those an instance took with it are not counted
@@ -40,7 +40,6 @@ class OutageFold:
         self._lost = self._left = self._returned = self._failed_attempts = 0
         self._away_s = 0.0
         self._here: set[str] = set()
-        self._released: set[str] = set()
         self._gone_at: dict[str, float] = {}
         self._failed_prompts: set[str] = set()
         self._restarts = 0
@@ -49,7 +48,6 @@ class OutageFold:
         return {
             InstanceJoined: self._joined,
             InstanceLost: self._gone,
-            Release: self._release,
             RequestFailed: self._failed,
             Discard: self._discarded,
             Restored: self._restored,
@@ -82,14 +80,10 @@ class OutageFold:
             return
         self._here.remove(name)
         self._gone_at[name] = now
-        if name in self._released:
-            self._released.remove(name)
+        if event.asked:
             self._left += 1
         else:
             self._lost += 1
-
-    def _release(self, now: float, action: Release) -> None:
-        self._released.add(action.instance)
 
     def _failed(self, now: float, event: RequestFailed) -> None:
         self._failed_attempts += 1
@@ -102,4 +96,3 @@ class OutageFold:
         """Who was here joins anew, but has not been away."""
         self._restarts += 1
         self._here.clear()
-        self._released.clear()

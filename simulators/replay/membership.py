@@ -77,9 +77,11 @@ class Membership:
 
     def _released(self, node: SimNode) -> None:
         if self._fleet.is_here(node):
-            self._take_out(node, node.returns_after_s, "left")
+            self._take_out(node, node.returns_after_s, "drained", asked=True)
 
-    def _take_out(self, node: SimNode, returns_after_s: float, reason: str) -> None:
+    def _take_out(
+        self, node: SimNode, returns_after_s: float, reason: str, *, asked: bool = False
+    ) -> None:
         fleet, name = self._fleet, node.name
         fleet.catch_up(node)
         held = self._attempts.on(name)
@@ -90,7 +92,7 @@ class Membership:
         fleet.changed.pop(node, None)
         node.due = INFINITY
         node.instance.close()
-        self._tell(InstanceLost(name, reason))
+        self._tell(InstanceLost(name, reason, asked))
         fleet.gpus.gone(node)
         if returns_after_s:
             self._queue.after(returns_after_s, self.join, name)

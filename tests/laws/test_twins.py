@@ -507,7 +507,7 @@ def ambiguous(journal: list[Any]) -> bool:
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
         answer = isinstance(said, ANSWERS)
         instance = where.get(said.attempt, "") if answer else ""
-        if instance and at in lost and lost[at] != InstanceLost(instance, "left"):
+        if instance and at in lost and lost[at] != InstanceLost(instance, "drained", asked=True):
             return True
         if instance and before[0] == at and before[1] not in ("", instance):
             return True

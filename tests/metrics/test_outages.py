@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Discard, Release
+from rollout_sched.core.actions import Discard
 from rollout_sched.core.run_state import RunState
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
@@ -36,8 +36,8 @@ def test_lost_and_back() -> None:
 
 
 def test_who_was_let_go_has_left() -> None:
-    released = (5.0, ev.InstanceLeaving("a"), [Release("a")])
-    of = figures(100.0, joined(0.0), released, lost(5.0), joined(50.0), lost(60.0))
+    removed = (5.0, ev.InstanceLost("a", asked=True), [])
+    of = figures(100.0, joined(0.0), removed, joined(50.0), lost(60.0))
     assert (of.instances_left, of.instances_lost) == (1, 1)
     assert of.away_s == 45.0 + 40.0
 

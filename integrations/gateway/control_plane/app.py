@@ -34,6 +34,7 @@ from rollout_sched.integrations.gateway.control_plane.scheduler_routes import (
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.control_plane.workers import Workers
+from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT, Responses
 from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.integrations.vllm.weight_roots import OutsideRoots
 from rollout_sched.live.ports import InstanceError
@@ -86,7 +87,13 @@ def make_app(
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await guards.check(request, handler)
 
-    app = web.Application(middlewares=[_to_the_end, _as_answers, check], client_max_size=max_body)
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _counted(gateway.responses, request, handler)
+
+    app = web.Application(
+        middlewares=[count, _to_the_end, _as_answers, check], client_max_size=max_body
+    )
     app[STOPPING] = asyncio.Event()
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
@@ -117,6 +124,22 @@ def make_app(
     app[ACCESS] = guards.access
     app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
     return app
+
+
+async def _counted(
+    responses: Responses, request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    status, begun = CLIENT_LEFT, responses.begin()
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except web.HTTPException as answer:
+        status = answer.status
+        raise
+    finally:
+        path = request.rel_url.raw_path.encode()  # quoted as it came, so that it stays on its line
+        responses.end(request.method.encode(), path, status, begun)
 
 
 class _Epoch:
@@ -220,7 +243,8 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
     except ConnectionResetError:  # the client's: an instance's is an InstanceError
         return refusal(400, "the request broke off")
     except Exception as error:
-        log.exception("%s %s", request.method, request.path)  # a query may hold a secret
+        path = request.rel_url.raw_path  # a query may hold a secret
+        log.exception("%s %s", request.method, path)
         return refusal(500, f"the gateway failed: {error}")
 
 

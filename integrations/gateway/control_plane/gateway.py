@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.counters import Counters
+from rollout_sched.integrations.gateway.control_plane.figures import Figures
 from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AllowList,
     checked_url,
@@ -23,6 +23,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_update import (
     stored,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -83,7 +84,12 @@ MakeClient = Callable[[NewInstance], InstanceClient]
 
 class Gateway:
     """`make_client` makes the client of an instance that is added at run time, if `allow` does;
-    weights on disk lie within `weight_roots`."""
+    weights on disk lie within `weight_roots`.
+
+    figures      what is counted of the run
+    responses    how calls of the control plane ended; those of the data plane are there
+    turned_away  how many requests the port itself has answered, by status
+    """
 
     def __init__(
         self,
@@ -92,6 +98,7 @@ class Gateway:
         make_client: MakeClient,
         allow: AllowList | None = None,
         weight_roots: WeightRoots | None = None,
+        responses: Responses | None = None,
     ) -> None:
         self._live = live
         self._allow = allow or AllowList()
@@ -103,10 +110,11 @@ class Gateway:
         self.weight_loaders = WeightLoaders(live.driver, weight_roots)
         self.weight_loaders.take_up(None if live.stored is None else live.stored.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
-        self.counters = Counters()
+        self.figures = Figures(live.driver)
+        self.responses = responses or Responses()
+        self.turned_away: Mapping[int, int] = {}
         self.created = int(time.time())
         self._make_client = make_client
-        self.driver.pump.observers.append(self.counters.observe)
 
     @property
     def healthy(self) -> bool:

@@ -1,16 +1,21 @@
-"""The metrics in Prometheus's text format (version 0.0.4), written when somebody asks."""
+"""What is counted, as metrics of Prometheus; put together when somebody asks, by its own client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isinf
 
-from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.model import InstanceStatus
-from rollout_sched.integrations.gateway.control_plane.counters import STALENESS_BOUNDS
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, InstanceView
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from rollout_sched.metrics.bubbles import CAUSES
+from rollout_sched.metrics.histogram import Histogram
 
 #: Label values and what was measured.
 Rows = Iterable[tuple[Mapping[str, str], float]]
@@ -18,72 +23,187 @@ Rows = Iterable[tuple[Mapping[str, str], float]]
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
 
 
-def prometheus_text(gateway: Gateway) -> str:
-    """Everything that is counted, as one page."""
-    return "".join([*_of_requests(gateway), *_of_samples(gateway), *_of_instances(gateway)])
+class GatewayMetrics:
+    """Of one gateway; `page` is what /metrics answers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(gateway))
+        ProcessCollector(registry=self._registry)
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics and their content type, by the `Accept` of who asks."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
 
-def _of_requests(gateway: Gateway) -> Iterator[str]:
-    counters, view, data_plane = gateway.counters, gateway.driver.view, gateway.data_plane
-    events = counters.events
-    yield _family(
-        "requests_total", "Requests that are over, by outcome.", _by("outcome", counters.outcomes)
+class _Families(Collector):
+    """The metrics that stand in docs/observability.md."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: else all would be collected once to learn their names."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for families in (_requests, _calls, _queue, _trainer, _weights, _fleet, _instances, _self):
+            yield from families(self._gateway)
+
+
+def _requests(gateway: Gateway) -> Iterator[Metric]:
+    counters, clients = gateway.figures.counters, gateway.figures.clients
+    yield _counters(
+        "requests", "Requests that are over, by outcome.", _by("outcome", counters.outcomes)
     )
-    yield _family(
-        "tokens_total", "Response tokens, by what became of them.", _by("outcome", counters.tokens)
+    yield _counters(
+        "tokens",
+        "Response tokens, by what became of them: answered, delivered, or why they were wasted.",
+        _by("outcome", counters.tokens),
     )
-    yield _one("attempts_total", "Dispatches to instances.", counters.attempts)
-    yield _one("resumed_attempts_total", "Dispatches that went on from tokens.", counters.resumed)
-    yield _one("interruptions_total", "Attempts stopped from outside.", events[RequestInterrupted])
-    yield _one("failed_attempts_total", "Attempts without an answer.", events[RequestFailed])
-    yield _one("refused_total", "Calls refused because too much was here.", data_plane.refused)
-    yield _family(
-        "anomalies_total",
-        "What instances said that cannot be true or came too late.",
-        _by("kind", view.anomalies),
+    yield _counter("attempts", "Dispatches to instances.", counters.attempts)
+    yield _counter("resumed_attempts", "Dispatches that went on from tokens.", counters.resumed)
+    yield _counter("interruptions", "Attempts stopped from outside.", counters.interrupted)
+    yield _counters(
+        "failed_attempts",
+        "Attempts without an answer, by whose fault that is.",
+        _by("blame", {"request": 0, "instance": 0, "unclear": 0, **counters.failed}),
     )
-    yield _family(
-        "version_contradictions_total",
-        "Answers by other versions than were known of their instance.",
-        _by("kind", gateway.driver.versions.contradictions),
+    yield _histogram(
+        "request_duration_seconds",
+        "Of clients' requests, from being asked for to the answer.",
+        clients.duration,
     )
-    yield _one("in_flight", "Attempts on instances.", view.in_flight)
-    yield _one("waiting", "Requests that wait for an instance.", view.waiting)
-    yield _one("sessions", "Sessions of clients whose last instance is known.", view.sessions)
-    yield _one(
-        "session_moves_total",
-        "Requests of a session sent elsewhere than the one before.",
-        view.session_moves,
+    samples = gateway.figures.samples
+    yield _histograms(
+        "queue_wait_seconds",
+        "From being asked for to the first dispatch: a client's request, a trainer's group.",
+        "source",
+        {"client": clients.wait, "trainer": samples.wait},
     )
-    yield _one("parked", "Requests in the replay buffer.", view.parked)
-    journal = gateway.journal
-    if journal is not None:
-        broken = int(bool(journal.broken))
-        yield _one("journal_broken", "1 if the journal ended before its time.", broken)
-    yield _one(
+    yield _histograms(
+        "response_tokens",
+        "Tokens of a response, by whom it went to.",
+        "source",
+        {"client": clients.tokens, "trainer": gateway.figures.trained.tokens},
+    )
+
+
+def _calls(gateway: Gateway) -> Iterator[Metric]:
+    data_plane = gateway.data_plane
+    planes = {
+        "data": data_plane.calls.responses.by_status,
+        "control": gateway.responses.by_status,
+        "connection": gateway.turned_away,
+    }
+    yield _counters(
+        "http_responses",
+        "Calls that are over, by HTTP status: 4xx are of the client's making (499: it has left).",
+        (
+            ({"plane": plane, "code": str(code)}, count)
+            for plane, by_status in planes.items()
+            for code, count in by_status.items()
+        ),
+    )
+    yield _counter("refused", "Calls refused because too much was here.", data_plane.refused)
+    yield _gauge(
         "open_calls", "Calls of clients that are not answered yet.", data_plane.calls.requests
     )
 
 
-def _of_samples(gateway: Gateway) -> Iterator[str]:
-    counters, progress = gateway.counters, gateway.driver.view.run
-    yield _one("batches_total", "Batches delivered.", counters.batches)
-    bounds = [*map(str, STALENESS_BOUNDS), "+Inf"]
-    buckets = zip(bounds, accumulate(counters.staleness), strict=True)
-    name = _name("staleness_versions")
-    yield f"# HELP {name} Staleness of delivered samples.\n# TYPE {name} histogram\n"
-    yield "".join(f'{name}_bucket{{le="{bound}"}} {count}\n' for bound, count in buckets)
-    yield f"{name}_sum {counters.staleness_sum}\n{name}_count {sum(counters.staleness)}\n"
+def _queue(gateway: Gateway) -> Iterator[Metric]:
+    view = gateway.driver.view
+    yield _gauge("in_flight", "Attempts on instances.", view.in_flight)
+    yield _gauge("waiting", "Requests that wait for an instance.", view.waiting)
+    yield _gauge("parked", "Requests in the replay buffer.", view.parked)
+    yield _gauge("sessions", "Sessions of clients whose last instance is known.", view.sessions)
+    yield _counter(
+        "session_moves",
+        "Requests of a session sent elsewhere than the one before.",
+        view.session_moves,
+    )
+    yield _counters(
+        "anomalies",
+        "What instances said that cannot be true or came too late.",
+        _by("kind", view.anomalies),
+    )
+    yield _counters(
+        "version_contradictions",
+        "Answers by other versions than were known of their instance.",
+        _by("kind", gateway.driver.versions.contradictions),
+    )
+
+
+def _trainer(gateway: Gateway) -> Iterator[Metric]:
+    figures = gateway.figures
+    steps, samples, trained = figures.steps, figures.samples, figures.trained
+    yield _counter("batches", "Batches delivered.", figures.counters.batches)
+    yield _histogram("step_duration_seconds", "From one delivery to the next.", steps.duration)
+    last = steps.last
+    tail = {} if last is None else {"50": last.t50_s, "90": last.t90_s, "99": last.t99_s}
+    yield _gauges(
+        "last_step_finished_seconds",
+        "Into the last step, when this percentage of its batch was finished.",
+        _by("percent", tail),
+    )
+    yield _counter("trainer_wait_seconds", "How long the trainer has waited.", steps.trainer_wait_s)
+    yield _counter("step_instance_seconds", "Instance-seconds of the steps.", steps.capacity_s)
+    yield _counters(
+        "step_bubble_seconds",
+        "Of these, those with nothing in flight, by cause.",
+        _by("cause", {**dict.fromkeys(CAUSES, 0.0), **steps.idle_s}),
+    )
+    yield _histogram(
+        "sample_duration_seconds",
+        "Of a trainer's samples, from the first dispatch to the end.",
+        samples.duration,
+    )
+    yield _histogram("staleness_versions", "Staleness of delivered samples.", trained.staleness)
+    yield _gauge(
+        "length_bias_ratio",
+        "Mean length of delivered samples over that of all that are over; below 1 favours short.",
+        trained.length_ratio,
+    )
+    now = gateway.driver.pump.now
+    yield _gauge(
+        "oldest_group_seconds",
+        "Since the first dispatch of the oldest group that is under way.",
+        samples.oldest_s(now),
+    )
+
+
+def _weights(gateway: Gateway) -> Iterator[Metric]:
+    progress, weights = gateway.driver.view.run, gateway.figures.weights
     versions = {"published": progress.version, "oldest_in_fleet": progress.fleet_version}
-    yield _family("version", "Policy versions.", _by("which", versions))
+    yield _gauges("version", "Policy versions.", _by("which", versions))
+    yield _histogram(
+        "weight_load_seconds",
+        "From the order to load weights to the instance's saying that it has them.",
+        weights.load,
+    )
+    yield _histogram(
+        "weight_sync_seconds",
+        "From the publication of weights until every instance has them.",
+        weights.sync,
+    )
 
 
-def _of_instances(gateway: Gateway) -> Iterator[str]:
-    counters = gateway.counters
+def _fleet(gateway: Gateway) -> Iterator[Metric]:
+    gone, now = gateway.figures.counters.gone, gateway.driver.pump.now
+    yield _counter("instances_lost", "Times an instance was lost.", gone["lost"])
+    yield _counter("instances_removed", "Times an instance was removed.", gone["removed"])
+    yield _counters(
+        "instance_seconds",
+        "Instance-seconds by state: busy, idle, or why an instance takes nothing.",
+        _by("state", gateway.figures.fleet.seconds(now)),
+    )
+
+
+def _instances(gateway: Gateway) -> Iterator[Metric]:
     views = [gateway.view(supervisor) for supervisor in gateway.supervisors()]
     joined = [view for view in views if view.version is not None]
-    yield _one("instances_lost_total", "Times an instance was lost.", counters.events[InstanceLost])
-    yield _family(
+    yield _gauges(
         "instance_status",
         "1 for the status an instance has.",
         (
@@ -92,24 +212,51 @@ def _of_instances(gateway: Gateway) -> Iterator[str]:
             for status in _STATUSES
         ),
     )
-    yield _family(
+    yield _gauges(
         "instance_in_flight", "Attempts on the instance.", ((_of(v), v.in_flight) for v in joined)
     )
-    yield _family(
+    yield _gauges(
         "instance_version",
         "Policy version it computes with.",
         ((_of(v), v.version or 0) for v in joined),
     )
-    yield _family(
+    yield _gauges(
         "instance_kv_usage",
         "Share of its KV cache in use.",
         ((_of(v), v.kv_usage) for v in joined if v.kv_usage is not None),
     )
-    yield _family(
-        "instance_generated_tokens_total",
-        "Tokens it made since it started.",
-        _by("instance", counters.generated),
+    reports = gateway.figures.counters.reports
+    for short, about, value in _REPORTED:
+        rows = (({"instance": name}, value(report)) for name, report in reports.items())
+        yield _counters(f"instance_{short}", about, rows)
+
+
+#: What an instance's last poll said, as counters since it started.
+_REPORTED: tuple[tuple[str, str, Callable[[InstanceReported], int]], ...] = (
+    ("generated_tokens", "Tokens it made since it started.", lambda r: r.generated_tokens),
+    ("prefill_tokens", "Prompt tokens it computed since it started.", lambda r: r.prefill_tokens),
+    (
+        "cached_tokens",
+        "Prompt tokens that its prefix cache had instead.",
+        lambda r: r.cached_tokens,
+    ),
+    ("preemptions", "Preemptions since it started.", lambda r: r.preemptions),
+)
+
+
+def _self(gateway: Gateway) -> Iterator[Metric]:
+    yield _histogram(
+        "scheduler_lag_seconds",
+        "How late the event loop came to what was due.",
+        gateway.figures.lag.seconds,
     )
+    journal = gateway.journal
+    if journal is not None:
+        broken = int(bool(journal.broken))
+        yield _gauge("journal_broken", "1 if the journal ended before its time.", broken)
+
+
+# -- families --------------------------------------------------------------------------------
 
 
 def _of(view: InstanceView) -> dict[str, str]:
@@ -124,19 +271,40 @@ def _name(short: str) -> str:
     return f"rollout_sched_{short}"
 
 
-def _one(short: str, about: str, value: float) -> str:
-    return _family(short, about, [({}, value)])
+def _counter(short: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(_name(short), about, value=value)
 
 
-def _family(short: str, about: str, rows: Rows) -> str:
-    name = _name(short)
-    kind = "counter" if name.endswith("_total") else "gauge"
-    lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+def _gauge(short: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(_name(short), about, value=value)
+
+
+def _counters(short: str, about: str, rows: Rows) -> Metric:
+    family = CounterMetricFamily(_name(short), about)
     for labels, value in rows:
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}")
-    return "\n".join(lines) + "\n"
+        family.add_sample(f"{family.name}_total", dict(labels), value)
+    return family
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _gauges(short: str, about: str, rows: Rows) -> Metric:
+    family = GaugeMetricFamily(_name(short), about)
+    for labels, value in rows:
+        family.add_sample(family.name, dict(labels), value)
+    return family
+
+
+def _histogram(short: str, about: str, histogram: Histogram) -> Metric:
+    return HistogramMetricFamily(_name(short), about, _buckets(histogram), histogram.sum)
+
+
+def _histograms(short: str, about: str, label: str, histograms: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(_name(short), about, labels=[label])
+    for value, histogram in histograms.items():
+        family.add_metric([value], _buckets(histogram), histogram.sum)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """With bounds as Prometheus's own clients write them."""
+    every = histogram.cumulative()
+    return [("+Inf" if isinf(bound) else str(float(bound)), count) for bound, count in every]

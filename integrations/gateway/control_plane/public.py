@@ -8,10 +8,7 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.integrations.gateway.control_plane.prometheus import (
-    CONTENT_TYPE,
-    prometheus_text,
-)
+from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 
 
 class Public:
@@ -19,6 +16,7 @@ class Public:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._metrics = GatewayMetrics(gateway)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -50,8 +48,8 @@ class Public:
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = prometheus_text(self._gateway).encode()
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        page, content_type = self._metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def models(self, request: web.Request) -> web.Response:
         """The models of the fleet, each as short as its shortest instance."""

@@ -46,7 +46,8 @@ class Reply(Protocol):
     def begin(self, headers: Headers) -> Write:
         """The answer comes as a stream of server-sent events; returns where they go."""
 
-    def end(self) -> None: ...
+    def end(self, status: int = 200) -> None:
+        """The stream is over; `status` is what it would have been answered, were that not out."""
 
 
 class Call:

@@ -27,6 +27,7 @@ from rollout_sched.integrations.gateway.data_plane.http_reply import (
 from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
+from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
@@ -45,11 +46,16 @@ class DataPlane:
     """Answers the three hot paths; `keys` are the clients', none for an open gateway."""
 
     def __init__(
-        self, driver: Driver, *, limits: Limits | None = None, keys: Sequence[str] = ()
+        self,
+        driver: Driver,
+        *,
+        limits: Limits | None = None,
+        keys: Sequence[str] = (),
+        responses: Responses | None = None,
     ) -> None:
         self.driver = driver
         self.keys = BearerKeys(keys)
-        self.calls = OpenCalls(limits or Limits())
+        self.calls = OpenCalls(limits or Limits(), responses)
         self.refused = 0
         self._closed = False
         self._resumable = driver.view.keeps_partial
@@ -92,7 +98,9 @@ class DataPlane:
         except Exception as error:
             log_failure(error)
             status, text = 500, f"the gateway failed: {error}"
-        request.answer(status, error_headers(status, self.calls.limits), error_body(status, text))
+        calls, responses = self.calls, self.calls.responses
+        responses.end(request.method, request.target, status, responses.begin())
+        request.answer(status, error_headers(status, calls.limits), error_body(status, text))
 
     def _take(self, request: HttpRequest) -> None:
         """Submit what a call asks for. Raises what it is to be answered with; nothing is held then.

@@ -80,7 +80,7 @@ class Fanout:
         try:
             if self._write is not None:
                 self._write(as_event(body))
-                self._reply.end()
+                self._reply.end(status)
             else:
                 self._reply.answer(status, headers, body)
         finally:
@@ -142,7 +142,7 @@ class Fanout:
                 continue
             fields = read_object(data)
             if "error" in fields:
-                self._fail(200, [], data)
+                self._fail(_status_of(fields["error"]), [], data)
                 return
             choices = fields.get("choices")
             if not isinstance(choices, list):
@@ -180,6 +180,12 @@ class Fanout:
             self._reply.end()
 
 
+def _status_of(error: Any) -> int:
+    """Which an error event names; that of an instance's fault where it names none."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 502
+
+
 class Child:
     """Where one of the responses goes."""
 
@@ -200,5 +206,5 @@ class Child:
         self._fanout.begin(headers)
         return partial(self._fanout.write, self._index)
 
-    def end(self) -> None:
+    def end(self, status: int = 200) -> None:
         self._fanout.end(self._index)

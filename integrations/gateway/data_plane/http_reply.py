@@ -8,6 +8,7 @@ from rollout_sched.integrations.gateway.data_plane.call import JSON, Write, erro
 from rollout_sched.integrations.gateway.data_plane.http_request import Headers, HttpRequest
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
+from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
 from rollout_sched.integrations.vllm.protocol.event_stream import as_event
 from rollout_sched.live.driver import Driver
@@ -25,6 +26,7 @@ class HttpReply:
     """
 
     __slots__ = (
+        "_begun",
         "_body_bytes",
         "_calls",
         "_count",
@@ -46,6 +48,7 @@ class HttpReply:
         self._count = count
         self._body_bytes = body_bytes
         self._streams = 0
+        self._begun = calls.responses.begin()
         calls.enter(self, count, body_bytes)
         request.on_disconnect = self._gone
 
@@ -64,6 +67,14 @@ class HttpReply:
         self._calls.pacer.streams -= self._streams
         return True
 
+    def _leave_with(self, status: int) -> bool:
+        """It is over in this way; False if it was already."""
+        if not self.leave():
+            return False
+        request = self._request
+        self._calls.responses.end(request.method, request.target, status, self._begun)
+        return True
+
     def withdraw(self) -> None:
         """Nobody waits for the answer any more."""
         for name in self._requests:
@@ -74,7 +85,7 @@ class HttpReply:
 
     def fail(self, status: int, text: str) -> None:
         """End the call from this side, if it is not over: a stream with an error event."""
-        if not self.leave():
+        if not self._leave_with(status):
             return
         body = error_body(status, text)
         try:
@@ -87,7 +98,7 @@ class HttpReply:
             self.withdraw()
 
     def _gone(self) -> None:
-        if self.leave():
+        if self._leave_with(CLIENT_LEFT):
             self.withdraw()
 
     def _crashed(self, error: Exception) -> None:
@@ -102,7 +113,7 @@ class HttpReply:
         self._calls.pacer.take(over, outcome, self._crashed)
 
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
-        if self.leave():
+        if self._leave_with(status):
             self._request.answer(status, headers, body)
 
     def begin(self, headers: Headers) -> Write:
@@ -116,8 +127,8 @@ class HttpReply:
         if not self.over:
             self._request.write(data)
 
-    def end(self) -> None:
-        if self.leave():
+    def end(self, status: int = 200) -> None:
+        if self._leave_with(status):
             self._request.end()
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.pacer import Pacer
+from rollout_sched.integrations.gateway.data_plane.responses import Responses
 
 
 class NotNow(Exception):
@@ -26,14 +27,16 @@ class OpenCalls:
     body_bytes  of the bodies that go to instances for them
     replies     where their answers go
     pacer       who of them goes first
+    responses   how those ended that are over
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, responses: Responses | None = None) -> None:
         self.limits = limits
         self.requests = 0
         self.body_bytes = 0
         self.replies: set[OpenReply] = set()
         self.pacer = Pacer()
+        self.responses = responses or Responses()
 
     def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
         """A call of so many responses and bytes."""

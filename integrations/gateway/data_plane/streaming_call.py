@@ -236,7 +236,7 @@ class StreamResponder:
         try:
             self._client.send(as_event(body))
         finally:
-            self._client.reply.end()
+            self._client.reply.end(status)
 
 
 def _of_all_attempts(final: bytes, sample: Sample) -> bytes:

@@ -48,10 +48,12 @@ def refusal_of_request(
     """An answer to a request. `names_model`: its author did, not we, who ask for what is there."""
     no_model = names_model and status == 404 and _NO_SUCH_MODEL in body
     if no_model or status in _REQUEST_AT_FAULT:
-        return RequestRejected(f"{what} answered {status}: {excerpt(body)}", status, body)
+        answered = f"{what} answered {status}"
+        text = f"{answered}: {excerpt(body)}"
+        return RequestRejected(text, status, body, unquoted=answered)
     return refusal(status, body, what)
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of an answer, as it can stand in a log."""
+    """The beginning of an answer, as it can stand in a line."""
     return printable(body[:300].decode(errors="replace"), 200)

@@ -189,7 +189,7 @@ def test_the_hot_path_is_on_the_same_port() -> None:
             assert answer["rollout_sched"]["segments"][0]["instance"] == A
             async with house.session.get("/metrics") as response:
                 text = await response.text()
-            assert 'rollout_sched_requests_total{outcome="answered"} 1\n' in text
-            assert 'rollout_sched_tokens_total{outcome="answered"} 2\n' in text
+            assert 'rollout_sched_requests_total{outcome="answered"} 1.0\n' in text
+            assert 'rollout_sched_tokens_total{outcome="answered"} 2.0\n' in text
 
     run(scene())

@@ -1,38 +1,76 @@
-"""The metrics page is what Prometheus reads."""
+"""The metrics page is what Prometheus reads, and what the documentation says."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import Woke
-from rollout_sched.integrations.gateway.control_plane.prometheus import prometheus_text
+from rollout_sched.core.events import InstanceReported, Woke
+from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
+from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from tests.integrations.gateway.house import House, Upstream, run
-from tests.integrations.gateway.test_counters import sample
+from tests.integrations.gateway.scripted import completion
+from tests.live.scripted import until
+from tests.metrics.told import sample
 
-_SAMPLE = re.compile(r'[a-z_]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [0-9.e+-]+')
+DOC = Path(__file__).resolve().parents[3] / "docs/observability.md"
+OURS = "rollout_sched_"
 
 
-def test_every_line_is_a_comment_or_a_sample_of_the_family_above() -> None:
+def families(gateway: Gateway) -> dict[str, Metric]:
+    """By the name under which a query finds them."""
+    page, content_type = GatewayMetrics(gateway).page()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    read = text_string_to_metric_families(page.decode())
+    return {_queried(family): family for family in read if family.name.startswith(OURS)}
+
+
+def _queried(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def values(family: Metric) -> dict[tuple[str, ...], float]:
+    """By the labels' values, in the order of the labels."""
+    return {tuple(one.labels.values()): one.value for one in family.samples}
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Type and help by name, as the table says."""
+    row = re.compile(r"\| `(rollout_sched_\w+)` \| (\w+) \|[^|]*\| (.*) \|")
+    found = (row.fullmatch(line) for line in DOC.read_text().splitlines())
+    return {each[1]: (each[2], each[3]) for each in found if each}
+
+
+def test_the_documentation_has_what_is_exposed(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with House(Upstream('http://a:1/"x"\\')) as house:
-            gateway = house.service.gateway
-            gateway.driver.pump.scheduler.anomalies["late"] += 2
-            text = prometheus_text(gateway)
-        family = ""
-        for line in text.splitlines():
-            if line.startswith("# TYPE "):
-                family, kind = line.split()[2:]
-                assert kind in ("counter", "gauge", "histogram")
-                assert (kind == "counter") == family.endswith("_total")
-            elif not line.startswith("# HELP "):
-                assert _SAMPLE.fullmatch(line), line
-                assert line.startswith(family)
-        assert 'rollout_sched_anomalies_total{kind="late"} 2' in text
-        assert r'instance="http://a:1/\"x\"\\"' in text
+        async with House(Upstream(), journal=tmp_path / "journal") as house:
+            exposed = families(house.service.gateway)
+        assert {
+            name: (family.type, family.documentation) for name, family in exposed.items()
+        } == documented()
+
+    run(scene())
+
+
+def test_labels_are_those_of_the_documentation(tmp_path: Path) -> None:
+    named = re.compile(r"\| `(rollout_sched_\w+)` \| \w+ \|([^|]*)\|")
+    rows = (named.match(line) for line in DOC.read_text().splitlines())
+    said = {each[1]: set(re.findall(r"`(\w+)`", each[2])) for each in rows if each}
+
+    async def scene() -> None:
+        async with House(Upstream(), journal=tmp_path / "journal") as house:
+            exposed = families(house.service.gateway)
+        for name, family in exposed.items():
+            shown = {label for one in family.samples for label in one.labels} - {"le"}
+            assert shown <= said[name], name
 
     run(scene())
 
@@ -40,14 +78,15 @@ def test_every_line_is_a_comment_or_a_sample_of_the_family_above() -> None:
 def test_buckets_are_cumulative() -> None:
     async def scene() -> None:
         async with House() as house:
-            samples = (sample(1, 0), sample(1, 2), sample(1, 99))
-            gateway = house.service.gateway
-            gateway.counters.observe(0.0, Woke(), [Deliver(0, 0, samples)])
-            text = prometheus_text(gateway)
-        name = "rollout_sched_staleness_versions"
-        buckets = dict(re.findall(name + r'_bucket\{le="([^"]+)"\} (\d+)', text))
-        assert (buckets["0"], buckets["1"], buckets["2"], buckets["+Inf"]) == ("1", "1", "2", "3")
-        assert f"\n{name}_sum 101\n{name}_count 3\n" in text
+            pump = house.driver.pump
+            samples = tuple(sample("g/0", staleness=age) for age in (0, 2, 99))
+            for observe in pump.observers:
+                observe(0.0, Woke(), [Deliver(0, 0, samples)])
+            family = families(house.service.gateway)["rollout_sched_staleness_versions"]
+        buckets = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
+        assert (buckets["0.0"], buckets["1.0"], buckets["2.0"], buckets["+Inf"]) == (1, 1, 2, 3)
+        rest = {one.name.removeprefix(family.name): one.value for one in family.samples}
+        assert (rest["_sum"], rest["_count"]) == (101, 3)
 
     run(scene())
 
@@ -69,14 +108,14 @@ def test_names_come_back_as_they_are(name: str) -> None:
     async def scene() -> None:
         async with House() as house:
             gateway = house.service.gateway
-            gateway.counters.generated[name] = 7
-            text = prometheus_text(gateway)
-        lines = [line for line in text.split("\n") if line and not line.startswith("#")]
-        assert all(_SAMPLE.fullmatch(line) for line in lines)
-        of_instances = [line for line in lines if "_instance_" in line]
+            gateway.figures.counters.reports[name] = InstanceReported(name, 0, 0, 0.0)
+            page, _ = GatewayMetrics(gateway).page()
+        lines = [line for line in page.decode().split("\n") if "_instance_" in line]
+        told = [line for line in lines if not line.startswith("#")]
         assert {
             _unescaped(re.findall(r'instance="((?:\\.|[^"\\])*)"', line)[0])
-            for line in of_instances
+            for line in told
+            if 'instance="' in line
         } == {name}
 
     run(scene())
@@ -89,29 +128,126 @@ def _unescaped(text: str) -> str:
 def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
     async def scene() -> None:
         async with House() as house:
-            assert "journal" not in prometheus_text(house.service.gateway)
+            assert "rollout_sched_journal_broken" not in families(house.service.gateway)
         async with House(journal=tmp_path / "journal") as house:
             gateway = house.service.gateway
-            assert "\nrollout_sched_journal_broken 0\n" in prometheus_text(gateway)
+            assert values(families(gateway)["rollout_sched_journal_broken"]) == {(): 0}
             assert gateway.journal is not None
             gateway.journal.broken = "No space left on device"
-            assert "\nrollout_sched_journal_broken 1\n" in prometheus_text(gateway)
+            assert values(families(gateway)["rollout_sched_journal_broken"]) == {(): 1}
             _, state = await house.ask("GET", "/admin/state")
             assert state["journal"]["broken"] == "No space left on device"
 
     run(scene())
 
 
-def test_sessions_that_moved_are_told() -> None:
+def test_sessions_that_moved_and_anomalies_are_told() -> None:
     async def scene() -> None:
         async with House() as house:
-            sessions = house.driver.pump.scheduler.sessions
+            scheduler = house.driver.pump.scheduler
+            scheduler.anomalies["late"] += 2
             for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
-                sessions.sent(name, instance)
-            text = prometheus_text(house.service.gateway)
-            assert "\nrollout_sched_sessions 2\n" in text
-            assert "\nrollout_sched_session_moves_total 1\n" in text
+                scheduler.sessions.sent(name, instance)
+            exposed = families(house.service.gateway)
+            assert values(exposed["rollout_sched_sessions"]) == {(): 2}
+            assert values(exposed["rollout_sched_session_moves_total"]) == {(): 1}
+            assert values(exposed["rollout_sched_anomalies_total"]) == {("late",): 2}
             _, state = await house.ask("GET", "/admin/state")
             assert state["sessions"] == {"known": 2, "moves": 1}
+
+    run(scene())
+
+
+BODY = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}
+
+
+def test_calls_by_status_and_plane() -> None:
+    """What is of a client's making is told apart from what is ours."""
+
+    async def scene() -> None:
+        instance = Upstream()
+        instance.answers["/v1/completions"] = (200, completion([5, 6]))
+        async with House(instance) as house:
+
+            async def ask(**changes: Any) -> int:
+                async with house.session.post("/v1/completions", json={**BODY, **changes}) as said:
+                    await said.read()
+                    return said.status
+
+            assert await ask() == 200
+            assert await ask(max_tokens="many") == 400
+            instance.answers["/v1/completions"] = (422, {"error": "no"})
+            assert await ask() == 422
+            assert (await house.ask("GET", "/version"))[0] == 200
+            assert (await house.ask("GET", "/admin/instances/nobody"))[0] == 404
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(house.service.url.rpartition(":")[2])
+            )
+            writer.write(b"not HTTP\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+            writer.close()
+            gateway = house.service.gateway
+            exposed = families(gateway)
+            counted = {
+                (one.labels["plane"], one.labels["code"]): one.value
+                for one in exposed["rollout_sched_http_responses_total"].samples
+            }
+            assert counted == {
+                ("data", "200"): 1,
+                ("data", "400"): 1,
+                ("data", "422"): 1,
+                ("control", "200"): 1,
+                ("control", "404"): 1,
+                ("connection", "400"): 1,
+            }
+            failed = values(exposed["rollout_sched_failed_attempts_total"])
+            assert failed == {("request",): 1, ("instance",): 0, ("unclear",): 0}
+
+    run(scene())
+
+
+def test_a_client_that_leaves_is_a_499() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        instance.stream = asyncio.Queue()
+        async with House(instance) as house:
+            asking = asyncio.create_task(house.session.post("/v1/completions", json=BODY))
+            await until(lambda: instance.asked)
+            asking.cancel()
+            responses = house.service.data_plane.calls.responses
+            await until(lambda: responses.by_status == {499: 1})
+
+    run(scene())
+
+
+def test_times_of_a_client_s_request() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        instance.answers["/v1/completions"] = (200, completion([5, 6]))
+        async with House(instance) as house:
+            async with house.session.post("/v1/completions", json=BODY) as said:
+                assert said.status == 200
+            exposed = families(house.service.gateway)
+        assert count(exposed["rollout_sched_request_duration_seconds"].samples) == 1
+        waits = exposed["rollout_sched_queue_wait_seconds"].samples
+        assert count(one for one in waits if one.labels["source"] == "client") == 1
+        tokens = exposed["rollout_sched_response_tokens"].samples
+        of_clients = [one for one in tokens if one.labels["source"] == "client"]
+        assert sum(one.value for one in of_clients if one.name.endswith("_sum")) == 2
+
+    run(scene())
+
+
+def count(samples: Iterable[Any]) -> float:
+    return sum(one.value for one in samples if one.name.endswith("_count"))
+
+
+def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
+    async def scene() -> None:
+        async with House(Upstream()) as house:
+            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+            async with house.session.get("/metrics", headers=accept) as response:
+                assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+                assert (await response.text()).endswith("# EOF\n")
 
     run(scene())

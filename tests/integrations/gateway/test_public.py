@@ -59,7 +59,7 @@ def test_metrics_are_prometheus_text() -> None:
             async with house.session.get("/metrics") as response:
                 assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
                 text = await response.text()
-            assert "\nrollout_sched_in_flight 0\n" in text
+            assert "\nrollout_sched_in_flight 0.0\n" in text
             line = 'rollout_sched_instance_status{instance="http://a:1",status="serving"} 1.0\n'
             assert line in text
 

@@ -80,7 +80,9 @@ class TestLeaving:
         ran = self.run()
         assert instances(ran) == [(0.0, "instance-0"), (0.0, "instance-1"), (3.0, "instance-1")]
         assert ran.said(act.Release)[0][0] == 8.0
-        assert ran.said(ev.InstanceLost) == [(8.0, ev.InstanceLost("instance-0", "left"))]
+        assert ran.said(ev.InstanceLost) == [
+            (8.0, ev.InstanceLost("instance-0", "drained", asked=True))
+        ]
         assert ran.samples[0].response_tokens == 3
 
     def test_it_returns_some_time_after_it_has_gone(self) -> None:

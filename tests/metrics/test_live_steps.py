@@ -1,0 +1,40 @@
+"""The steps of a live run are those of its journal, and cost nothing where there are none."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from rollout_sched.core.events import RequestFinished, RequestSubmitted
+from rollout_sched.metrics.live_steps import LiveSteps
+from rollout_sched.metrics.metrics import Metrics
+from rollout_sched.metrics.step import Step
+from tests.helpers import make_scenario, make_trace, watch
+
+
+def test_they_are_those_of_the_journal() -> None:
+    trace = make_trace({f"g{number}": [3 + number, 20, 7] for number in range(8)})
+    ran = watch("tail_batching", trace, make_scenario(instances=2, prompts_per_step=2))
+    told: list[tuple[int, Step]] = []
+    live, whole = LiveSteps(lambda number, step: told.append((number, step))), Metrics(8)
+    for now, event, actions in ran.log:
+        live.observe(now, event, actions)
+        whole.observe(now, event, actions)
+    assert len(told) == 4
+    assert [number for number, _ in told] == [1, 2, 3, 4]
+    # The occupancy bubble, which is not shown, is of a batch that nobody here knows.
+    plain = [replace(step, vacant_s={}) for step in whole.steps]
+    assert [replace(step, vacant_s={}) for _, step in told] == plain
+    assert live.last is told[-1][1]
+    assert live.capacity_s == pytest.approx(sum(step.capacity_s for step in plain))
+    assert live.trainer_wait_s == sum(step.trainer_wait_s for step in plain)
+    idle_s = sum(sum(step.idle_s.values()) for step in plain)
+    assert sum(live.idle_s.values()) == pytest.approx(idle_s)
+    assert live.duration.sum == pytest.approx(plain[-1].end_s)
+
+
+def test_without_a_trainer_nothing_is_folded() -> None:
+    live = LiveSteps()
+    live.observe(1.0, RequestSubmitted("r", "r", 3, 9), [])
+    live.observe(2.0, RequestFinished("r", 1, 5), [])
+    assert live._metrics is None
