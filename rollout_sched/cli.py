@@ -31,6 +31,7 @@ from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.tune import command as tune
 from rollout_sched.store import command as store
 from rollout_sched.struct_flags import add_flags, given_flags
+from rollout_sched.top import command as top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add(commands)
     inspection.add(commands)
     _add_serve(commands)
+    top.add(commands)
     fake_instance.add(commands)
     _add_demo(commands)
 

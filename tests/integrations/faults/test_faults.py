@@ -403,7 +403,7 @@ def test_one_that_was_restarted_gets_its_weights_before_it_serves(
                 await the.clients[0].until_generated(20)
             await the.servers[0].restart(0.0)
             await (asking or asyncio.sleep(0))
-            while not the.service.gateway.counters.events[InstanceLost]:
+            while not the.service.gateway.figures.counters.gone["lost"]:
                 await asyncio.sleep(0.01)
             await the.until(2)
             await way.ask(the) if asking is None else None
@@ -465,7 +465,7 @@ def test_one_that_dies_and_stays_dead(tmp_path: Path, way: Way) -> None:
             await asking
             await the.until(1)
             assert the.anomalies == {}
-            resumed = the.service.gateway.counters.resumed
+            resumed = the.service.gateway.figures.counters.resumed
             assert bool(resumed) == way.streams  # what was streamed has been gone on from
 
     run(scene())
@@ -504,7 +504,7 @@ def test_an_engine_that_dies_behind_its_server(tmp_path: Path, way: Way) -> None
             assert status == 500
             await asking
             assert the.anomalies == {}
-            assert bool(the.service.gateway.counters.resumed) == way.streams
+            assert bool(the.service.gateway.figures.counters.resumed) == way.streams
 
     run(scene())
     assert any("EngineCore encountered an issue" in reason for reason in reasons(tmp_path))

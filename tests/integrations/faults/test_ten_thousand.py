@@ -70,7 +70,7 @@ def test_ten_thousand(tmp_path: Path) -> None:
                 pool.close()
             assert pool.unasked == 0
             assert not the.driver.pump.scheduler.requests
-            counters = the.service.gateway.counters
+            counters = the.service.gateway.figures.counters
             assert counters.outcomes == {"answered": REQUESTS}
             assert counters.tokens["answered"] == sum(lengths)
             for server in the.servers:

@@ -109,7 +109,7 @@ def test_a_client_that_goes_is_aborted(
             await client.until_running(0)
             assert await client.metric("vllm:generation_tokens_total") < 40
             await idle(the)
-            outcomes = the.service.gateway.counters.outcomes
+            outcomes = the.service.gateway.figures.counters.outcomes
             assert outcomes == {"withdrawn": 1}
 
     run(scene())

@@ -177,8 +177,8 @@ class Reply:
     def begin(self, headers: Any) -> Any:
         return self.said.append
 
-    def end(self) -> None:
-        self.said.append("end")
+    def end(self, status: int = 200) -> None:
+        self.said.append(f"end as {status}")
 
     def withdraw(self) -> None:
         self.said.append("withdraw")
@@ -204,7 +204,7 @@ def test_usages_that_cannot_be_joined_end_the_stream_with_an_error() -> None:
         child.end()
     error, *rest = reply.said
     assert b'"error"' in error
-    assert rest == ["end", "withdraw"]
+    assert rest == ["end as 502", "withdraw"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler, Transfer
-from rollout_sched.core.events import InstanceLost, RequestFailed, RequestInterrupted
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import run
@@ -144,9 +143,10 @@ def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
                 assert answer["choices"][0]["token_ids"] == alone["token_ids"]
                 assert answer["choices"][0]["finish_reason"] == "length"
                 assert answer["rollout_sched"]["segments"][-1]["end"] == 600
-            events = service.gateway.counters.events
-            assert events[RequestInterrupted] >= (0 if trouble == "a lost instance" else 10)
-            assert events[RequestFailed] + 5 * events[InstanceLost] >= 5 * (trouble != "an update")
+            counters = service.gateway.figures.counters
+            failed, lost = sum(counters.failed.values()), counters.gone["lost"]
+            assert counters.interrupted >= (0 if trouble == "a lost instance" else 10)
+            assert failed + 5 * lost >= 5 * (trouble != "an update")
             assert not service.live.driver.pump.scheduler.requests
 
     run(scene())

@@ -159,7 +159,7 @@ def test_no_key_is_anywhere(
                 await servers["own"].restart(0.05)
                 await train(life, f"again-{run}", 2 * run + 2)
                 with monkeypatch.context() as broken:
-                    broken.setattr(public, "prometheus_text", _fails)
+                    broken.setattr(public.GatewayMetrics, "page", _fails)
                     assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
                 await life.close()
             _look_through(life, caplog.text)
@@ -167,7 +167,7 @@ def test_no_key_is_anywhere(
     asyncio.run(asyncio.wait_for(scene(), 120))
 
 
-def _fails(gateway: object) -> str:
+def _fails(*about: object) -> str:
     raise RuntimeError("this was to be logged")
 
 

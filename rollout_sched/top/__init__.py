@@ -1,0 +1,1 @@
+"""`rollout-sched top`: a gateway at work, in a terminal."""

@@ -1,0 +1,189 @@
+"""A gateway's state as a terminal shows it: whole at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rollout_sched.top.document import Change, Document, InstanceLine, PastStep
+
+#: Steps and changes that are shown, the newest.
+STEPS = 5
+CHANGES = 6
+
+#: Cells of a bar.
+BAR = 8
+
+_STYLES = {"serving": "green", "away": "red", "warning": "yellow", "error": "red"}
+
+
+def screen(document: Document, url: str, most: int, away: str = "") -> Group:
+    """`most`: instances that are shown; `away`: why the gateway does not answer since then."""
+    parts: list[RenderableType] = [_head(document, url)]
+    if away:
+        parts.append(Text(f"no answer: {away}. Below is what was last known.", "bold red"))
+    if document.broken:
+        parts.append(Text(f"the scheduler has stopped: {document.broken}", "bold red"))
+    parts += [_queue(document), _fleet(document.instances, most), _step(document)]
+    if document.steps:
+        parts.append(_steps(document.steps[-STEPS:]))
+    parts += [_shares(document), *_changes(document)]
+    return Group(*parts)
+
+
+def _head(document: Document, url: str) -> Text:
+    state = "healthy" if document.healthy else "not healthy"
+    versions = f"version {document.version}"
+    if document.fleet_version != document.version:
+        versions += f", of the oldest instance {document.fleet_version}"
+    style = "bold green" if document.healthy else "bold red"
+    return Text.assemble(
+        (url, "bold"), "  ", (state, style), f"  policy {document.policy}, {versions}"
+    )
+
+
+def _queue(document: Document) -> Text:
+    requests = document.requests
+    groups = ", ".join(f"{count:,} {state}" for state, count in document.groups.items() if count)
+    return Text(
+        f"requests: {requests.in_flight:,} in flight, {requests.waiting:,} waiting, "
+        f"{requests.parked:,} parked\ngroups: {groups or 'none'}"
+    )
+
+
+def _fleet(instances: Sequence[InstanceLine], most: int) -> RenderableType:
+    """Those first that do not serve, then the fullest."""
+    if not instances:
+        return Text("no instance is known")
+    table = _table()
+    table.add_column("instance", overflow="fold", ratio=1)
+    table.add_column("state", no_wrap=True)
+    for name in ("version", "in flight", "queued", "KV"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", width=BAR)
+    ordered = sorted(instances, key=lambda one: (one.status == "serving", -one.in_flight))
+    shown, left = ordered[:most], ordered[most:]
+    for one in shown:
+        table.add_row(*_instance(one))
+    reasons = [Text(f"{_short(one.url)}: {one.reason}", "red") for one in shown if one.reason]
+    if left:
+        reasons.append(Text(f"and {len(left):,} more, {_count_of_states(left)}", "dim"))
+    return Group(table, *reasons)
+
+
+def _table() -> Table:
+    return Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, expand=True
+    )
+
+
+def _short(url: str) -> str:
+    return url.removeprefix("http://")
+
+
+def _instance(one: InstanceLine) -> Iterable[RenderableType]:
+    marks = [mark for mark, so in (("held", one.held), ("leaving", one.leaving)) if so]
+    return (
+        Text(_short(one.url)),
+        Text("\n".join([one.status, *marks]), _STYLES.get(one.status, "yellow")),
+        "-" if one.version is None else str(one.version),
+        f"{one.in_flight:,}/{one.slots:,}",
+        "-" if one.waiting is None else f"{one.waiting:,}",
+        "-" if one.kv_usage is None else f"{one.kv_usage:.0%}",
+        ProgressBar(total=max(1, one.slots), completed=one.in_flight, width=BAR),
+    )
+
+
+def _count_of_states(instances: Sequence[InstanceLine]) -> str:
+    states: dict[str, int] = {}
+    for one in instances:
+        states[one.status] = states.get(one.status, 0) + 1
+    return ", ".join(f"{count:,} {state}" for state, count in states.items())
+
+
+def _step(document: Document) -> RenderableType:
+    step, wanted = document.step, document.prompts_per_step
+    whole = min(wanted, step.in_batch + step.complete)
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_row(
+        f"step {step.number + 1}: {step.elapsed_s:,.1f} s, {whole:,}/{wanted:,} groups whole, "
+        f"{step.finished:,} samples",
+        ProgressBar(total=wanted, completed=whole),
+    )
+    waits = [f"the batch waits for {document.waits_for.batch}"] * bool(document.waits_for.batch)
+    waits += [f"weights wait for {document.waits_for.weights}"] * bool(document.waits_for.weights)
+    if document.trainer_waiting:
+        waits.insert(0, "the trainer waits")
+    return Group(line, *(Text(wait, "yellow") for wait in waits))
+
+
+def _steps(steps: Sequence[PastStep]) -> Table:
+    """The last that have ended, with their tails."""
+    table = _table()
+    names = ("version", "took s", "50 % by", "90 % by", "99 % by", "waited", "samples", "tokens")
+    for name in (*names, "stale", "idle"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in steps:
+        times = (step.rollout_s, step.t50_s, step.t90_s, step.t99_s, step.trainer_wait_s)
+        table.add_row(
+            str(step.version),
+            *(_seconds(time) for time in times),
+            _count(step.samples),
+            _count(step.tokens),
+            str(step.max_staleness),
+            f"{step.idle_bubble:.0%}",
+        )
+    return table
+
+
+def _shares(document: Document) -> Text:
+    """Staleness and waste, since somebody looks."""
+    delivered = sum(document.staleness.values())
+    ages = [
+        f"{versions}: {count / delivered:.0%}"
+        for versions, count in document.staleness.items()
+        if count
+    ]
+    waste = _counts(document.waste)
+    return Text(
+        f"in the last {document.watched_s:,.0f} s\n"
+        f"staleness: {', '.join(ages) or 'nothing was delivered'}\n"
+        f"tokens wasted: {waste or 'none'}"
+    )
+
+
+def _counts(by_name: Mapping[str, int]) -> str:
+    most_first = sorted(by_name.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count:,}" for name, count in most_first if count)
+
+
+def _changes(document: Document) -> Iterable[Text]:
+    return (_change(document.now, each) for each in document.changes[-CHANGES:])
+
+
+def _change(now: float, change: Change) -> Text:
+    return Text(f"{_ago(now - change.at)}: {change.text}", _STYLES.get(change.level, ""))
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:3.0f} s ago" if seconds < 600 else f"{seconds / 60:,.0f} min ago"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 1000 else f"{seconds:,.0f}"
+
+
+def _count(number: int) -> str:
+    """With a unit from 10,000 on, for the columns of a table."""
+    for unit, size, least in (("G", 10**9, 10**9), ("M", 10**6, 10**6), ("k", 10**3, 10**4)):
+        if number >= least:
+            shown = number / size
+            return f"{shown:.1f}{unit}" if shown < 100 else f"{shown:.0f}{unit}"
+    return str(number)

@@ -1,0 +1,73 @@
+"""One screen, or one after the other."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rollout_sched.cli import main
+from rollout_sched.top import command
+from rollout_sched.top.command import Watched, watch
+from rollout_sched.top.source import KEY, Source
+from tests.top.served import serving
+
+
+def text_of(watched: Watched) -> str:
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(watched.look(height=40))
+    return capture.get()
+
+
+def test_one_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv("COLUMNS", "80")
+    with serving() as gateway:
+        assert main(["top", gateway.url, "--once"]) == 0
+        assert gateway.keys == ["Bearer secret"]
+    out = capsys.readouterr().out
+    assert out.startswith(f"{gateway.url}  healthy  policy best_async")
+    assert "10.0.0.8:8000" in out, "all instances"
+
+
+def test_a_gateway_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as gateway:
+        url = gateway.url
+    assert main(["top", url, "--once"]) == 2
+    assert capsys.readouterr().err.startswith("rollout-sched: ")
+
+
+def test_one_that_goes_away_and_comes_back() -> None:
+    with serving() as gateway:
+        watched = Watched(Source(gateway.url, ""))
+        assert "no answer" not in text_of(watched)
+        gateway.status = 503
+        gone = text_of(watched)
+        assert "no answer: it answered 503. Below is what was last known." in gone
+        assert "10.0.0.1:8000" in gone
+        gateway.status = 200
+        assert "no answer" not in text_of(watched)
+
+
+def test_one_that_has_never_answered() -> None:
+    with serving() as gateway:
+        gateway.status = 500
+        watched = Watched(Source(gateway.url, ""))
+        assert text_of(watched).strip().endswith("no answer yet: it answered 500")
+
+
+def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", sleep)
+    with serving() as gateway:
+        console = Console(file=io.StringIO(), force_terminal=True, width=80, height=40)
+        watch(Source(gateway.url, ""), console, 0.5)
+        assert (slept, len(gateway.keys)) == ([0.5] * 3, 3)

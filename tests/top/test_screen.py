@@ -1,0 +1,78 @@
+"""One screen, whole at every width."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from rollout_sched.top.document import Document
+from rollout_sched.top.screen import screen
+from tests.top.made_up import document, instance
+
+URL = "http://gateway:9000"
+
+
+def shown(of: Document, width: int = 80, most: int = 99, away: str = "") -> str:
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(screen(of, URL, most, away))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_figure_is_cut(width: int) -> None:
+    text = shown(document(), width)
+    lines = text.splitlines()
+    assert "…" not in text
+    assert max(map(len, lines)) <= width
+    (row,) = [line for line in lines if line.startswith("10.0.0.1:8000")]
+    assert row.split()[1:6] == ["serving", "128", "249/256", "50", "99%"]
+    last = [line.split() for line in lines if line.split()[:2] == ["128", "1,234"]]
+    assert last == [
+        ["128", "1,234", "234.5", "678.9", "1,200", "123.4", "8192", "123M", "12", "88%"]
+    ]
+    assert "2,048 in flight, 12,345 waiting, 678 parked" in text
+    assert "staleness: 0: 90%, 1: 9%, 4: 1%" in text
+    assert "tokens wasted: surplus 1,234,567, deferred 12" in text
+
+
+def test_the_step_and_what_it_waits_for() -> None:
+    text = shown(document())
+    assert "step 129: 789.0 s, 131/512 groups whole, 4,321 samples" in text
+    assert "the trainer waits\nweights wait for http://10.0.0.3:8000 to join\n" in text
+
+
+def test_who_does_not_serve_comes_first_with_the_reason() -> None:
+    lines = shown(document(), most=3).splitlines()
+    starts = [line.split()[0] for line in lines if line.startswith("10.0.0.")]
+    assert starts == ["10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.1:8000", "10.0.0.3:8000:"]
+    assert "10.0.0.3:8000: it does not answer" in lines
+    assert "and 5 more, 5 serving" in lines
+
+
+def test_the_newest_changes_come_last() -> None:
+    lines = shown(document()).splitlines()
+    assert lines[-1] == " 10 s ago: http://10.0.0.3:8000 was lost"
+    assert lines[-2] == "82 min ago: change 8"
+
+
+def test_a_gateway_without_a_trainer_or_an_instance() -> None:
+    text = shown(document(instances=[], steps=[], staleness={}, waste={}, changes=[], groups={}))
+    assert "no instance is known" in text
+    assert "groups: none" in text
+    assert "nothing was delivered" in text
+    assert "tokens wasted: none" in text
+
+
+def test_what_is_wrong_is_said_at_the_top() -> None:
+    of = document(broken="PolicyError: it chose nobody", healthy=False)
+    lines = shown(of, away="connection refused").splitlines()
+    assert "not healthy" in lines[0]
+    assert "no answer: connection refused. Below is what was last known." in lines
+    assert "the scheduler has stopped: PolicyError: it chose nobody" in lines
+
+
+def test_markup_in_names_is_text() -> None:
+    one = instance(1, url="http://[red]a[/red]:1", status="away", reason="[bold]it hangs[/]")
+    text = shown(document(instances=[one]))
+    assert "[red]a[/red]:1: [bold]it hangs[/]" in text
