@@ -21,6 +21,9 @@ class Folded:
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
         """Take the next entry of the journal and what the scheduler answered."""
-        for said in (event, *actions):
-            for handle in self._handlers.get(type(said), ()):
-                handle(now, said)
+        handlers = self._handlers
+        for handle in handlers.get(type(event), ()):
+            handle(now, event)
+        for action in actions:
+            for handle in handlers.get(type(action), ()):
+                handle(now, action)

@@ -18,6 +18,10 @@ from rollout_sched.metrics.metrics import Metrics
 from rollout_sched.metrics.step import Step
 
 
+#: Before there is a trainer.
+_LOOKED_AT = frozenset((InstanceJoined, InstanceLost, GroupSubmitted, BatchRequested))
+
+
 class LiveSteps:
     """An observer of a driver. Where there is no trainer it costs a look at each event's type.
 
@@ -45,7 +49,7 @@ class LiveSteps:
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         metrics = self._metrics
         if metrics is None:
-            if not self._begins(event):
+            if type(event) not in _LOOKED_AT or not self._begins(event):
                 return
             metrics = self._metrics = self._begin(now)
         metrics.observe(now, event, actions)
