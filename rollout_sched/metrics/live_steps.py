@@ -17,7 +17,6 @@ from rollout_sched.metrics.histogram import SECONDS, Histogram
 from rollout_sched.metrics.metrics import Metrics
 from rollout_sched.metrics.step import Step
 
-
 #: Before there is a trainer.
 _LOOKED_AT = frozenset((InstanceJoined, InstanceLost, GroupSubmitted, BatchRequested))
 

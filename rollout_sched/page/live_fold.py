@@ -204,7 +204,10 @@ class LiveFold:
         self._change(now, "info", "joined", f"{event.instance} joined with version {event.version}")
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self._change(now, "error", "lost", f"{event.instance} was lost: {event.reason}")
+        if event.asked:
+            self._change(now, "info", "left", f"{event.instance} was {event.reason}")
+        else:
+            self._change(now, "error", "lost", f"{event.instance} was lost: {event.reason}")
 
     def _paused(self, now: float, action: Pause) -> None:
         self._change(now, "info", "paused", f"{action.instance} is paused ({action.mode})")

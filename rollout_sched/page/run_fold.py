@@ -199,7 +199,10 @@ class RunFold:
         self._fleet.gone(event.instance)
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self._marks.append((now, "lost", f"{event.instance} was lost: {event.reason}"))
+        if event.asked:
+            self._marks.append((now, "left", f"{event.instance} was {event.reason}"))
+        else:
+            self._marks.append((now, "lost", f"{event.instance} was lost: {event.reason}"))
         self._fleet.gone(event.instance)
 
     def _published(self, now: float, event: WeightsPublished) -> None:

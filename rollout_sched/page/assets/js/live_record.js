@@ -1,7 +1,7 @@
 // What a live run has done in the last minutes, as a timeline draws it (run_record.py).
 
 const KEPT_S = 300;
-const MARKED = new Set(["delivered", "published", "lost", "joined", "restarted"]);
+const MARKED = new Set(["delivered", "published", "lost", "left", "joined", "restarted"]);
 const ALONE_INDEX = 4294967295;
 
 export class LiveRecord {

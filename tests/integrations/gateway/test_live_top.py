@@ -1,0 +1,24 @@
+"""`rollout-sched top` reads what a gateway says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rollout_sched.top.source import Source
+from tests.integrations.gateway.house import House, Upstream, run
+from tests.top.test_screen import shown
+
+
+def test_a_gateway_s_own_state_is_a_screen() -> None:
+    async def scene() -> None:
+        away = Upstream("http://b:1")
+        away.dead = True
+        async with House(Upstream("http://a:1"), away) as house:
+            document = await asyncio.to_thread(Source(house.service.url, "").ask)
+        text = shown(document)
+        assert [one.status for one in document.instances] == ["serving", "away"]
+        assert "a:1" in text
+        assert "step 1: " in text
+        assert document.policy == "round_robin_sync"
+
+    run(scene())
