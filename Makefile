@@ -17,13 +17,15 @@ SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators
 .PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live bench-prediction zoo reproduction fuzz soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
-# simulated servers.
+# simulated servers; and what happened, drawn.
 demo: $(VENV)/.ready
+	mkdir -p build
 	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
 	  --policy one_step_off --policy areal --policy magistral \
-	  --policy best_on_policy --policy best_async
+	  --policy best_on_policy --policy best_async --html build/demo.html
 	$(BIN)/rollout-sched demo
+	@echo "What happened, drawn: open file://$(abspath build/demo.html) in a browser"
 
 # Two real vLLM servers (CPU, a tiny random model), weights really changing between steps.
 demo-vllm: $(VLLM_VENV)/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.cli import main
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFinished, Woke
 from rollout_sched.inspection.recording import Recording
@@ -87,3 +89,44 @@ class TestByHand:
         [start], [end] = of(events, "s"), of(events, "f")
         assert (start["id"], start["pid"]) == (end["id"], lost["pid"])
         assert (end["pid"], end["ts"]) == (running["pid"], 3e6)
+
+
+#: What each phase must have besides "ph", "name" and "pid", and the types ("Trace Event Format",
+#: Google, 2016, which Perfetto and chrome://tracing read).
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "M": {"args": (dict,)},
+    "X": {"ts": (float, int), "dur": (float, int), "tid": (int,), "cat": (str,), "args": (dict,)},
+    "C": {"ts": (float, int), "args": (dict,)},
+    "i": {"ts": (float, int), "tid": (int,), "s": (str,), "args": (dict,)},
+    "s": {"ts": (float, int), "tid": (int,), "id": (int,), "cat": (str,)},
+    "f": {"ts": (float, int), "tid": (int,), "id": (int,), "cat": (str,), "bp": (str,)},
+}
+
+
+@pytest.mark.parametrize("policy", ["dplb", "areal"])
+def test_the_file_is_of_the_documented_format(tmp_path: Path, policy: str) -> None:
+    path, out = tmp_path / "j.jsonl", tmp_path / "t.json"
+    recorded(path, policy, trace="lrm_math_open")
+    assert main(["journal", "timeline", str(path), "--out", str(out)]) == 0
+    whole = json.loads(out.read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert whole["displayTimeUnit"] in ("ms", "ns")
+    events: Events = whole["traceEvents"]
+    for event in events:
+        fields = FIELDS[event["ph"]]
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        for name, kinds in fields.items():
+            assert isinstance(event[name], kinds), (name, event)
+        assert event.get("ts", 0) >= 0
+    assert {event["name"] for event in of(events, "M")} <= {"process_name", "thread_name"}
+    assert all(event["s"] in ("g", "p", "t") for event in of(events, "i"))
+    for event in of(events, "C"):
+        assert all(isinstance(value, (int, float)) for value in event["args"].values())
+    starts = {event["id"]: event for event in of(events, "s")}
+    ends = {event["id"]: event for event in of(events, "f")}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == len(of(events, "s"))
+    slices = {(event["pid"], event["tid"], event["ts"]) for event in of(events, "X")}
+    for number, end in ends.items():
+        assert starts[number]["ts"] <= end["ts"]
+        assert (end["pid"], end["tid"], end["ts"]) in slices, "an arrow ends where a slice begins"
