@@ -11,18 +11,16 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser.conftest import chromium
 
-REPLAY = (
-    "replay lrm_token_economy --prompts-per-step 24 --steps 8 --policy round_robin_sync "
-    "--policy best_async"
-).split()
+REPLAY = ("lrm_token_economy", "--prompts-per-step", "24", "--steps", "8")
+POLICIES = ("--policy", "round_robin_sync", "--policy", "best_async")
 
 
 def main(out: Path) -> None:
     """The timelines of two policies on the same prompts."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
-        command = [sys.executable, "-m", "rollout_sched", *REPLAY, "--html", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "rollout_sched", "replay", *REPLAY, *POLICIES]
+        subprocess.run([*command, "--html", str(path)], check=True, stdout=subprocess.DEVNULL)
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1300, "height": 700}, color_scheme="light")
         page.goto(path.as_uri())

@@ -58,12 +58,14 @@ def many(requests: int, instances: int = 8, slots: int = 256) -> DrawnRun:
 def _many(requests: int, instances: int, slots: int) -> Iterable[tuple[float, Any]]:
     for number in range(instances):
         yield 0.0, InstanceJoined(f"http://gpu-{number}:8000", slots, 10**6)
-    places = instances * slots
+    places, now = instances * slots, 0.0
     for number in range(requests + places):
-        now = number * 0.01
+        now += number * 2654435761 % 9973 / 1e6  # no two alike, as in earnest
         if number >= places:
             over = number - places
-            yield now, RequestFinished(_name(over), over + 1, 100 + over * 7919 % 9000)
+            version, tokens = over // 4096, 100 + over * 7919 % 9000
+            spans = ((version, tokens // 3 + 1), (version + 1, tokens)) if over % 3 else ()
+            yield now, RequestFinished(_name(over), over + 1, tokens, spans)
         if number < requests:
             group, index = f"prompt-{number // 8}", number % 8
             instance = f"http://gpu-{number % instances}:8000"
