@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live bench-prediction zoo reproduction fuzz soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -105,6 +105,11 @@ zoo reproduction: $(COMPILED_VENV)/.ready
 # For so many seconds over all targets; SEED=... makes the same inputs again.
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+
+# Everything that can go wrong, in virtual time: SEEDS=10000 runs, or MINUTES=5; from SEED on, or from any.
+simulate: $(VENV)/.ready
+	$(BIN)/python -m tests.simulation --jobs $(or $(JOBS),$(shell nproc)) \
+	  $(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),5)) $(if $(SEED),--base $(SEED))
 
 # Half an hour; `make soak REQUESTS=20000` takes about two minutes.
 soak: $(VENV)/.ready

@@ -43,6 +43,7 @@ class EventPump:
         self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
+        self._earlier_s = 0.0  # that earlier runs have taken
         self._inbox: deque[Event] = deque()
         self._handling = False
         self._afterwards: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -50,11 +51,12 @@ class EventPump:
 
     @property
     def now(self) -> float:
-        return self._loop.time() - self._origin
+        return self._earlier_s + (self._loop.time() - self._origin)
 
     def go_on_from(self, now: float) -> None:
         """An earlier run of the same scheduler had come to this time."""
-        self._origin = self._loop.time() - now
+        self._origin = self._loop.time()
+        self._earlier_s = now  # put into the origin, it could be rounded to an earlier time
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
         """Have actions of this type carried out so. What it raises breaks the scheduler."""
@@ -90,7 +92,7 @@ class EventPump:
                 log.exception("an answer could not be handed over")
 
     def wake(self, action: Wake) -> None:
-        self._loop.call_at(self._origin + action.at, self.tell, Woke())
+        self._loop.call_at(self._origin + (action.at - self._earlier_s), self.tell, Woke())
 
     def fail(self, error: Exception) -> None:
         """The scheduler's own state can no longer be trusted: everybody who waits is told."""
@@ -116,7 +118,7 @@ class EventPump:
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
             return
-        now = self._loop.time() - self._origin
+        now = self.now
         try:
             actions = self.scheduler.handle(event, now)
         except CallerError:

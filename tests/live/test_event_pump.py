@@ -12,6 +12,7 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Dispatch, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.event_pump import EventPump
+from rollout_sched.simulators.replay import virtual_loop
 from tests.core.told import make_scheduler
 
 JOINED = ev.InstanceJoined("i0", 4, 10_000)
@@ -129,3 +130,18 @@ def test_it_wakes_the_scheduler_when_that_asked_for_it() -> None:
         assert [event for event, _ in it.seen] == [ev.Woke()]
 
     run(scene())
+
+
+def test_time_goes_on_from_just_where_an_earlier_run_has_ended() -> None:
+    """Not from a rounding before it, at which that run could not be restored."""
+
+    async def scene() -> None:
+        await asyncio.sleep(5.8)
+        it = Pumped()
+        it.pump.go_on_from(0.43)
+        assert it.pump.now == 0.43
+        it.pump.wake(Wake(1.43))
+        await asyncio.sleep(1.1)
+        assert [event for event, _ in it.seen] == [ev.Woke()]
+
+    virtual_loop.run(scene())

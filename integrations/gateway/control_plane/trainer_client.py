@@ -18,6 +18,11 @@ from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+
+#: Seconds without a byte of an answer after which a gateway is taken for gone: one whose machine
+#: has vanished would be waited for without end. Far more than it lets anybody wait.
+ANSWER_S = 120.0
+
 STATE = "/rollout/v1/state"
 
 #: A gateway that is away is asked again, so often and after so many seconds; only calls that are
@@ -68,7 +73,7 @@ class TrainerClient:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S),
         )
 
     async def greet(self) -> None:

@@ -114,6 +114,18 @@ def test_what_was_answered_is_not_asked_again() -> None:
     assert len(came) == 1
 
 
+def test_a_gateway_that_has_vanished_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is gone closes no connection."""
+    monkeypatch.setattr(trainer_client, "ANSWER_S", 0.05)
+
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    with pytest.raises(GatewayError, match="imeout"):
+        against(handler, lambda client: client.post("/x"))
+
+
 def test_it_has_to_be_opened() -> None:
     with pytest.raises(CallerError, match="async with"):
         asyncio.run(TrainerClient("http://a", None).post("/x"))

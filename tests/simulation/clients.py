@@ -1,0 +1,92 @@
+"""Clients of the data plane: those of the soak, well-behaved and hostile, on virtual wires."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from random import Random
+from typing import TYPE_CHECKING
+
+from benchmarks.soak import hostile, innocents
+from benchmarks.soak.wire import Answer, Line, WireError
+from tests.simulation import gateway
+from tests.simulation.ledger import hold
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+#: Seconds that a client waits for a gateway whose machine is gone; and within which a hostile call
+#: ends, by the slowest deadline that the gateway sets a client.
+PATIENCE_S = 300.0
+ATTACK_S = 100.0
+
+#: Nobody could answer; where nothing has gone wrong, somebody can.
+NOBODY = (502, 503)
+
+#: Attacks that are refused before anybody else hears of them.
+REFUSED = ("n bomb", "deep", "huge head", "slow body", "bad key")
+
+
+class Call:
+    """A call of a well-behaved client: `began_s`, `ended_s`, what came of it in a word, and the
+    answer."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.number = number
+        self.began_s = 0.0
+        self.ended_s = -1.0
+        self.came = ""
+        self.answer = b""
+        self._world = world
+
+    @property
+    def is_lied_to(self) -> bool:
+        """It was given an answer, and not its own; nor was it told that there is none."""
+        refused = re.match(r"wrong: [\w ]+: 50[023] ", self.came)
+        return self.came.startswith("wrong: ") and not refused and b'"error"' not in self.answer
+
+    async def make(self, at_s: float) -> None:
+        plan = self._world.plan
+        await asyncio.sleep(at_s)
+        self.began_s = self._world.kernel.time()
+        dice = Random(f"call/{plan.seed}/{self.number}")
+        asking = innocents.asking(self.number, gateway.KEY, dice)
+
+        def check(answer: Answer) -> None:
+            self.answer = answer.body
+            asking.check(answer)
+
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                line = await Line.open(gateway.PORT)
+                try:
+                    await innocents.call(line, asking._replace(check=check))
+                finally:
+                    line.drop()
+            self.came = "answered"
+        except TimeoutError:
+            self.came = "not ended"
+        except (WireError, OSError) as error:
+            self.came = f"broken off: {error}"
+        except innocents.WrongAnswer as wrong:
+            self.came = f"wrong: {wrong}"
+        self.ended_s = self._world.kernel.time()
+
+
+async def attack(world: World, number: int, at_s: float, kind: str) -> None:
+    """What a hostile client does. Raises LawBroken if it is answered otherwise than it may be."""
+    await asyncio.sleep(at_s)
+    dice = Random(f"attack/{world.plan.seed}/{number}")
+    try:
+        async with asyncio.timeout(ATTACK_S):
+            status = await hostile.attack(kind, gateway.KEY, gateway.PORT, dice)
+    except (WireError, OSError):
+        return  # cut off, as it deserves, or nobody is there
+    except TimeoutError:
+        hold("every call ends", False, f"attack {number}: {kind}")
+        return
+    may_be = hostile.ATTACKS[kind].statuses
+    if world.plan.faults:
+        may_be = (*may_be, *NOBODY)
+    if status:
+        hold("an attack is answered as it may be", status in may_be, (kind, status))

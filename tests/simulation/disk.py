@@ -1,0 +1,68 @@
+"""The disk of the gateway's machine: it takes its time, fills up, fails, and is cut off."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.simulation import threads
+from tests.store.simulated_disk import Crash, SimulatedDisk
+
+__all__ = ["Crash", "MachineDisk"]
+
+#: Bytes that a commit adds to the log, at least.
+PAGE = 4096
+
+#: Seconds that a write and a sync take, where a thread waits for them.
+WRITE_S, SYNC_S = 0.0001, 0.002
+
+
+class MachineDisk(SimulatedDisk):
+    """`on_crash` is called where `crash_in` writes have been done, before the next. `fails`: every
+    write says that the disk is broken. Once it is `dead` nothing reaches it any more."""
+
+    def __init__(self, folder: Path, on_crash: Callable[[], None]) -> None:
+        super().__init__(folder)
+        # What a process finds is there for good.
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self._synced[path] = path.read_bytes()
+                self._entered.add(path)
+        self.fails = False
+        self.dead = False
+        self.steps = 0
+        self._on_crash = on_crash
+
+    def write(self, file: int, buffers: Sequence[bytes], offset: int) -> None:
+        self._take(WRITE_S)
+        super().write(file, buffers, offset)
+
+    def sync(self, file: int) -> None:
+        self._take(SYNC_S)
+        super().sync(file)
+
+    def commit(self, database: sqlite3.Connection) -> None:
+        self._take(SYNC_S)
+        if self.free is not None:
+            if self.free < PAGE:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.free -= PAGE
+        super().commit(database)
+
+    def _take(self, seconds: float) -> None:
+        thread = threads.current()
+        if thread is not None:
+            thread.sleep(seconds)
+
+    def _step(self) -> None:
+        if self.dead:
+            raise Crash
+        self.steps += 1
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        if self.crash_in == 0:
+            self.dead = True
+            self._on_crash()
+        super()._step()

@@ -1,0 +1,298 @@
+"""What can go wrong in a run, as data: drawn from the seed, printed, taken away one by one.
+
+All of it is over by `Plan.calm_s`: what is broken is mended, what is away is back. From then on
+everything must come to its end within a bound.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Literal, get_args
+
+import msgspec
+
+from rollout_sched.simulators.fake_instance import faults as fake
+
+Power = Literal["kept", "rows", "tokens", "dice"]
+
+#: What a machine that loses its power forgets, at most, of what was not synced.
+POWERS: tuple[Power, ...] = get_args(Power)
+
+#: What an instance may say wrong, or not at all; "restart" and the weight calls have faults of
+#: their own.
+LIES: tuple[fake.Kind, ...] = (
+    "silent",
+    "garbage",
+    "twice",
+    "another",
+    "unfinished",
+    "wrong_version",
+    "short_prompt",
+    "reset",
+    "cut",
+    "slow",
+    "error_500",
+    "error_503",
+)
+
+Moment = Literal["received", "trained", "published", "asking"]
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """At `at_s` seconds something goes wrong, in most cases for `for_s` seconds."""
+
+    at_s: float
+    for_s: float = 0.0
+
+    @property
+    def over_s(self) -> float:
+        return self.at_s + self.for_s
+
+    def __str__(self) -> str:
+        return f"t={self.at_s:.3f} {self.told}" + (f" for {self.for_s:.3f} s" * bool(self.for_s))
+
+    @property
+    def told(self) -> str:
+        raise NotImplementedError
+
+
+class InstanceDies(Fault, frozen=True):
+    """Its KV cache is empty when it is back, and its weights are those of its start, or `label`.
+    `silently`: its machine dies with it, and says nothing. `model`: what it serves meanwhile, for
+    half of the time."""
+
+    instance: int
+    label: str = "default"
+    silently: bool = False
+    model: str = ""
+
+    @property
+    def told(self) -> str:
+        how = " without a word" * self.silently
+        back = f", and comes back with weights {self.label}"
+        return f"instance {self.instance} dies{how}{back}" + f" as {self.model}" * bool(self.model)
+
+
+class InstanceStandsStill(Fault, frozen=True):
+    """Its engine makes no tokens, its front answers as before; at the end it is restarted."""
+
+    instance: int
+
+    @property
+    def told(self) -> str:
+        return f"instance {self.instance} stands still"
+
+
+class InstanceIsSlow(Fault, frozen=True):
+    instance: int
+    by: float
+
+    @property
+    def told(self) -> str:
+        return f"instance {self.instance} is {self.by:g} times as slow"
+
+
+class InstanceLies(Fault, frozen=True):
+    instance: int
+    kind: fake.Kind
+    on: fake.Where
+    share: float
+    seconds: float
+
+    @property
+    def told(self) -> str:
+        return f"instance {self.instance}: {self.kind} in {self.share:g} of its {self.on} calls"
+
+
+class LinkIsCut(Fault, frozen=True):
+    """Between the gateway and another host; nothing is lost, and nobody is told."""
+
+    host: str
+
+    @property
+    def told(self) -> str:
+        return f"{self.host} cannot reach the gateway, nor be reached"
+
+
+class ConnectionsBreak(Fault, frozen=True):
+    """All that are open; and of those that are made in the meantime a share."""
+
+    host: str
+    share: float
+
+    @property
+    def told(self) -> str:
+        return f"connections with {self.host} break, and {self.share:g} of the new ones"
+
+
+class GatewayDies(Fault, frozen=True):
+    """`writes`: only before so many more writes to its disk have been made. `power`: what of the
+    disk is lost, if the machine's power fails."""
+
+    writes: int = 0
+    power: Power | None = None
+
+    @property
+    def told(self) -> str:
+        when = f" at its write number {self.writes} from then on" * bool(self.writes)
+        return f"the gateway dies{when}" + f", power lost ({self.power})" * bool(self.power)
+
+
+class GatewayStops(Fault, frozen=True):
+    @property
+    def told(self) -> str:
+        return "the gateway is stopped in good order"
+
+
+class DiskIsFull(Fault, frozen=True):
+    @property
+    def told(self) -> str:
+        return "the gateway's disk is full"
+
+
+class DiskFails(Fault, frozen=True):
+    @property
+    def told(self) -> str:
+        return "the gateway's disk fails"
+
+
+class TrainerDies(Fault, frozen=True):
+    """The next time that it has just done something; it goes on from its checkpoint."""
+
+    when: Moment
+
+    @property
+    def told(self) -> str:
+        return f"the trainer dies as soon as it has {self.when}"
+
+
+class StalePublication(Fault, frozen=True):
+    """Somebody says again that a version is ready that was published before."""
+
+    back: int
+
+    @property
+    def told(self) -> str:
+        return f"the version published {self.back} before the last is published again"
+
+
+Any = (
+    InstanceDies
+    | InstanceStandsStill
+    | InstanceIsSlow
+    | InstanceLies
+    | LinkIsCut
+    | ConnectionsBreak
+    | GatewayDies
+    | GatewayStops
+    | DiskIsFull
+    | DiskFails
+    | TrainerDies
+    | StalePublication
+)
+
+
+def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[Any]:
+    """So many as dice say, of any kinds. `power`: whether the gateway's machine may lose it."""
+    number = dice.choice((0, 1, 1, 2, 3, 4, 6, 9, 14))
+    kinds = dice.sample(list(_KINDS), dice.randint(1, len(_KINDS)))  # a run has its own mixture
+    found = [_KINDS[dice.choice(kinds)](dice, calm_s, instances, power) for _ in range(number)]
+    return sorted(found, key=lambda fault: fault.at_s)
+
+
+def _span(dice: Random, calm_s: float, most_s: float) -> dict[str, float]:
+    at_s = dice.uniform(0, calm_s)
+    return {"at_s": round(at_s, 3), "for_s": round(min(dice.uniform(0, most_s), calm_s - at_s), 3)}
+
+
+def _host(dice: Random, instances: int) -> str:
+    return dice.choice(["trainer", *(f"instance {k}" for k in range(instances))])
+
+
+def _dies(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return InstanceDies(
+        **_span(dice, calm_s, 8),
+        instance=dice.randrange(instances),
+        label=dice.choice(["default", "default", "0", "1"]),
+        silently=dice.random() < 0.3,
+        model=dice.choice(["", "", "", "another"]),
+    )
+
+
+def _stands(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return InstanceStandsStill(**_span(dice, calm_s, 15), instance=dice.randrange(instances))
+
+
+def _slow(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    by = dice.choice([3.0, 10.0, 100.0])
+    return InstanceIsSlow(**_span(dice, calm_s, 10), instance=dice.randrange(instances), by=by)
+
+
+def _lies(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    kind: fake.Kind = dice.choice(LIES)
+    where: list[fake.Where] = ["generate", "generate", "weights", "control", "all"]
+    return InstanceLies(
+        **_span(dice, calm_s, 10),
+        instance=dice.randrange(instances),
+        kind=kind,
+        on=dice.choice(where),
+        share=dice.choice([0.1, 0.5, 1.0]),
+        seconds=round(dice.uniform(0.1, 20), 3),
+    )
+
+
+def _cut(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return LinkIsCut(**_span(dice, calm_s, 12), host=_host(dice, instances))
+
+
+def _break(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    share = dice.choice([0.0, 0.3, 0.8])
+    return ConnectionsBreak(**_span(dice, calm_s, 6), host=_host(dice, instances), share=share)
+
+
+def _gateway(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return GatewayDies(
+        **_span(dice, calm_s, 6),
+        writes=dice.choice([0, dice.randrange(1, 8), dice.randrange(1, 60)]),
+        power=dice.choice([None, *POWERS]) if power else None,
+    )
+
+
+def _stops(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return GatewayStops(**_span(dice, calm_s, 6))
+
+
+def _full(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return DiskIsFull(**_span(dice, calm_s, 10))
+
+
+def _fails(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return DiskFails(**_span(dice, calm_s, 2))
+
+
+def _trainer(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return TrainerDies(**_span(dice, calm_s, 6), when=dice.choice(MOMENTS))
+
+
+def _stale(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return StalePublication(at_s=round(dice.uniform(0, calm_s), 3), back=dice.randrange(3))
+
+
+_KINDS = {
+    kind.__name__: draw_one
+    for kind, draw_one in (
+        (InstanceDies, _dies),
+        (InstanceStandsStill, _stands),
+        (InstanceIsSlow, _slow),
+        (InstanceLies, _lies),
+        (LinkIsCut, _cut),
+        (ConnectionsBreak, _break),
+        (GatewayDies, _gateway),
+        (GatewayStops, _stops),
+        (DiskIsFull, _full),
+        (DiskFails, _fails),
+        (TrainerDies, _trainer),
+        (StalePublication, _stale),
+    )
+}

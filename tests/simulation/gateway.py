@@ -1,0 +1,171 @@
+"""The gateway's process, started again whenever it is gone, as a service manager does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.live.settings import Settings
+from rollout_sched.store.errors import StoreError
+from tests.simulation.disk import Crash, MachineDisk
+from tests.simulation.faults import GatewayDies, Power
+from tests.simulation.kernel import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+log = logging.getLogger(__name__)
+
+HOST, PORT = "127.0.0.1", 9000
+URL = f"http://{HOST}:{PORT}"
+KEY = "a-client-s-key"
+
+#: Seconds between two looks at whether it is alive, and before it is started again.
+LOOK_S = 1.0
+
+
+class Gateway:
+    """`lives` counts its starts; `down_until` is when it may be started again."""
+
+    def __init__(self, world: World, folder: Path, settings: Settings) -> None:
+        self.lives = 0
+        self.down_until = 0.0
+        self.service: Service | None = None
+        self.disk: MachineDisk | None = None
+        self._failing = self._full = False
+        self._dying: GatewayDies | None = None
+        self._world = world
+        self._folder = folder
+        self.store = folder / "store-0"
+        self._settings = settings
+        self.process: Process | None = None
+        self._opening: asyncio.Future[None]
+        self._keys = folder / "keys"
+        self._keys.write_text(KEY + "\n")
+
+    async def keep_up(self) -> None:
+        """For ever."""
+        kernel = self._world.kernel
+        while True:
+            if self.process is None and kernel.time() >= self.down_until:
+                self._start()
+            elif self.service is not None and self.service.live.driver.broken is not None:
+                self._world.note(f"the gateway is broken: {self.service.live.driver.broken}")
+                self.kill()
+            await asyncio.sleep(LOOK_S)
+
+    def disk_of(self, folder: Path) -> MachineDisk:
+        disk = MachineDisk(folder, self._crashed_at_a_write)
+        disk.fails, disk.free = self._failing, 0 if self._full else None
+        self.disk = disk
+        return disk
+
+    def kill(self, power: Power | None = None) -> None:
+        """At once; what of its disk is left is what the next process finds."""
+        process, self.process, self.service = self.process, None, None
+        if process is None:
+            return
+        self._world.note("the gateway is dead")
+        process.kill()
+        self._world.network.gone(process, silently=power is not None)
+        disk, self.disk = self.disk, None
+        if disk is not None and self.store.exists():
+            disk.dead = True
+            after = self._folder / f"store-{self.lives}"
+            self.store = disk.left_by_a_crash(after, self._lost(power))
+
+    async def stop(self, *, again: bool = True) -> None:
+        """In good order; `again`: it is started again."""
+        process, service = self.process, self.service
+        if process is None or service is None:
+            return
+        await process.finish(self._close(service))
+        if self.process is process:
+            self._world.note("the gateway has stopped")
+            self.process = self.service = None
+            if not again:
+                self.down_until = float("inf")
+                return
+            process.kill()
+            self._world.network.gone(process, silently=False)
+
+    def die(self, fault: GatewayDies) -> None:
+        """Now, or before one of its next writes."""
+        self._dying = fault
+        if not fault.writes:
+            self._crashed_at_a_write()
+        elif self.disk is not None:
+            self.disk.crash_in = fault.writes
+
+    def set_disk(self, *, full: bool | None = None, failing: bool | None = None) -> None:
+        self._full = self._full if full is None else full
+        self._failing = self._failing if failing is None else failing
+        if self.disk is not None:
+            self.disk.free, self.disk.fails = (0 if self._full else None), self._failing
+
+    def mend(self) -> None:
+        """Nothing more befalls it."""
+        self.set_disk(full=False, failing=False)
+        if self.disk is not None:
+            self.disk.crash_in = None
+
+    def _crashed_at_a_write(self) -> None:
+        fault = self._dying
+        assert fault is not None
+        self.down_until = self._world.kernel.time() + fault.for_s
+        self.kill(fault.power)
+
+    def _lost(self, power: Power | None) -> Any:
+        if power == "dice":
+            return Random(f"power/{self._world.plan.seed}/{self.lives}")
+        return None if power == "kept" else power
+
+    def _start(self) -> None:
+        self.lives += 1
+        self._world.network.back(HOST)
+        self.process = self._world.spawn("gateway", HOST)
+        self.process.start(self._main(self.process))
+
+    async def _main(self, process: Process) -> None:
+        plan = self._world.plan
+        options = Options(
+            policy=plan.policy,
+            instances=[instance.url for instance in self._world.instances],
+            host=HOST,
+            port=PORT,
+            api_key_file=self._keys,
+            prompts_per_step=plan.prompts_per_step,
+            stream_every=plan.stream_every,
+            store=self.store,
+            grace_s=1.0,
+        )
+        try:
+            service = Service(options, lambda line: None, settings=self._settings)
+        except Crash:
+            return
+        except (StoreError, OSError) as error:
+            if not process.dead:
+                self._world.note(f"the gateway does not start: {error}")
+                self.process = None
+                process.kill()
+                if self.disk is not None:
+                    self.disk.dead = True
+            return
+        pump = service.live.driver.pump
+        pump.observers.append(self._world.observer(self.lives))
+        self.service = service
+        self._opening = asyncio.ensure_future(service.open())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._opening
+
+    async def _close(self, service: Service) -> None:
+        """As `serve` does it."""
+        self._opening.cancel()
+        await asyncio.wait({self._opening})
+        await service.close()

@@ -1,0 +1,200 @@
+"""Several processes on one virtual clock, one running at a time: each has an event loop of its own
+and can die in the middle of anything.
+
+What a process has on its loop goes no further once it is dead: no callback of it is called, no task
+goes on. So a crash needs no help from the code that crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from heapq import heappush
+from typing import Any
+
+from rollout_sched.simulators.replay.virtual_loop import VirtualLoop
+from tests.simulation import threads
+
+log = logging.getLogger(__name__)
+
+#: Callbacks of one timer: with more, time stands still.
+MOST_STEPS = 1_000_000
+
+
+class Kernel(VirtualLoop):
+    """The clock, and the queue of everybody's callbacks. It is the world's own process, too: on its
+    loop runs what is outside of the program."""
+
+    dead = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[Process] = []
+        self._jumps = 0  # at the present time
+
+    def spawn(self, name: str, host: str, network: Any) -> Process:
+        """`network`: what it reaches others by (`network.Network`)."""
+        process = Process(self, name, host)
+        process.network = network
+        self.processes.append(process)
+        return process
+
+    def _jump(self) -> None:
+        before = self._now
+        super()._jump()
+        self._jumps = 0 if self._now > before else self._jumps + 1
+        if self._jumps > MOST_STEPS:
+            raise RuntimeError(f"time stands still at {before} s: {self._ready[0]}")
+
+    def _settle(self) -> None:
+        steps = 0
+        while self._ready:
+            steps += 1
+            if steps > MOST_STEPS:
+                raise RuntimeError(f"at {self._now} s there is no end to {self._ready[0]}")
+            handle = self._ready.popleft()
+            loop: Any = handle._loop  # type: ignore[attr-defined]
+            if handle.cancelled() or loop.dead:
+                continue
+            events._set_running_loop(loop)
+            handle._run()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+        events._set_running_loop(self)
+
+
+class Process(VirtualLoop):
+    """One process on a host: an event loop that shares the kernel's clock and queue.
+
+    `on_exit` are called once, when it is killed.
+    """
+
+    def __init__(self, kernel: Kernel, name: str, host: str) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.name = name
+        self.host = host
+        self.dead = False
+        self.on_exit: list[Callable[[], None]] = []
+        self.network: Any = None
+        self._ready = kernel._ready
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def time(self) -> float:
+        return self.kernel.time()
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        kernel = self.kernel
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        kernel._serial += 1
+        heappush(kernel._timers, (max(when, kernel._now), kernel._serial, timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.kernel.time() + delay, callback, *args, context=context)
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(
+            task
+        )  # those of a dead process must not be collected in the middle of a run
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def start(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have it run a program; what that raises ends the run, unless the process is dead."""
+        running = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            task = self.create_task(main)
+        finally:
+            events._set_running_loop(running)
+        task.add_done_callback(_raise)
+        return task
+
+    async def finish(self, main: Coroutine[Any, Any, Any]) -> None:
+        """Until a program of it has ended, or the process has. Awaited on the kernel's loop."""
+        over = self.kernel.create_future()
+
+        def end(*_: object) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        self.start(main).add_done_callback(end)
+        self.on_exit.append(end)
+        await over
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self._tasks if not task.done()]
+
+    def forget_tasks(self) -> None:
+        """Those that can never go on."""
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.clear()
+
+    def kill(self) -> None:
+        """From now on it does nothing any more."""
+        if not self.dead:
+            self.dead = True
+            for call in self.on_exit:
+                call()
+
+    def is_running(self) -> bool:
+        return not self.dead
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self.dead:
+            return
+        if "handle" in context:
+            self.kernel._error = context["exception"]
+        else:
+            log.error("%s: %s", self.name, context["message"], exc_info=context.get("exception"))
+
+    # -- what a program asks of the system ---------------------------------------------------
+
+    def run_in_executor(self, executor: None, function: Callable[..., Any], *args: Any) -> Any:
+        return threads.run(self, function, *args)
+
+    async def create_server(
+        self, factory: Any, host: Any = None, port: Any = None, **_: Any
+    ) -> Any:
+        return self.network.listen(self, factory, host or self.host, port or 0)
+
+    async def create_connection(  # type: ignore[override]
+        self, factory: Any, host: Any = None, port: Any = None, *, sock: Any = None, **_: Any
+    ) -> Any:
+        return await self.network.connect(self, factory, host, port, sock)
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """The connection itself is made by `create_connection`, which is given the socket."""
+        await self.network.reach(self, sock, address)
+
+
+def _raise(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.result()

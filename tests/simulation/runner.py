@@ -1,0 +1,107 @@
+"""Many seeds, one after the other in some processes; and what is to be said of one that fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from random import Random
+
+import msgspec
+
+from tests.simulation.clients import REFUSED
+from tests.simulation.plan import CALM_S, Plan, draw
+from tests.simulation.world import Outcome, run
+
+#: One seed in so many is run twice, and each time as before.
+TWICE = 10
+
+#: One in so many is run without faults, once with hostile clients and once without.
+BLAMED = 10
+
+#: Seeds for a process, so that none grows old.
+PORTION = 25
+
+#: Runs in which a failing plan may be made smaller.
+SHRINKING_RUNS = 40
+
+
+def check(seed: int) -> Outcome:
+    """The run of a seed; now and then twice, which must be the same, or beside hostile clients, who
+    must not matter."""
+    if seed % BLAMED == 1:
+        return blame(draw(seed))
+    outcome = run(draw(seed))
+    if not outcome.broken and seed % TWICE == 0:
+        again = run(draw(seed))
+        if again.journal != outcome.journal:
+            return msgspec.structs.replace(
+                outcome, broken="the same seed is the same run: the journals differ"
+            )
+    return outcome
+
+
+def blame(plan: Plan) -> Outcome:
+    """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
+    calm = msgspec.structs.replace(plan, faults=[], calls=15, attacks=[])
+    dice = Random(f"blame/{plan.seed}")
+    attacks = sorted((dice.uniform(0, CALM_S), dice.choice(REFUSED)) for _ in range(20))
+    alone = run(calm)
+    if alone.broken:
+        return alone
+    beside = run(msgspec.structs.replace(calm, attacks=attacks))
+    if not beside.broken and (beside.calls, beside.work) != (alone.calls, alone.work):
+        law = "one client's input never changes another's answer or its latency"
+        return msgspec.structs.replace(beside, broken=law)
+    return beside
+
+
+def check_all(
+    seeds: Iterable[int], jobs: int, seconds: float | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Each with its outcome, as they come; none is begun after so many seconds."""
+    end = None if seconds is None else time.monotonic() + seconds
+    rest = iter(seeds)
+    while portion := list(islice(rest, PORTION * jobs)):
+        with ProcessPoolExecutor(jobs) as pool:
+            asked = [(seed, pool.submit(_check_until, seed, end)) for seed in portion]
+            for seed, outcome in asked:
+                found = outcome.result()
+                if found is not None:
+                    yield seed, found
+        if end is not None and time.monotonic() > end:
+            return
+
+
+def _check_until(seed: int, end: float | None) -> Outcome | None:
+    if end is not None and time.monotonic() > end:
+        return None
+    return check(seed)
+
+
+def shrunk(plan: Plan) -> Outcome:
+    """A plan that fails, without the faults, attacks and calls that it does not need for that."""
+    best = run(plan)
+    for _ in range(SHRINKING_RUNS):
+        smaller = next((o for o in map(run, _smaller(best.plan)) if o.broken), None)
+        if smaller is None:
+            return best
+        best = smaller
+    return best
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    for at in range(len(plan.faults)):
+        yield msgspec.structs.replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    if plan.attacks:
+        yield msgspec.structs.replace(plan, attacks=[])
+    if plan.calls:
+        yield msgspec.structs.replace(plan, calls=0, attacks=[])
+
+
+def told(outcome: Outcome) -> str:
+    """A run that failed, for people."""
+    plan = outcome.plan
+    lines = [f"seed {plan.seed}: {outcome.broken}", "", *plan.told(), "", *outcome.told]
+    return "\n".join([*lines, f"again: python -m tests.simulation {plan.seed}"])

@@ -1,0 +1,144 @@
+"""A sample of the simulation, the seeds that have found something, and that laws can be broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollout_sched.integrations.gateway.control_plane import trainer_client
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
+from rollout_sched.live.batch_delivery import BatchDelivery
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.simulators.fake_instance import open_answers
+from tests.simulation import faults
+from tests.simulation.plan import draw
+from tests.simulation.runner import blame, check, shrunk, told
+from tests.simulation.world import run
+
+NAMED = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["seeds"]
+
+#: A run that nothing befalls.
+CALM = msgspec.structs.replace(draw(0), faults=[], attacks=[], calls=3, groups=4, samples=2)
+
+#: A machine that is gone for a while.
+GONE = faults.GatewayDies(at_s=1.8, for_s=3.0, power="rows")
+
+
+def held(outcome):
+    assert not outcome.broken, told(outcome)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_sample(seed):
+    held(check(seed))
+
+
+@pytest.mark.parametrize("seed", [int(seed) for seed in NAMED])
+def test_seeds_that_have_found_something(seed):
+    held(check(seed))
+
+
+def test_nobody_feels_what_hostile_clients_do():
+    held(blame(draw(3)))
+
+
+def test_a_seed_is_the_same_run_in_every_process():
+    program = "from tests.simulation.world import run\nfrom tests.simulation.plan import draw\n"
+    program += "print([run(draw(seed)).journal for seed in (4, 5)])"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+def with_faults(*befall):
+    return msgspec.structs.replace(CALM, train_s=0.3, faults=list(befall))
+
+
+def test_a_run_that_nothing_befalls():
+    held(run(CALM))
+    held(run(with_faults(GONE)))
+
+
+def test_a_token_that_is_another_is_seen(monkeypatch):
+    made = open_answers.OpenAnswers._text
+
+    def text(*about):
+        ids, logprobs = made(*about)
+        return [token ^ (place == 3) for place, token in enumerate(ids)], logprobs
+
+    monkeypatch.setattr(open_answers.OpenAnswers, "_text", text)
+    assert "tokens are what their versions say" in run(CALM).broken
+
+
+def test_a_batch_that_comes_again_is_seen(monkeypatch):
+    monkeypatch.setattr(BatchDelivery, "_acknowledge", lambda delivery, number, part: None)
+    dies = faults.TrainerDies(at_s=0.0, for_s=1.0, when="trained")
+    assert "what is acknowledged never comes again" in run(with_faults(dies)).broken
+
+
+def test_a_row_that_is_left_is_seen(monkeypatch):
+    monkeypatch.setattr(StoreKeeper, "_acknowledge", lambda keeper, batches: None)
+    assert "nothing is left in the store" in run(CALM).broken
+
+
+def test_a_submission_that_is_forgotten_is_seen(monkeypatch):
+    async def promise_nothing(session):
+        """It is said to be durable, and is not."""
+
+    monkeypatch.setattr(TrainerSession, "durable", promise_nothing)
+    plan = msgspec.structs.replace(with_faults(), durable="batch")
+    plan = msgspec.structs.replace(plan, faults=[msgspec.structs.replace(GONE, at_s=2.0)])
+    assert "what was accepted is not forgotten" in run(plan).broken
+
+
+def test_what_is_left_is_seen(monkeypatch):
+    monkeypatch.setattr(OpenCalls, "leave", lambda calls, reply, count, size: None)
+    assert "nothing is left" in run(CALM).broken
+
+
+def test_who_waits_for_ever_is_seen_and_the_plan_made_smaller(monkeypatch):
+    monkeypatch.setattr(trainer_client, "ANSWER_S", None)
+    slow = faults.InstanceIsSlow(at_s=1.0, for_s=0.5, instance=0, by=3.0)
+    outcome = shrunk(with_faults(slow, GONE))
+    assert "everything ends" in outcome.broken
+    assert outcome.plan.faults == [GONE]
+    assert outcome.plan.calls == 0
+    assert "python -m tests.simulation 0" in told(outcome)
+
+
+def test_a_client_that_makes_another_wait_is_seen(monkeypatch):
+    handle = DataPlane.refusal
+
+    def refusal(plane, method, target, fields):
+        refused = handle(plane, method, target, fields)
+        if refused is not None:
+            plane.driver.submit(TokenPayload([1, 2], {}, responder=Nobody()), 2, 400)
+        return refused
+
+    monkeypatch.setattr(DataPlane, "refusal", refusal)
+    assert "never changes another's answer" in blame(draw(3)).broken
+
+
+class Nobody:
+    """Waits for nothing."""
+
+    def answer(self, sample): ...
+
+    def fail(self, reason, error): ...

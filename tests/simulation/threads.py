@@ -1,0 +1,162 @@
+"""Threads that take turns with the event loops: one thing runs at a time, in virtual time.
+
+The code that is run is the real one, locks and waiting included (`store.writer`), on real threads.
+A thread runs until it waits for something, or until the disk lets it wait; then the kernel goes on,
+and says when its turn has come. So who runs when is decided by the queue of events alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_here = threading.local()
+
+
+class Killed(BaseException):
+    """The process of a thread is gone."""
+
+
+class SimulatedThread:
+    """As `threading.Thread`, of the process in which it is made."""
+
+    def __init__(
+        self, target: Callable[[], object], name: str = "", daemon: bool | None = None
+    ) -> None:
+        self.process = running_process()
+        self.done = False
+        self.error: BaseException | None = None
+        self._target = target
+        self._turn = threading.Semaphore(0)
+        self._given_back = threading.Semaphore(0)
+        self._joining: list[SimulatedThread] = []
+        self._real = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.process.on_exit.append(self._end)
+        self._real.start()
+        self.process.call_soon(self.go_on)
+
+    def join(self) -> None:
+        """From another thread of the process."""
+        while not self.done:
+            me = current()
+            assert me is not None, "an event loop must not wait for a thread"
+            self._joining.append(me)
+            me.wait()
+
+    def go_on(self) -> None:
+        """Its turn, until it waits again. Called by the kernel."""
+        if self.done:
+            return
+        self._turn.release()
+        self._given_back.acquire()
+        if self.done:
+            if self.error is not None:
+                raise self.error
+            for thread in self._joining:
+                thread.process.call_soon(thread.go_on)
+
+    def wait(self) -> None:
+        """Until somebody has it go on. Called by itself. Raises Killed."""
+        self._given_back.release()
+        self._turn.acquire()
+        if self.process.dead:
+            raise Killed
+
+    def sleep(self, seconds: float) -> None:
+        """Called by itself. Raises Killed."""
+        self.process.call_later(seconds, self.go_on)
+        self.wait()
+
+    def _main(self) -> None:
+        self._turn.acquire()
+        _here.thread = self
+        try:
+            if not self.process.dead:
+                self._target()
+        except Killed:
+            pass
+        except BaseException as error:
+            if not self.process.dead:
+                self.error = error
+        finally:
+            self.done = True
+            self._given_back.release()
+
+    def _end(self) -> None:
+        """With its process: unless it is the one that died of it, and runs."""
+        if not self.done and current() is not self:
+            self._turn.release()
+            self._given_back.acquire()
+
+
+class SimulatedCondition:
+    """As `threading.Condition`, for threads of one process that take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: list[SimulatedThread] = []
+
+    def __enter__(self) -> SimulatedCondition:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nobody else runs, so there is nothing to be let go."""
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        thread = current()
+        assert thread is not None, "an event loop must not wait for a thread"
+        loop = thread.process
+        deadline = None if timeout is None else loop.time() + timeout
+        while not predicate() and (deadline is None or loop.time() < deadline):
+            self._waiting.append(thread)
+            timer = None if deadline is None else loop.call_at(deadline, self._wake, thread)
+            thread.wait()
+            if timer is not None:
+                timer.cancel()
+        return predicate()
+
+    def notify(self) -> None:
+        for thread in tuple(self._waiting):
+            thread.process.call_soon(self._wake, thread)
+
+    def _wake(self, thread: SimulatedThread) -> None:
+        if thread in self._waiting:  # else it goes on already
+            self._waiting.remove(thread)
+            thread.go_on()
+
+
+def run(process: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """What `loop.run_in_executor` does."""
+    future: asyncio.Future[Any] = process.create_future()
+
+    def work() -> None:
+        try:
+            result = function(*args)
+        except Killed:
+            raise
+        except BaseException as error:
+            process.call_soon(_settle, future.set_exception, future, error)
+        else:
+            process.call_soon(_settle, future.set_result, future, result)
+
+    SimulatedThread(work).start()
+    return future
+
+
+def _settle(settle: Callable[[Any], None], future: asyncio.Future[Any], what: Any) -> None:
+    if not future.done():
+        settle(what)
+
+
+def current() -> SimulatedThread | None:
+    """The thread that runs; None for an event loop's."""
+    return getattr(_here, "thread", None)
+
+
+def running_process() -> Any:
+    """The process that makes a thread."""
+    thread = current()
+    return asyncio.get_running_loop() if thread is None else thread.process

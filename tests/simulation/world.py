@@ -1,0 +1,482 @@
+"""One run: its processes, its faults, its work, and the laws at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from rollout_sched.client.new_weights import Reload, update_of
+from rollout_sched.config import load_policy
+from rollout_sched.core.actions import Action
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+    GatewayError,
+    TrainerClient,
+)
+from rollout_sched.live.membership import MembershipState
+from rollout_sched.live.samples import Prompt
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.stored_facts import DELIVERED, FAILED, GROUP, PROMPT
+from rollout_sched.simulators.fake_instance import faults as fake
+from rollout_sched.simulators.replay.runs import staleness_bound
+from rollout_sched.store.errors import StoreBroken
+from rollout_sched.store.store import Store
+from tests.simulation import clients, faults, gateway, trainer
+from tests.simulation.gateway import Gateway
+from tests.simulation.instance import STEP_S, Instance
+from tests.simulation.kernel import Kernel, Process
+from tests.simulation.ledger import LawBroken, Ledger, hold
+from tests.simulation.network import Network
+from tests.simulation.plan import CALM_S, Plan
+from tests.simulation.seams import simulated
+from tests.simulation.trainer import Trainer
+
+#: Virtual seconds after the last fault within which all must have come to its end, beside the time
+#: that the work itself takes.
+LIVENESS_S = 400.0
+
+#: Virtual seconds after which nothing may be left of work that has ended.
+QUIET_S = 60.0
+
+#: Lines of the journal that are shown of a run that failed.
+SHOWN = 30
+
+STRANGER = "127.0.2.9"
+
+SETTINGS = Settings(
+    poll_s=1.0,
+    poll_timeout_s=2.0,
+    misses=2,
+    control_timeout_s=4.0,
+    update_timeout_s=10.0,
+    stall_s=6.0,
+    forgotten_s=3.0,
+    abort_timeout_s=3.0,
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Of one run.
+
+    broken   which law was; "" if none
+    journal  a digest of all that the gateway's schedulers were told and answered
+    work     the same of what came before all work was done
+    told     what happened, a line each
+    calls    of each well-behaved client how long it waited, what came of it, and what it was told
+    """
+
+    plan: Plan
+    broken: str
+    journal: str
+    work: str
+    told: list[str]
+    calls: list[tuple[float, str, bytes]] = []
+    virtual_s: float = 0.0
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, plan: Plan, folder: Path, kernel: Kernel) -> None:
+        self.plan = plan
+        self.kernel = kernel
+        self.network = Network(kernel, plan.seed, plan.latency_s)
+        self.log: list[str] = []
+        self.work = ""
+        self._folder = folder
+        self._entries: deque[str] = deque(maxlen=SHOWN)
+        self._digest = hashlib.sha256()
+        policy = load_policy(plan.policy)
+        prompts = _prompts(plan)
+        bound = staleness_bound(policy.build().freshness)
+        self.ledger = Ledger(prompts, bound, plan.drift, may_lose=False)
+        self.instances = [Instance(self, number) for number in range(plan.instances)]
+        self.gateway = Gateway(
+            self, folder, msgspec.structs.replace(SETTINGS, durable=plan.durable)
+        )
+        self.trainer = Trainer(self, prompts)
+        self.calls = [clients.Call(self, number) for number in range(plan.calls)]
+
+    # -- what others ask of it -------------------------------------------------------------
+
+    def spawn(self, name: str, host: str) -> Process:
+        return self.kernel.spawn(name, host, self.network)
+
+    def note(self, what: str) -> None:
+        what = what.replace(str(self._folder), "")  # which is another each time
+        self.log.append(f"t={self.kernel.time():.3f} {what}")
+        self._digest.update(self.log[-1].encode())
+
+    def observer(self, life: int) -> Callable[[float, Event, list[Action]], None]:
+        """Keeps what the scheduler of one life of the gateway is told and answers."""
+
+        def observe(now: float, event: Event, actions: list[Action]) -> None:
+            line = msgspec.json.encode((life, self.kernel.time(), event, actions))
+            self._digest.update(line)
+            self._entries.append(line.decode())
+
+        return observe
+
+    @property
+    def journal(self) -> str:
+        return self._digest.hexdigest()
+
+    def told(self) -> list[str]:
+        return [*self.log, "the last that the scheduler heard:", *self._entries]
+
+    # -- the run ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Raises LawBroken, and whatever should not be raised."""
+        for instance in self.instances:
+            instance.start()
+        self._do(self.gateway.keep_up())
+        self._do(self._operate())
+        self.kernel.call_later(1.0, self.trainer.start)
+        for fault in self.plan.faults:
+            self._do(self._befall(fault))
+        dice = Random(f"clients/{self.plan.seed}")
+        for call in self.calls:
+            process = self.spawn(f"client {call.number}", f"127.0.3.{call.number + 1}")
+            process.start(call.make(dice.uniform(1.5, CALM_S)))
+        for number, (at_s, kind) in enumerate(self.plan.attacks):
+            process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
+            process.start(clients.attack(self, number, at_s, kind))
+        await asyncio.sleep(self.plan.calm_s)
+        self._mend()
+        await self._until(self._is_done, LIVENESS_S + self._work_s(), "everything ends")
+        self.work = self.journal
+        self.ledger.check_end()
+        self._check_calls()
+        await self._until(lambda: not self.left(), QUIET_S, "nothing is left")
+        service = self.gateway.service
+        assert service is not None
+        service.live.driver.pump.scheduler.check_invariants()
+        await self._stop()
+
+    def _do(self, what: Coroutine[Any, Any, Any]) -> None:
+        task = self.kernel.create_task(what)
+        task.add_done_callback(lambda task: task.cancelled() or task.result())
+
+    async def _until(self, done: Callable[[], bool], limit_s: float, law: str) -> None:
+        deadline = self.kernel.time() + limit_s
+        while not done():
+            hold(law, self.kernel.time() < deadline, self._state())
+            await asyncio.sleep(0.5)
+
+    def _is_done(self) -> bool:
+        return self.trainer.done.is_set() and all(call.came for call in self.calls)
+
+    def _check_calls(self) -> None:
+        """Who was not answered was told so, and something had gone wrong."""
+        for call in self.calls:
+            vanished = any(isinstance(f, faults.GatewayDies) and f.power for f in self.plan.faults)
+            hold("every call ends", call.came != "not ended" or vanished, call.number)
+            told = call.came.startswith(("broken off", "wrong: ", "not ended"))
+            excused = told and bool(self.plan.faults) and not call.is_lied_to
+            hold(
+                "a client is answered", call.came == "answered" or excused, (call.number, call.came)
+            )
+
+    def _work_s(self) -> float:
+        plan = self.plan
+        tokens = plan.groups * plan.samples * plan.max_tokens * 3
+        return tokens * STEP_S / plan.slots + plan.groups * (plan.train_s + 5)
+
+    def _state(self) -> str:
+        told: list[str] = [f"left: {self.left()}"]
+        service = self.gateway.service
+        if service is not None:
+            told.append(str(service.live.state()))
+            told += [f"{s.name}: {s.reason}" for s in service.live.driver.supervisors.values()]
+        told += [f"call {call.number}" for call in self.calls if not call.came]
+        return "\n  ".join(told)
+
+    def left(self) -> str:
+        """What is still held of work that has ended, in words."""
+        service = self.gateway.service
+        if service is None:
+            return "the gateway is away"
+        driver, scheduler = service.live.driver, service.live.driver.pump.scheduler
+        held = {
+            "payloads": len(driver.payloads),
+            "attempts": len(driver.attempts),
+            "slots": len(scheduler.fleet.attempts),
+            "requests": len(scheduler.requests),
+            "calls": service.data_plane.calls.requests,
+            "bytes": service.data_plane.calls.body_bytes,
+            "bodies": 0 if service._server is None else service._server.bodies.used,
+            "samples": service.live.trainer.open_samples,
+            "on instances": sum(instance.busy for instance in self.instances),
+        }
+        return ", ".join(f"{count} {what}" for what, count in held.items() if count)
+
+    async def _stop(self) -> None:
+        """The gateway, in good order; what is left then is in its store: nothing."""
+        folder = self.gateway.store
+        process = self.gateway.process
+        assert process is not None
+        await self.gateway.stop(again=False)
+        hold("no task is left", not process.tasks, process.tasks)
+        store = Store(folder)
+        kept = {kind: store.facts(kind) for kind in (GROUP, PROMPT, FAILED)}
+        last = store.facts(DELIVERED)
+        owners = store.owners()
+        store.close()
+        hold("nothing is left in the store", not any(kept.values()), kept)
+        hold("no batch is left in the store", not last, list(last))
+        hold("no token is left in the store", not owners, owners)
+
+    # -- what befalls it -------------------------------------------------------------------
+
+    def _mend(self) -> None:
+        self.note("all is mended")
+        self.gateway.mend()
+        self.trainer.dies_at.clear()
+
+    async def _operate(self) -> None:
+        """As somebody who looks after the instances does: what must be restarted is."""
+        while True:
+            await asyncio.sleep(5.0)
+            service = self.gateway.service
+            for instance in self.instances:
+                server = instance.server
+                dead = server is not None and server.engine.dead
+                watched = service and service.live.driver.supervisors.get(instance.url)
+                unfit = watched and watched.membership.state is MembershipState.UNFIT
+                if dead or (unfit and server is not None):
+                    self.note(f"instance {instance.number} is restarted")
+                    instance.die(silently=False)
+                    instance.start()
+
+    async def _befall(self, fault: faults.Any) -> None:
+        await asyncio.sleep(fault.at_s)
+        self.note(str(fault))
+        await _BEFALLS[type(fault)](self, fault)
+
+    async def _instance_dies(self, fault: faults.InstanceDies) -> None:
+        instance = self.instances[fault.instance]
+        instance.die(silently=fault.silently)
+        if fault.model:
+            await asyncio.sleep(fault.for_s / 2)
+            instance.die(silently=False)
+            instance.start(fault.label, fault.model)
+            await asyncio.sleep(fault.for_s / 2)
+            instance.die(silently=False)
+        else:
+            await asyncio.sleep(fault.for_s)
+        if instance.server is None:
+            self.note(f"instance {fault.instance} is back")
+            instance.start(fault.label)
+
+    async def _stands_still(self, fault: faults.InstanceStandsStill) -> None:
+        instance = self.instances[fault.instance]
+        server = instance.server
+        if server is None or instance.process is None:
+            return
+        instance.process.start(server.engine.get_stuck())
+        await asyncio.sleep(fault.for_s)
+        if instance.server is server:
+            instance.die(silently=False)
+            instance.start()
+
+    async def _is_slow(self, fault: faults.InstanceIsSlow) -> None:
+        server = self.instances[fault.instance].server
+        if server is None:
+            return
+        engine = server.engine
+        engine.instance.set_speed(1 / fault.by)
+        await asyncio.sleep(fault.for_s)
+        engine.instance.set_speed(1.0)
+
+    async def _lies(self, fault: faults.InstanceLies) -> None:
+        server = self.instances[fault.instance].server
+        if server is None:
+            return
+        board = server.switchboard
+        board.set(
+            fake.Fault(fault.kind, on=fault.on, probability=fault.share, seconds=fault.seconds)
+        )
+        await asyncio.sleep(fault.for_s)
+        board.faults.pop(fault.kind, None)
+
+    def _host(self, named: str) -> str:
+        if named == "trainer":
+            return trainer.HOST
+        return self.instances[int(named.removeprefix("instance "))].host
+
+    async def _link_is_cut(self, fault: faults.LinkIsCut) -> None:
+        host = self._host(fault.host)
+        self.network.cut(host, gateway.HOST)
+        await asyncio.sleep(fault.for_s)
+        self.network.mend(host, gateway.HOST)
+
+    async def _connections_break(self, fault: faults.ConnectionsBreak) -> None:
+        host = self._host(fault.host)
+        self.network.reset(host, gateway.HOST)
+        self.network.break_new(host, gateway.HOST, fault.share)
+        await asyncio.sleep(fault.for_s)
+        self.network.break_new(host, gateway.HOST, 0.0)
+
+    async def _gateway_dies(self, fault: faults.GatewayDies) -> None:
+        self.gateway.die(fault)
+
+    async def _gateway_stops(self, fault: faults.GatewayStops) -> None:
+        self.gateway.down_until = self.kernel.time() + fault.for_s
+        await self.gateway.stop()
+
+    async def _disk_is_full(self, fault: faults.DiskIsFull) -> None:
+        self.gateway.set_disk(full=True)
+        await asyncio.sleep(fault.for_s)
+        self.gateway.set_disk(full=False)
+
+    async def _disk_fails(self, fault: faults.DiskFails) -> None:
+        self.gateway.set_disk(failing=True)
+        await asyncio.sleep(fault.for_s)
+        self.gateway.set_disk(failing=False)
+
+    async def _trainer_dies(self, fault: faults.TrainerDies) -> None:
+        self.trainer.dies_at[fault.when] = fault
+
+    async def _stale_publication(self, fault: faults.StalePublication) -> None:
+        version = max(0, max(self.ledger.published) - fault.back)
+        self.spawn("stranger", STRANGER).start(self._publish_again(version))
+
+    async def _publish_again(self, version: int) -> None:
+        client = TrainerClient(gateway.URL, None)
+        await client.open()
+        try:
+            update = update_of(version, Reload("/", visible_here=False))
+            await client.post("/rollout/v1/weights", update)
+            self.note(f"version {version} was published by a stranger, first")
+        except CallerError as error:
+            self.note(f"version {version} is not published again: {error}")
+        except GatewayError as error:
+            self.note(f"nobody heard of version {version} again: {error}")
+        finally:
+            await client.close()
+
+
+_BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
+    faults.InstanceDies: World._instance_dies,
+    faults.InstanceStandsStill: World._stands_still,
+    faults.InstanceIsSlow: World._is_slow,
+    faults.InstanceLies: World._lies,
+    faults.LinkIsCut: World._link_is_cut,
+    faults.ConnectionsBreak: World._connections_break,
+    faults.GatewayDies: World._gateway_dies,
+    faults.GatewayStops: World._gateway_stops,
+    faults.DiskIsFull: World._disk_is_full,
+    faults.DiskFails: World._disk_fails,
+    faults.TrainerDies: World._trainer_dies,
+    faults.StalePublication: World._stale_publication,
+}
+
+
+def _prompts(plan: Plan) -> list[Prompt]:
+    dice = Random(f"prompts/{plan.seed}")
+    sampling = {"temperature": 0.0, "logprobs": 0}
+    return [
+        Prompt(
+            f"p{number}",
+            [number + 1, *(dice.randrange(1000) for _ in range(dice.randrange(40)))],
+            plan.samples,
+            plan.max_tokens,
+            sampling,
+        )
+        for number in range(plan.groups)
+    ]
+
+
+class _Errors(logging.Handler):
+    """What nobody expected, as it is logged: with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info and record.exc_info[1]
+        # A simulated server is one with a bug where the soak's clients want it to be.
+        if error and record.name != "aiohttp.server" and not isinstance(error, StoreBroken):
+            self.seen.append(logging.Formatter().format(record))
+
+
+def run(plan: Plan) -> Outcome:
+    """Make the run of a plan."""
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_fast_disk()))
+    kernel = Kernel()  # type: ignore[abstract]
+    errors = _Errors()
+    root = logging.getLogger()
+    root.addHandler(errors)
+    world: World | None = None
+    broken = ""
+    try:
+        with simulated(kernel, plan.seed, lambda path: _disk(world, path)):
+            world = World(plan, folder, kernel)
+            try:
+                kernel.run_until_complete(world.run())
+            except LawBroken as error:
+                broken = str(error)
+            except Exception as error:
+                broken = f"{type(error).__name__}: {error}\n{_traceback(error)}"
+            journal, virtual_s = world.journal, kernel.time()
+            _clean_up(world)
+        if not broken and errors.seen:
+            broken = f"what nobody expected was raised: {errors.seen[0]}"
+        calls = [(c.ended_s - c.began_s, c.came, c.answer) for c in world.calls]
+        return Outcome(plan, broken, journal, world.work, world.told(), calls, virtual_s)
+    finally:
+        root.removeHandler(errors)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _disk(world: World | None, folder: Path) -> Any:
+    assert world is not None
+    return world.gateway.disk_of(folder)
+
+
+def _fast_disk() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _clean_up(world: World) -> None:
+    """End every process; what its tasks still say is nobody's business."""
+    hook, said = sys.unraisablehook, logging.root.manager.disable
+    sys.unraisablehook = lambda unraisable: None
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of coroutines that were never begun
+            for process in world.kernel.processes:
+                process.kill()
+            world.kernel.close()
+            world.network.close()
+            for process in world.kernel.processes:
+                process.forget_tasks()
+            for task in asyncio.all_tasks(world.kernel):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            world.kernel.processes.clear()
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
+        logging.disable(said)
