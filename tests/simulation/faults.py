@@ -1,7 +1,7 @@
 """What can go wrong in a run, as data: drawn from the seed, printed, taken away one by one.
 
-All of it is over by `Plan.calm_s`: what is broken is mended, what is away is back. From then on
-everything must come to its end within a bound.
+By `Plan.calm_s` what is broken is mended, and what is away is back, but for who dies when it next
+does something. From then on everything must come to its end within a bound.
 """
 
 from __future__ import annotations

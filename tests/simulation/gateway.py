@@ -109,12 +109,6 @@ class Gateway:
         if self.disk is not None:
             self.disk.free, self.disk.fails = (0 if self._full else None), self._failing
 
-    def mend(self) -> None:
-        """Nothing more befalls it."""
-        self.set_disk(full=False, failing=False)
-        if self.disk is not None:
-            self.disk.crash_in = None
-
     def _crashed_at_a_write(self) -> None:
         fault = self._dying
         assert fault is not None

@@ -158,7 +158,7 @@ class World:
             process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
             process.start(clients.attack(self, number, at_s, kind))
         await asyncio.sleep(self.plan.calm_s)
-        self._mend()
+        self.note("all is mended")
         await self._until(self._is_done, LIVENESS_S + self._work_s(), "everything ends")
         self.work = self.journal
         self.ledger.check_end()
@@ -243,11 +243,6 @@ class World:
         hold("no token is left in the store", not owners, owners)
 
     # -- what befalls it -------------------------------------------------------------------
-
-    def _mend(self) -> None:
-        self.note("all is mended")
-        self.gateway.mend()
-        self.trainer.dies_at.clear()
 
     async def _operate(self) -> None:
         """As somebody who looks after the instances does: what must be restarted is."""
