@@ -31,7 +31,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_client import (
 from rollout_sched.live.membership import MembershipState
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.stored_facts import DELIVERED, FAILED, GROUP, PROMPT
+from rollout_sched.live.stored_facts import DELIVERED, GROUP, LOST, PROMPT, REWARD
 from rollout_sched.simulators.fake_instance import faults as fake
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
@@ -234,7 +234,7 @@ class World:
         await self.gateway.stop(again=False)
         hold("no task is left", not process.tasks, process.tasks)
         store = Store(folder)
-        kept = {kind: store.facts(kind) for kind in (GROUP, PROMPT, FAILED)}
+        kept = {kind: store.facts(kind) for kind in (GROUP, PROMPT, LOST, REWARD)}
         last = store.facts(DELIVERED)
         owners = store.owners()
         store.close()
