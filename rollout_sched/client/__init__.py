@@ -17,6 +17,7 @@ from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
 from rollout_sched.integrations.gateway.control_plane.weight_update import Reload, Transfer
+from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.reward_function import KeepFunc, RewardFunc
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample, Span
 from rollout_sched.live.trainer_session import Borrower
@@ -31,6 +32,7 @@ __all__ = [
     "ForgottenPrompts",
     "GatewayError",
     "KeepFunc",
+    "LeaseEnded",
     "Prompt",
     "Reload",
     "RewardFunc",

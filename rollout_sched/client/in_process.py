@@ -31,12 +31,14 @@ class InProcess(RolloutScheduler):
         start: Callable[[], LiveScheduler],
         instances: Sequence[str | InstanceClient],
         api_key: str | None,
+        trainer: str,
     ) -> None:
         if isinstance(instances, str):
             raise CallerError(f"instances is {instances!r}; give a list: [{instances!r}]")
         self._start = start
         self._instances = instances
         self._api_key = api_key
+        self._trainer = trainer
         self._live: LiveScheduler
         self._weight_loaders: WeightLoaders
 
@@ -69,7 +71,9 @@ class InProcess(RolloutScheduler):
 
     async def _next_batch(self, parts: bool) -> Batch | None:
         number, part = self._received
-        batch = await self._live.trainer.next_batch(number, part=part, parts=parts)
+        batch = await self._live.trainer.next_batch(
+            number, trainer=self._trainer, part=part, parts=parts
+        )
         if batch is not None:
             self._received = batch.number, batch.part
         return batch

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from rollout_sched.client.heartbeat import Heartbeat
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
@@ -39,23 +40,28 @@ class Remote(RolloutScheduler):
     forgotten.
     """
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, trainer: str) -> None:
         self._gateway = TrainerClient(url, key)
+        self._heartbeat = Heartbeat(TrainerClient(url, key), trainer)
+        self._trainer = trainer
         self._received = NOTHING
         self._submitted = SubmittedPrompts()
         self._epoch = ""
+        self._run: str | None = None  # the store's, which forgets nothing
 
     async def __aenter__(self) -> Self:
         await self._gateway.open()
         try:
-            await self._gateway.greet()
+            state = await self._gateway.greet()
         except BaseException:
             await self._gateway.close()
             raise
-        self._epoch = self._gateway.epoch
+        self._epoch, self._run = self._gateway.epoch, _run_of(state)
+        self._heartbeat.every(state["lease_s"])
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self._heartbeat.close()
         await self._gateway.close()
 
     async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
@@ -66,7 +72,8 @@ class Remote(RolloutScheduler):
             )
         for portion in _portions(prompts):
             try:
-                await self._gateway.post("/rollout/v1/groups", portion)
+                # Who is taken is not taken twice, so a lost answer is no harm.
+                await self._gateway.post("/rollout/v1/groups", portion, repeatable=True)
             except TypeError as error:
                 uids = f"{portion[0].uid!r} to {portion[-1].uid!r}"
                 raise CallerError(
@@ -80,7 +87,13 @@ class Remote(RolloutScheduler):
     async def _next_batch(self, parts: bool) -> Batch | None:
         while True:
             number, part = self._received
-            asked = {"ack": number, "part": part, "parts": parts, "timeout_s": LONG_POLL_S}
+            asked = {
+                "trainer": self._trainer,
+                "ack": number,
+                "part": part,
+                "parts": parts,
+                "timeout_s": LONG_POLL_S,
+            }
             status, body = await self._gateway.post(
                 "/rollout/v1/batches/next", asked, repeatable=True
             )
@@ -96,10 +109,14 @@ class Remote(RolloutScheduler):
                 return batch
 
     async def _go_on_with_another(self) -> None:
-        """It was restarted. Raises ForgottenPrompts if that lost anything."""
-        earlier, state = self._epoch, await self.state()
-        self._epoch = self._gateway.epoch
+        """It was restarted. Raises ForgottenPrompts if that lost anything: what a store does not
+        know any more has been another trainer's."""
+        earlier, run, state = self._epoch, self._run, await self.state()
+        self._epoch, self._run = self._gateway.epoch, _run_of(state)
+        self._heartbeat.every(state["lease_s"])
         log.warning("the gateway was restarted: epoch %s after %s", self._epoch, earlier)
+        if run is not None and run == self._run:
+            return
         number, _ = self._received
         if number is not None and state["batches"] <= number:
             self._received = NOTHING  # it has begun anew, and so have its numbers
@@ -140,6 +157,13 @@ class Remote(RolloutScheduler):
         _, body = await self._gateway.send("GET", STATE, repeatable=True)
         state: dict[str, Any] = msgspec.msgpack.decode(body)
         return state
+
+
+def _run_of(state: dict[str, Any]) -> str | None:
+    """The run that a gateway keeps in a store; None if it keeps none, or a loss of power may cost
+    it what it has answered."""
+    store = state["store"]
+    return None if store is None or store["durable"] == "off" else str(store["run"])
 
 
 def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:

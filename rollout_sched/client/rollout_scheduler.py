@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,6 +12,7 @@ from rollout_sched.client.new_weights import Apply
 from rollout_sched.client.prompts import checked
 from rollout_sched.client.said_while_waiting import said_while_waiting
 from rollout_sched.config import load_policy
+from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.reward_function import KeepFunc, RewardFunc
@@ -55,6 +56,8 @@ class RolloutScheduler(ABC):
         borrower: Borrower | None = None,
         reward: RewardFunc | None = None,
         keep: KeepFunc | str | None = None,
+        trainer: str = TRAINER,
+        tools: Mapping[str, Tool] | None = None,
     ) -> RolloutScheduler:
         """Schedule in this process.
 
@@ -77,6 +80,9 @@ class RolloutScheduler(ABC):
                           policy's [rewards] table, which bounds either
         keep              whether a group is trained, by its samples with their rewards, or the name
                           of a shipped one; None likewise
+        trainer           whose batches are leased; the same name after a restart
+        tools             by name: the tools of trajectories that are to go on from a store, given
+                          by whoever takes it up under the same names
 
         Raises ConfigError.
         """
@@ -101,19 +107,21 @@ class RolloutScheduler(ABC):
             borrower=borrower,
             reward=reward,
             keep=keep,
+            tools=tools,
         )
-        return InProcess(start, instances, instance_api_key)
+        return InProcess(start, instances, instance_api_key, trainer)
 
     @staticmethod
-    def connect(url: str, *, key: str | None = None) -> RolloutScheduler:
+    def connect(url: str, *, key: str | None = None, trainer: str = TRAINER) -> RolloutScheduler:
         """Use the gateway at `url`; without a key it must be on this machine. A trainer's key does
         for all but adding and removing instances, which takes an administrator's.
 
-        By its --admin-socket: unix:///path/of/the/socket.
+        By its --admin-socket: unix:///path/of/the/socket. `trainer`: a name for each that takes
+        batches of its own, the same after its restart.
         """
         from rollout_sched.client.remote import Remote  # which inherits from this class
 
-        return Remote(url, key)
+        return Remote(url, key, trainer)
 
     def blocking(self) -> BlockingRollouts:
         """The same without coroutines, to be used as `with`: for a trainer without an event
@@ -128,6 +136,8 @@ class RolloutScheduler(ABC):
         """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
 
         Token ids may come as lists, or as arrays of integers (numpy, torch).
+
+        A group that is here already, with the same prompt, is taken once.
 
         With a `tool`, a coroutine function, each sample is a trajectory of several turns: after
         each turn the tool is called with the `Trajectory` and returns the token ids that follow,
@@ -150,9 +160,17 @@ class RolloutScheduler(ABC):
         With `parts` what of it is whole, where the policy delivers in parts (`part_prompts`); it is
         asked for again until a part is the last. Without, all that has not been asked for in parts.
         What it waits for is logged where that does not come by itself.
+
+        What was received last counts as trained then. Raises LeaseEnded if another trainer has it,
+        for this one was not heard of for so long: what was made of it must not count. What is asked
+        for next is a batch of this trainer's own.
         """
-        async with said_while_waiting("a batch", partial(self._awaited, "batch")):
-            return await self._next_batch(parts)
+        try:
+            async with said_while_waiting("a batch", partial(self._awaited, "batch")):
+                return await self._next_batch(parts)
+        except LeaseEnded:
+            self._received = NOTHING
+            raise
 
     @abstractmethod
     async def _next_batch(self, parts: bool) -> Batch | None: ...

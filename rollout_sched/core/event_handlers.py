@@ -106,7 +106,6 @@ class TrainerEvents:
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         self._progress.trainer_waiting = self._progress.dirty = True
-        self._progress.acknowledged = self._progress.batches
         self._progress.takes_parts = event.parts
         self._progress.shares_gpus = event.shares_gpus
 

@@ -53,8 +53,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     gone       groups that are delivered or lost
     recent     all of it; None if it has not changed
-    delivered  what has gone to the trainer, who has it for certain once `run.acknowledged` is
-               larger than the number of its batch
+    delivered  what has gone to the trainer
     """
 
     run: RunFacts

@@ -30,7 +30,6 @@ class RunProgress:
     takes_parts  the trainer takes the present batch in parts
     shares_gpus  the trainer takes instances that are lent to it
     parts        of the present batch that have gone
-    acknowledged  batches that the trainer has: it has asked for the one after them
     whole_at     the version that took the last whole batch
     lost         groups that the round has lost, and that are not made up for yet
     """
@@ -56,7 +55,6 @@ class RunProgress:
         self.takes_parts = False
         self.parts = 0
         self.in_batch = 0
-        self.acknowledged = 0
         self.whole_at: int | None = None
         self.lost = 0
         self.round: Launch | None = None
@@ -103,7 +101,6 @@ class RunProgress:
         self.shares_gpus = run.shares_gpus
         self.closed = run.closed
         self.delivered, self.batches = run.delivered, run.batches
-        self.acknowledged = run.acknowledged
         self.parts, self.in_batch = run.parts, run.in_batch
         self.whole_at = run.whole_at
         self.lost = run.lost

@@ -99,7 +99,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     now           of the last event, in seconds of the run
     loads         the newest version is ours to load (`core.updater`)
-    acknowledged  batches that the trainer has: it has asked for the one after them
     whole_at      the version that took the last whole batch
     window        groups of the selection's window that have not started
     serials       the last serial number
@@ -120,7 +119,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     shares_gpus: bool = False
     delivered: int = 0
     batches: int = 0
-    acknowledged: int = 0
     parts: int = 0
     in_batch: int = 0
     whole_at: int | None = None

@@ -54,7 +54,6 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         progress.shares_gpus,
         progress.delivered,
         progress.batches,
-        progress.acknowledged,
         progress.parts,
         progress.in_batch,
         progress.whole_at,

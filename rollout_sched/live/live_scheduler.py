@@ -19,7 +19,9 @@ from rollout_sched.live.reward_function import KeepFunc, RewardFunc, reward_func
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.stored_run import JOURNAL_BYTES, StoredRun
+from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trainer_session import Borrower, TrainerSession
+from rollout_sched.live.trajectory import Tool
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class LiveScheduler:
 
     `settings`: of the driver; None for those of the policy. `borrower`: the trainer, if it takes
     instances that are lent to it. `reward`, `keep`: see `reward_function`; None for those of the
-    policy.
+    policy. `tools`: by name, of trajectories that survive this process.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class LiveScheduler:
         borrower: Borrower | None = None,
         reward: RewardFunc | None = None,
         keep: KeepFunc | str | None = None,
+        tools: Mapping[str, Tool] | None = None,
     ) -> None:
+        named_tools = NamedTools(tools or {})
         if settings is None:
             settings = settings_of(policy)
         rewards = reward_function_of(policy, reward, keep)
@@ -82,7 +86,9 @@ class LiveScheduler:
         self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
         self.stored: StoredRun | None = None
         if run.store is not None:
-            self.stored = StoredRun(run.store, settings.durable, judges=rewards is not None)
+            self.stored = StoredRun(
+                run.store, settings.durable, named_tools, judges=rewards is not None
+            )
             settings = _streaming(settings, run)
             if self.journal is None:
                 self.journal = JournalKeeper(self.stored.journal(), header, bound=JOURNAL_BYTES)
@@ -100,6 +106,7 @@ class LiveScheduler:
             borrower=borrower,
             keeper=None if self.stored is None else self.stored.keeper,
             rewards=rewards,
+            tools=named_tools,
         )
         if self.stored is not None:
             self.stored.go_on(self.driver, self.trainer)
@@ -109,6 +116,7 @@ class LiveScheduler:
 
         "contradictions": answers by other versions than were known of their instance, by kind.
         "failed": why, of the groups of which no batch has told yet.
+        "leases": of the batches that are not acknowledged, whose they are.
         "loaded": every instance that is here, and at least one, has loaded the newest version.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
         """
@@ -134,7 +142,9 @@ class LiveScheduler:
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
-            "failed": self.trainer.untold_failures(),
+            "failed": {group.uid: group.reason for group in self.trainer.submissions.failed},
+            "leases": self.trainer.batches.told(),
+            "lease_s": self.driver.settings.lease_s,
             "in_batch": progress.in_batch,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,

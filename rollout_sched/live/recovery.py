@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 
 import msgspec
 
@@ -11,6 +12,7 @@ from rollout_sched.core.events import Restored
 from rollout_sched.core.rounds import DeliveredGroup
 from rollout_sched.core.run_state import GroupFacts, PromptFacts, RunFacts, RunState
 from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredPrompt, StoredWeights, decoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
@@ -23,6 +25,10 @@ log = logging.getLogger(__name__)
 _NO_TOOL = (
     "its tool went with the process that had it, in the middle of a trajectory: submit it again"
 )
+_TOOL_NOT_GIVEN = (
+    "its tool {name!r} was not given again, in the middle of a trajectory: submit it again, and "
+    "give from_toml tools={{{name!r}: ...}} next time"
+)
 _DAMAGED = "what the store held of it is damaged: submit it again"
 
 
@@ -31,8 +37,11 @@ class Recovered(msgspec.Struct):
 
     state       the scheduler's; None: the store was new
     prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
+    tools       the names of their tools, of those that are given again
     deliveries  not acknowledged, in order
     rewards     of the finished samples that have one, by request
+    leases      whose these are, and who may believe to have others, by batch
+    unleased    names of leases of batches that are not there
     lost        groups that their trainer is to be told of
     told        likewise, with a batch that is delivered again, by its number
     weights     the newest that were published; None: none were
@@ -44,8 +53,11 @@ class Recovered(msgspec.Struct):
 
     state: RunState | None = None
     prompts: dict[str, Prompt] = {}
+    tools: dict[str, str] = {}
     deliveries: list[Deliver] = []
     rewards: dict[str, Reward] = {}
+    leases: dict[int, LeaseFacts] = {}
+    unleased: list[str] = []
     lost: list[LostGroup] = []
     told: dict[int, list[LostGroup]] = {}
     weights: StoredWeights | None = None
@@ -59,13 +71,13 @@ class Recovered(msgspec.Struct):
         return None if self.state is None else Restored(self.state)
 
 
-def recover(store: Store, transcripts: StoredTranscripts) -> Recovered:
-    """Read it. What was damaged starts over, or is among `lost`, and is logged. Raises StoreError
-    where nothing can be gone on from."""
+def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] = ()) -> Recovered:
+    """Read it; `tools`: names of those that are given again. What was damaged starts over, or is
+    among `lost`, and is logged. Raises StoreError where nothing can be gone on from."""
     for line in store.losses.told():
         log.error("store %s: %s", store.folder, line)
     try:
-        return _Recovery(store, transcripts).recovered()
+        return _Recovery(store, transcripts, tools).recovered()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(
             f"store {store.folder}: a fact cannot be understood ({error}); open it with the "
@@ -74,11 +86,12 @@ def recover(store: Store, transcripts: StoredTranscripts) -> Recovered:
 
 
 class _Recovery:
-    def __init__(self, store: Store, transcripts: StoredTranscripts) -> None:
+    def __init__(self, store: Store, transcripts: StoredTranscripts, given: Container[str]) -> None:
         self._store = store
         self._transcripts = transcripts
+        self._given = given
         self._found = Recovered()
-        self._tools: set[str] = set()
+        self._lost_tools: dict[str, str] = {}  # of groups, their names
 
     def recovered(self) -> Recovered:
         store, found = self._store, self._found
@@ -97,6 +110,7 @@ class _Recovery:
         rewards = store.facts(facts.REWARD).items()
         found.rewards = {request: decoded(data, Reward) for request, data in rewards}
         self._take_deliveries(deliveries)
+        self._read_leases()
         kept = [whole for group in groups if (whole := self._whole(group)) is not None]
         found.state = RunState(
             decoded(run, RunFacts),
@@ -122,7 +136,17 @@ class _Recovery:
             ids = list(decode(tokens).ids)
             self._found.prompts[uid] = msgspec.structs.replace(stored.prompt, prompt_ids=ids)
             if stored.tool:
-                self._tools.add(uid)
+                given = stored.tool_name in self._given
+                (self._found.tools if given else self._lost_tools)[uid] = stored.tool_name
+
+    def _read_leases(self) -> None:
+        here = {action.batch for action in self._found.deliveries}
+        for name, data in self._store.facts(facts.LEASE).items():
+            lease = decoded(data, LeaseFacts)
+            if lease.acknowledged or int(name) in here:
+                self._found.leases[int(name)] = lease
+            else:
+                self._found.unleased.append(name)
 
     def _read_losses(self) -> None:
         for uid, data in self._store.facts(facts.LOST).items():
@@ -156,9 +180,10 @@ class _Recovery:
             return None
         names = [f"{uid}/{request.index}" for request in group.requests]
         made = [self._generated(name) for name in names]
-        if uid in self._tools and group.state not in ("judging", "complete"):
+        if uid in self._lost_tools and group.state not in ("judging", "complete"):
             self._found.anew += names
-            self._fail(uid, _NO_TOOL)
+            name = self._lost_tools[uid]
+            self._fail(uid, _TOOL_NOT_GIVEN.format(name=name) if name else _NO_TOOL)
             return None
         if made == [request.response_tokens for request in group.requests]:
             return self._judged(group, names)

@@ -38,6 +38,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                        instance stays away until its version is right
     resume_paused      whether an instance that is found paused when it joins is resumed and used,
                        whoever paused it; otherwise it stays away until it is resumed
+    lease_s            how long a batch stays a trainer's that is not heard of, before another may
+                       have it; 0: until it comes back, whatever happens
     durable            what of a run in a store survives a loss of power: all that somebody was told
                        ("batch": each delivery, submission, publication and acknowledgement), all
                        that happens ("event"), or nothing for certain ("off"); the death of the
@@ -57,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_s: Seconds = 0.0
     on_contradiction: Literal["server", "refuse"] = "server"
     resume_paused: bool = False
+    lease_s: Seconds = 0.0
     durable: Durable = "batch"
 
 

@@ -14,6 +14,7 @@ from rollout_sched.core.facts import FactRecorder, OfRequest
 from rollout_sched.core.model import Request
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.ports import Payload
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.samples import LostGroup, Prompt, Reward
@@ -97,7 +98,8 @@ class StoreKeeper:
                 self._changes.drop(facts.PAUSED, action.instance)
         self._flush_soon()
 
-    def submitted(self, prompt: Prompt, *, tool: bool) -> None:
+    def submitted(self, prompt: Prompt, tool: str | None) -> None:
+        """`tool`: its name, "" for one without; None: it has none."""
         fact, tokens = facts.encoded_prompt(prompt, tool=tool)
         self._changes.put(facts.PROMPT, prompt.uid, fact)
         self._changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
@@ -132,6 +134,8 @@ class StoreKeeper:
         for batch, groups in found.told.items():
             for group in groups:
                 self.lost(group, batch)
+        for name in found.unleased:
+            self._changes.drop(facts.LEASE, name)
         self._rewarded.update(found.rewards)
         for request in found.rewards:
             if request.rpartition("/")[0] not in found.prompts:
@@ -146,10 +150,27 @@ class StoreKeeper:
             if owner not in known:
                 self._changes.clear(owner)
 
+    def leased(self, batch: int, lease: LeaseFacts | None) -> None:
+        """Whose a batch is now; None: nobody has to be told any more."""
+        if lease is None:
+            self._changes.drop(facts.LEASE, str(batch))
+        else:
+            self._changes.put(facts.LEASE, str(batch), encoded(lease))
+
     def acknowledged(self, batch: int) -> None:
-        """The trainer has it, and all before it: at the end of a run it asks for no other, which is
-        how the scheduler hears of it."""
-        self._acknowledge(batch + 1)
+        """A trainer has all of it."""
+        for name, action in list(self._deliveries.items()):
+            if action.batch == batch:
+                del self._deliveries[name]
+                self._changes.drop(facts.DELIVERED, name)
+                for sample in action.samples:
+                    self._forget(sample.request)
+                for uid in {sample.group for sample in action.samples}:
+                    self._forget_prompt(uid)
+        for uid, told in list(self._told.items()):
+            if told == batch:
+                del self._told[uid]
+                self._changes.drop(facts.LOST, uid)
 
     # -- what is promised ------------------------------------------------------------------
 
@@ -218,7 +239,6 @@ class StoreKeeper:
         if changed.recent is not None:
             changes.put(facts.RECENT, ONE, encoded(changed.recent))
         self._put_gone(changed.gone)
-        self._acknowledge(changed.run.acknowledged)
 
     def _put_gone(self, groups: tuple[str, ...]) -> None:
         """Those that were delivered keep their prompts, until that is acknowledged."""
@@ -229,21 +249,6 @@ class StoreKeeper:
             self._changes.drop(facts.GROUP, name)
             if name not in kept:
                 self._forget_prompt(name)
-
-    def _acknowledge(self, batches: int) -> None:
-        """The trainer has all batches before this one."""
-        for name, action in list(self._deliveries.items()):
-            if action.batch < batches:
-                del self._deliveries[name]
-                self._changes.drop(facts.DELIVERED, name)
-                for sample in action.samples:
-                    self._forget(sample.request)
-                for uid in {sample.group for sample in action.samples}:
-                    self._forget_prompt(uid)
-        for uid, batch in list(self._told.items()):
-            if batch < batches:
-                del self._told[uid]
-                self._changes.drop(facts.LOST, uid)
 
     def _forget(self, request: str) -> None:
         """What it has made, and what that was worth."""

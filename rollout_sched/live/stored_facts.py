@@ -17,6 +17,7 @@ LENGTHS = "lengths"
 RECENT = "recent"
 PROMPT = "prompt"
 DELIVERED = "delivered"
+LEASE = "lease"
 LOST = "failed"
 REWARD = "reward"
 WEIGHTS = "weights"
@@ -32,10 +33,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class StoredPrompt(msgspec.Struct, frozen=True):
-    """A prompt whose tokens are a piece of their own; `tool`: it had one, which is no data."""
+    """A prompt whose tokens are a piece of their own; `tool`: it had one, which is no data, and of
+    which only the name is known, "" if it has none."""
 
     prompt: Prompt
     tool: bool
+    tool_name: str = ""
 
 
 class StoredLoss(msgspec.Struct, frozen=True):
@@ -62,10 +65,11 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
     return msgspec.msgpack.decode(data, type=kind)
 
 
-def encoded_prompt(prompt: Prompt, *, tool: bool) -> tuple[bytes, bytes]:
-    """The fact, and its tokens."""
+def encoded_prompt(prompt: Prompt, *, tool: str | None) -> tuple[bytes, bytes]:
+    """The fact, and its tokens. `tool`: its name, "" for one without; None: it has none."""
     # One token stands for all of them: a prompt has to have some.
-    fact = StoredPrompt(msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:1]), tool)
+    short = msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:1])
+    fact = StoredPrompt(short, tool is not None, tool or "")
     return encoded(fact), encode(Tokens(prompt.prompt_ids))
 
 

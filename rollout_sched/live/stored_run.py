@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.run_state import GroupFacts, RequestFacts
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.leftovers import Leftovers
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.recovery import recover
 from rollout_sched.live.restored_payloads import RestoredPayloads
+from rollout_sched.live.samples import Prompt
 from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.stored_facts import ONE, StoredWeights
 from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.store.changes import Changes
 from rollout_sched.store.store import Durable, Store
@@ -30,15 +36,19 @@ class StoredRun:
     begun (`begin`) between the driver and the trainer's session, gone on with (`go_on`) after both.
     Make it inside a running event loop. Raises StoreError.
 
-    `name` is the run's, the same in all epochs; `run_id` is this epoch's. `judges`: whether there
-    is a reward function, without which what was to be judged cannot be gone on with.
+    `run_id` is this epoch's, and begins with the run's name, which is the same in all. `tools`: of
+    trajectories that go on. `judges`: whether there is a reward function, without which what was to
+    be judged cannot be gone on with.
     """
 
-    def __init__(self, folder: Path, durable: Durable, *, judges: bool = False) -> None:
+    def __init__(
+        self, folder: Path, durable: Durable, tools: NamedTools, *, judges: bool = False
+    ) -> None:
         self.store = Store(folder, durable=durable)
+        self._tools = tools
         try:
             self._transcripts = StoredTranscripts(self.store)
-            self._found = recover(self.store, self._transcripts)
+            self._found = recover(self.store, self._transcripts, tools)
             self._check_judge(judges)
             self._name = self._name_of_run()
         except BaseException:
@@ -83,17 +93,25 @@ class StoredRun:
         event = found.event
         if event is None:
             return
-        trainer.restore(found, RestoredPayloads(found, self._transcripts, trainer.payload))
+        make = partial(self._payload, trainer)
+        trainer.restore(found, RestoredPayloads(found, self._transcripts, make))
         self._leftovers = Leftovers(driver, self._run_id(self.epoch - 1), found.running)
         driver.restore(event, found.paused)
         if found.weights is not None:
             driver.versions.published()
+        assert found.state is not None
+        for group in found.state.groups:
+            for request in group.requests:
+                turn = _turn(group, request)
+                if driver.view.is_acting(turn.request, turn.attempt):
+                    driver.tools.take_up(turn)
 
     def state(self) -> dict[str, Any]:
         """ "full", "broken": why nothing new is taken, or nothing goes on; "" while it does."""
         broken = self.keeper.writer.broken
         return {
             "path": str(self.store.folder),
+            "run": self._name,
             "epoch": self.epoch,
             "durable": self.store.durable,
             "live_bytes": self.store.live_bytes,
@@ -117,6 +135,10 @@ class StoredRun:
                 "is no reward function: give the one that the run began with"
             )
 
+    def _payload(self, trainer: TrainerSession, prompt: Prompt, index: int) -> TokenPayload:
+        tool = self._tools.get(self._found.tools.get(prompt.uid, ""))
+        return trainer.submissions.payloads.new(prompt, index, tool)
+
     def _name_of_run(self) -> str:
         known = self.store.facts(facts.NAME).get(ONE)
         if known is not None:
@@ -129,3 +151,18 @@ class StoredRun:
 
     def _run_id(self, epoch: int) -> str:
         return f"{self._name}e{epoch}"
+
+
+def _turn(group: GroupFacts, request: RequestFacts) -> Dispatch:
+    """The attempt that made the turn which a tool was at work on."""
+    return Dispatch(
+        f"{group.group}/{request.index}",
+        request.last_attempt,
+        request.last_instance or "",
+        group.prompt_tokens + request.response_tokens + request.observed_tokens,
+        0,
+        request.salt or 0,
+        turn=request.turn - 1,
+        group=group.group,
+        index=request.index,
+    )

@@ -36,6 +36,11 @@ class ToolCalls:
         the last."""
         self._link.when_acting(dispatch, partial(self._begin, dispatch, cast(Acting, payload)))
 
+    def take_up(self, dispatch: Dispatch) -> None:
+        """The turn that this attempt made was over when an earlier run ended: its tool, whose call
+        went with that run, is called again."""
+        self._begin(dispatch, cast(Acting, self._payloads.of(dispatch)))
+
     def _begin(self, dispatch: Dispatch, payload: Acting) -> None:
         call = asyncio.get_running_loop().create_task(self._call(dispatch, payload))
         self._calls[dispatch.request] = call

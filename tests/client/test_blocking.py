@@ -73,7 +73,7 @@ def test_a_batch_in_parts(tmp_path: Path) -> None:
 def test_errors_are_the_callers() -> None:
     with rollouts_of() as rollouts:
         with pytest.raises(CallerError, match="'a' is already here"):
-            rollouts.submit(prompts("a", "a"))
+            rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
         with pytest.raises(CallerError, match="no instance"):
             rollouts.remove_instance("http://nobody:1")
         with pytest.raises(InstanceError):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_sched.client import ForgottenPrompts, GatewayError, Prompt, RolloutScheduler
+from rollout_sched.client import (
+    ForgottenPrompts,
+    GatewayError,
+    LeaseEnded,
+    Prompt,
+    RolloutScheduler,
+)
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
@@ -150,5 +157,69 @@ class TestRestarts:
                 assert batch is not None
                 assert list(batch.groups()) == ["a"]
                 await rollouts.__aexit__()
+
+        run(scene())
+
+
+class TestSeveralTrainers:
+    def test_one_that_trains_keeps_its_batch_and_one_that_dies_does_not(self) -> None:
+        """It trains in the event loop, which stands still meanwhile."""
+
+        async def scene() -> None:
+            instance = Upstream(NAME)
+            async with House(instance, live={"lease_s": 0.6}) as house:
+                url = house.service.url
+                dead = RolloutScheduler.connect(url, trainer="dead")
+                async with RolloutScheduler.connect(url, trainer="alive") as alive:
+                    await dead.__aenter__()
+                    await alive.submit([prompt("a"), prompt("b")])
+                    asking = [asyncio.create_task(one.next_batch()) for one in (dead, alive)]
+                    for number in range(2):
+                        await instance.answer(number, [5])
+                    first, second = await asyncio.gather(*asking)
+                    assert (first.number, second.number) == (0, 1)
+                    leases = house.service.live.trainer.batches.leases
+                    ends = leases._leases[1].until
+                    await until(lambda: leases._leases[1].until > ends, 20)  # it is beating
+                    dead._heartbeat.close()
+                    asking = asyncio.create_task(alive.next_batch())
+                    await asyncio.wait_for(asking, 20)
+                    assert asking.result().number == 0
+                    with pytest.raises(LeaseEnded, match="trainer 'alive' has it now"):
+                        await dead.next_batch()
+                    await alive.submit([prompt("c")])
+                    asking = asyncio.create_task(dead.next_batch())
+                    await instance.answer(2, [5])
+                    assert list((await asking).groups()) == ["c"]
+                await dead.__aexit__()
+
+        run(scene())
+
+    def test_prompts_that_others_have_trained_are_not_forgotten(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who submits is not told to submit again what another trainer has taken."""
+        monkeypatch.setattr(trainer_client, "RETRY_S", 0.05)
+
+        async def scene() -> None:
+            first, second = Upstream(NAME), Upstream(NAME)
+            async with House(first, store=tmp_path / "s") as house:
+                url = house.service.url
+                submits = await RolloutScheduler.connect(url, trainer="submits").__aenter__()
+                takes = await RolloutScheduler.connect(url, trainer="takes").__aenter__()
+                await submits.submit([prompt("a")])
+                asking = asyncio.create_task(takes.next_batch())
+                await first.answer(0, [5])
+                await asking
+                asking = asyncio.create_task(takes.next_batch())
+                await until(lambda: not house.service.live.trainer.batches.uids)
+                asking.cancel()
+            async with House(second, store=tmp_path / "s", port=int(url.rsplit(":", 1)[1])):
+                asking = asyncio.create_task(submits.next_batch())
+                await submits.submit([prompt("b")])
+                await second.answer(0, [6])
+                assert list((await asking).groups()) == ["b"]
+                for one in (submits, takes):
+                    await one.__aexit__()
 
         run(scene())

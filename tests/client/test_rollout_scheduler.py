@@ -155,7 +155,7 @@ def test_the_callers_faults_are_told_alike(way: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:
             with pytest.raises(CallerError, match="'a' is already here"):
-                await rollouts.submit(prompts("a", "a"))
+                await rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
             await rollouts.publish_weights(1, Applied())
             with pytest.raises(CallerError, match="versions grow"):
                 await rollouts.publish_weights(1, Applied())

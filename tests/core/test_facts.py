@@ -67,8 +67,7 @@ def test_who_is_delivered_is_gone_and_the_batch_is_told() -> None:
     changes = recorded(RequestFinished("a/0", 1, 5))
     assert changes.gone == ("a",)
     assert [deliver.batch for deliver in changes.delivered] == [0]
-    assert changes.run.acknowledged == 0
-    assert recorded(BatchRequested()).run.acknowledged == 1
+    recorded(BatchRequested())
     assert recorded(RequestFailed("b/0", 2, "poison", "request")).gone == ("b",)
 
 

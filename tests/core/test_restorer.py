@@ -111,7 +111,6 @@ def test_counters_go_on() -> None:
         shares_gpus=True,
         delivered=7,
         batches=3,
-        acknowledged=2,
         parts=1,
         in_batch=1,
         whole_at=3,

@@ -87,11 +87,11 @@ def test_the_counters_of_a_run() -> None:
     told.submit("a", "b")
     told(BatchRequested(), RequestFinished("a/0", 1, 5), WeightsPublished(1))
     run = state_of(told.scheduler, 3.0).run
-    assert (run.batches, run.acknowledged, run.delivered, run.version) == (1, 0, 1, 1)
+    assert (run.batches, run.delivered, run.version) == (1, 1, 1)
     assert (run.trainer_waiting, run.whole_at, run.attempts) == (False, 0, 1)
     told(BatchRequested(parts=True))
     run = state_of(told.scheduler, 3.0).run
-    assert (run.acknowledged, run.trainer_waiting, run.takes_parts) == (1, True, True)
+    assert (run.trainer_waiting, run.takes_parts) == (True, True)
     assert run.round == Launch(1)
 
 

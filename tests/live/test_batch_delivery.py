@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.live.batch_delivery import BatchDelivery, NotYet
+from rollout_sched.live.leases import LeaseEnded, Leases
 from rollout_sched.live.samples import Batch, FailedGroup
 
 
 class Maker:
     """Delivers what a test puts there, when it is asked for."""
 
-    def __init__(self) -> None:
-        self.delivery = BatchDelivery(self.request)
+    def __init__(self, term_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.acknowledged: list[int] = []
+        self.delivery = BatchDelivery(
+            self.request, Leases(term_s), self.acknowledged.append, lambda: self.now
+        )
         self.batches: list[Batch | None] = []
         self.asked = 0
         self.in_parts: list[bool] = []
@@ -51,10 +56,12 @@ def made() -> tuple[Maker, BatchDelivery]:
     return maker, maker.delivery
 
 
-async def number(delivery: BatchDelivery, ack: int | None, timeout_s: float = 1.0) -> int | None:
+async def number(
+    delivery: BatchDelivery, ack: int | None, timeout_s: float = 1.0, trainer: str = "a"
+) -> int | None:
     """Of the next batch; None for "not yet"."""
     try:
-        batch = await delivery.next(ack, timeout_s)
+        batch = await delivery.next(ack, timeout_s, trainer=trainer)
     except NotYet:
         return None
     assert batch is not None
@@ -75,7 +82,7 @@ def test_a_wrong_acknowledgement_brings_the_same_batch_again(wrong: int | None) 
     run(scene())
 
 
-def test_two_trainers_at_once() -> None:
+def test_one_trainer_that_asks_twice_at_once() -> None:
     async def scene() -> None:
         maker, delivery = made()
         asking = [asyncio.create_task(number(delivery, None)) for _ in range(2)]
@@ -176,7 +183,7 @@ def test_a_request_that_cannot_be_made_is_made_again() -> None:
             if not may:
                 raise RuntimeError("not now")
 
-        delivery = BatchDelivery(request)
+        delivery = BatchDelivery(request, Leases(0.0), [].append, lambda: 0.0)
         with pytest.raises(RuntimeError, match="not now"):
             await delivery.next(None, None)
         may = True
@@ -198,6 +205,101 @@ async def names(
         return None
     assert batch is not None
     return [failed.uid for failed in batch.failed]
+
+
+class TestSeveralTrainers:
+    def test_each_gets_batches_of_its_own(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            asking = [asyncio.create_task(number(delivery, None, trainer=name)) for name in "ab"]
+            await asyncio.sleep(0)
+            assert maker.asked == 1, "one batch is made at a time"
+            maker.put(0)
+            maker.put(1)
+            assert await asyncio.gather(*asking) == [0, 1]
+            assert await number(delivery, None, trainer="b") == 1
+            maker.put(2)
+            assert await number(delivery, 1, trainer="b") == 2
+            assert await number(delivery, None, trainer="a") == 0
+            assert maker.acknowledged == [1]
+
+        run(scene())
+
+    def test_what_a_dead_one_had_goes_to_who_waits(self) -> None:
+        async def scene() -> None:
+            maker = Maker(term_s=0.01)
+            delivery = maker.delivery
+            maker.put(0)
+            assert await number(delivery, None, trainer="a") == 0
+            asking = asyncio.create_task(number(delivery, None, trainer="b"))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not asking.done()
+            maker.now = 0.01
+            assert await asking == 0
+            with pytest.raises(LeaseEnded, match="trainer 'b' has it now"):
+                await delivery.next(0, 0, trainer="a")
+            assert maker.acknowledged == []
+
+        run(scene())
+
+    def test_one_that_waits_for_the_rest_of_its_batch_keeps_it(self) -> None:
+        async def scene() -> None:
+            maker = Maker(term_s=0.02)
+            delivery = maker.delivery
+            loop = asyncio.get_running_loop()
+            delivery._clock = loop.time
+            waiting = asyncio.create_task(delivery.next(None, 30, trainer="a", parts=True))
+            await asyncio.sleep(0)
+            maker.put_part(0, 0)
+            assert await waiting is not None
+            waiting = asyncio.create_task(delivery.next(0, 30, trainer="a", part=0, parts=True))
+            asking = asyncio.create_task(delivery.next(None, 0.1, trainer="b", parts=True))
+            with pytest.raises(NotYet):
+                await asking
+            maker.put_part(0, 1, last=True)
+            rest = await waiting
+            assert rest is not None
+            assert [failed.uid for failed in rest.failed] == ["0.1"]
+
+        run(scene())
+
+    def test_the_end_comes_when_nothing_can_come_back(self) -> None:
+        async def scene() -> None:
+            maker = Maker(term_s=5.0)
+            delivery = maker.delivery
+            maker.put(0)
+            assert await number(delivery, None, trainer="a") == 0
+            maker.put(None)
+            assert await number(delivery, None, timeout_s=0, trainer="b") is None  # not yet
+            maker.now = 5.0
+            assert await number(delivery, None, trainer="b") == 0
+            assert await delivery.next(0, 1.0, trainer="b") is None
+            assert await delivery.next(None, 1.0, trainer="a") is None
+
+        run(scene())
+
+    def test_without_an_end_of_leases_what_others_have_is_no_reason_to_wait(self) -> None:
+        async def scene() -> None:
+            maker, delivery = made()
+            maker.put(0)
+            assert await number(delivery, None, trainer="a") == 0
+            maker.put(None)
+            assert await delivery.next(None, 1.0, trainer="b") is None
+
+        run(scene())
+
+    def test_whose_batches_are_is_told(self) -> None:
+        async def scene() -> None:
+            maker = Maker(term_s=5.0)
+            maker.put(0)
+            await number(maker.delivery, None, trainer="a")
+            assert maker.delivery.renew("a") == 0
+            assert maker.delivery.told() == [
+                {"batch": 0, "state": "leased", "trainer": "a", "ends_in_s": 5.0}
+            ]
+
+        run(scene())
 
 
 class TestParts:

@@ -6,9 +6,11 @@ from contextlib import closing
 
 import pytest
 
+from rollout_sched.core.actions import Deliver
 from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
 from rollout_sched.core.samples import Segment
 from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.recovery import Recovered, recover
 from rollout_sched.live.samples import LostGroup, Prompt
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
@@ -23,7 +25,7 @@ WAITING = RequestFacts(0, 2, "waiting", (Segment(0, 2, "i0"),), last_attempt=7, 
 GROUP = GroupFacts("a", 1, 1, 3, 9, "a", state="active", started=True, requests=(WAITING,))
 
 
-def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=False, run=True, **other):
+def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=True, **other):
     with closing(Store(tmp_path, durable="off")) as store:
         changes, transcript = Changes(), TokenTranscript()
         if run:
@@ -41,7 +43,7 @@ def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=False, run=T
             StoredTranscripts(store).write("a/0", transcript, changes)
         store.apply(changes)
     with closing(Store(tmp_path, durable="off")) as store:
-        return recover(store, StoredTranscripts(store))
+        return recover(store, StoredTranscripts(store), other.get("given", ()))
 
 
 def test_a_new_store_has_nothing_to_go_on_from(tmp_path):
@@ -84,12 +86,38 @@ def test_a_group_without_its_prompt_fails(tmp_path):
 
 
 def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
-    assert "its tool went" in recovered(tmp_path / "1", tool=True).lost[0].reason
+    assert "its tool went" in recovered(tmp_path / "1", tool="").lost[0].reason
+    (failed,) = recovered(tmp_path / "3", tool="search", given=["other"]).lost
+    assert "its tool 'search' was not given again" in failed.reason
     finished = GroupFacts(
         "a", 1, 1, 3, 9, "a", state="complete", started=True, finished=(0,),
         requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
     )  # fmt: skip
-    assert recovered(tmp_path / "2", tool=True, group=finished).state.groups == (finished,)
+    assert recovered(tmp_path / "2", tool="", group=finished).state.groups == (finished,)
+
+
+def test_a_trajectory_goes_on_where_its_tool_is_given_again(tmp_path):
+    found = recovered(tmp_path, tool="search", given=["search"])
+    assert found.state.groups == (GROUP,)
+    assert found.tools == {"a": "search"}
+
+
+def test_leases_are_of_batches_that_are_there_or_that_somebody_is_to_be_told_of(tmp_path):
+    delivered = Deliver(0, 3, ())
+    leases = {
+        "0": LeaseFacts("t1"),
+        "1": LeaseFacts("t2"),
+        "2": LeaseFacts("t2", ("t1",), acknowledged=True),
+    }
+    found = recovered(
+        tmp_path,
+        facts={
+            (facts.DELIVERED, facts.delivery_name(delivered)): encoded(delivered),
+            **{(facts.LEASE, name): encoded(lease) for name, lease in leases.items()},
+        },
+    )
+    assert found.leases == {0: leases["0"], 2: leases["2"]}
+    assert found.unleased == ["1"]
 
 
 def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):

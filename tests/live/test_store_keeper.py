@@ -10,6 +10,7 @@ import pytest
 from rollout_sched import load_policy
 from rollout_sched.core.events import BatchRequested, InstanceJoined
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import LostGroup, Prompt
 from rollout_sched.live.store_keeper import StoreKeeper
@@ -57,7 +58,7 @@ def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
             driver, keeper, instance = kept.driver, kept.keeper, Scripted()
             await driver.add_instance(instance)
             driver.submit_group(PROMPT.submitted, lambda index: TokenPayload([1, 2], {}))
-            keeper.submitted(PROMPT, tool=False)
+            keeper.submitted(PROMPT, None)
             assert await kept.rows() == {"run", "group a", "prompt a"}
             driver.tell(BatchRequested())
             await instance.answer(0, [5, 6])
@@ -79,10 +80,21 @@ def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
             kept.keeper.lost(LostGroup("f", "why"))
             assert "failed f" in await kept.rows()
             kept.keeper.lost(LostGroup("f", "why"), 3)
-            kept.keeper.acknowledged(2)
+            kept.keeper.acknowledged(4)
             assert "failed f" in await kept.rows()
             kept.keeper.acknowledged(3)
             assert "failed f" not in await kept.rows()
+
+    asyncio.run(scene())
+
+
+def test_a_lease_stays_while_somebody_is_to_be_told_of_it(tmp_path):
+    async def scene():
+        async with keeping(tmp_path) as kept:
+            kept.keeper.leased(3, LeaseFacts("b", ("a",)))
+            assert "lease 3" in await kept.rows()
+            kept.keeper.leased(3, None)
+            assert "lease 3" not in await kept.rows()
 
     asyncio.run(scene())
 

@@ -12,11 +12,13 @@ from rollout_sched.store.tokens import decode
 
 def test_a_prompt_is_a_fact_and_its_tokens_are_a_piece():
     prompt = Prompt("a", list(range(1000)), 2, 9, {"logprobs": 0}, extra={"answer": [1, {}]})
-    fact, tokens = facts.encoded_prompt(prompt, tool=True)
+    fact, tokens = facts.encoded_prompt(prompt, tool="search")
     assert len(fact) < 200
     assert decode(tokens).ids == prompt.prompt_ids
     stored = facts.decoded(fact, StoredPrompt)
-    assert stored.tool
+    assert (stored.tool, stored.tool_name) == (True, "search")
+    _, without = facts.encoded_prompt(prompt, tool=None)
+    assert without == tokens
     assert stored.prompt.prompt_ids == [0]
     assert (stored.prompt.extra, stored.prompt.sampling) == (prompt.extra, prompt.sampling)
 

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollout_sched import journal, load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import stored_run
 from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description
 from rollout_sched.live.run_options import RunOptions
@@ -32,7 +34,10 @@ async def run(
     folder: Path, *instances: Scripted, policy=SYNC, **options
 ) -> AsyncIterator[LiveScheduler]:
     options = {"prompts_per_step": 1, "stream_every": 1, **options}
-    live = LiveScheduler(policy, RunOptions(store=folder, **options), settings=SETTINGS)
+    tools, lease_s = options.pop("tools", None), options.pop("lease_s", 0.0)
+    settings = msgspec.structs.replace(SETTINGS, lease_s=lease_s)
+    run = RunOptions(store=folder, **options)
+    live = LiveScheduler(policy, run, settings=settings, tools=tools)
     try:
         for instance in instances:
             await live.driver.add_instance(instance)
@@ -252,6 +257,85 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
         async with run(left, after) as live:
             again = await batch_of(live)
             assert again == batch
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp_path, at_work):
+    """Killed while the tool works, or while the turn after it is made."""
+    calls = []
+
+    async def tool(trajectory):
+        calls.append((trajectory.turn, trajectory.turn_ids, list(trajectory.response_ids)))
+        if trajectory.turn == 1 and at_work and len(calls) == 1:
+            await asyncio.Event().wait()
+        return [100] if trajectory.turn == 1 else None
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        tools = {"search": tool}
+        async with run(tmp_path / "1", before, tools=tools) as live:
+            live.trainer.submit([PROMPT], tool)
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.answer(0, [5])
+            if at_work:
+                await until(lambda: len(live.driver.tools) == 1)
+            else:
+                await before.stream(1, [6])
+                (running,) = live.driver.attempts.on("i0")
+                await until(lambda: running.told)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after, tools=tools) as live:
+            order = await after.order(0)
+            assert order.token_ids == [1, 2, 5, 100, *([] if at_work else [6])]
+            await after.answer(0, [7])
+            batch = await batch_of(live)
+            assert not live.state()["anomalies"]
+        (sample,) = batch.samples
+        assert sample.response_ids == [5, 100, *([] if at_work else [6]), 7]
+        assert sample.response_mask == [1, 0, *([] if at_work else [1]), 1]
+        assert [turn for turn, *_ in calls] == ([1, 1, 2] if at_work else [1, 2])
+        assert calls[-1][1:] == ([*order.token_ids[4:], 7], sample.response_ids)
+
+    asyncio.run(scene())
+
+
+def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before, lease_s=600.0) as live:
+            live.trainer.submit([PROMPT, Prompt("b", [3], 1, 9)])
+            asking = [
+                asyncio.create_task(live.trainer.next_batch(trainer=name)) for name in ("t1", "t2")
+            ]
+            for number in range(2):
+                await before.answer(number, [7])
+            first, second = await asyncio.gather(*asking)
+            with pytest.raises(NotYet):  # acknowledged out of turn
+                await live.trainer.next_batch(second.number, 0, trainer="t2")
+            left = await killed(live, tmp_path / "2")
+        async with run(left, lease_s=600.0) as live:
+            assert [(one["batch"], one["trainer"]) for one in live.state()["leases"]] == [(0, "t1")]
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(second.number, 0, trainer="t2")
+            assert await live.trainer.next_batch(timeout_s=0, trainer="t1") == first
+            left = await killed(live, tmp_path / "3")
+        async with run(left, lease_s=0.001) as live:
+            await asyncio.sleep(0.002)  # t1 is not heard of any more
+            assert await live.trainer.next_batch(trainer="t2") == first
+            left = await killed(live, tmp_path / "4")
+        async with run(left, lease_s=600.0) as live:
+            with pytest.raises(LeaseEnded, match="trainer 't2' has it now"):
+                await live.trainer.next_batch(first.number, 0, trainer="t1")
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(first.number, 0, trainer="t2")
+            left = await killed(live, tmp_path / "5")
+        async with run(left, lease_s=600.0) as live:
+            with pytest.raises(LeaseEnded, match="trainer 't2' has acknowledged it"):
+                await live.trainer.next_batch(first.number, 0, trainer="t1")
+            assert live.stored.store.live_bytes == 0
 
     asyncio.run(scene())
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.live import trainer_session
+from rollout_sched.live import publications
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
 from rollout_sched.live.settings import Settings
@@ -287,11 +288,43 @@ def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions() -> 
     run(scene())
 
 
-def test_ids_are_used_once() -> None:
+def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None:
     async def scene() -> None:
         async with Stage() as stage:
-            with pytest.raises(CallerError, match="already here"):
-                stage.trainer.submit([prompt(), prompt()])
+            stage.trainer.submit([prompt(), prompt()])
+            assert stage.trainer.open_samples == 1
+            with pytest.raises(
+                CallerError, match="'a' is already here, with other values of extra"
+            ):
+                stage.trainer.submit([prompt(extra={"answer": 2})])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await asking
+            stage.trainer.submit([prompt()])
+            assert stage.trainer.open_samples == 0, "it has been delivered"
+            with pytest.raises(CallerError, match="with other values of samples"):
+                stage.trainer.submit([prompt(samples=2)])
+            with pytest.raises(NotYet):
+                await stage.trainer.next_batch(0, 0)
+            stage.trainer.submit([prompt(samples=2)])
+            assert stage.trainer.open_samples == 2, "an epoch later it is another group"
+
+    run(scene())
+
+
+def test_two_trainers_take_batches_of_their_own() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a"), prompt("b")])
+            asking = [
+                asyncio.create_task(stage.trainer.next_batch(trainer=name)) for name in ("t1", "t2")
+            ]
+            await stage.instance.answer(0, [7])
+            await stage.instance.answer(1, [8])
+            first, second = await asyncio.gather(*asking)
+            assert (uids(first), uids(second)) == (["a"], ["b"])
+            with pytest.raises(LeaseEnded, match="was handed to trainer 't2'"):
+                await stage.trainer.next_batch(1, 0, trainer="t1")
 
     run(scene())
 
@@ -405,7 +438,7 @@ def test_where_nobody_is_nothing_is_loaded() -> None:
 def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trainer_session, "_LOOK_S", 0.01)
+    monkeypatch.setattr(publications, "_LOOK_S", 0.01)
 
     async def scene() -> None:
         async with Stage() as stage:

@@ -278,7 +278,7 @@ def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
     """Each turn is asked for with all that came before: nothing is lost between them."""
 
     async def scene(stage: Stage) -> None:
-        stage.trainer.stream_every = 1 if streams else 0
+        stage.trainer.submissions.payloads.stream_every = 1 if streams else 0
         turns = [[10, 11], [12], [13, 14, 15]]
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())

@@ -12,7 +12,9 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.leases import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.live.samples import Prompt, Uid
+from rollout_sched.store.errors import StoreFull
 
 #: The trainer's part of the gateway.
 ROLLOUT = "/rollout/v1"
@@ -25,13 +27,21 @@ EPOCH = "Rollout-Epoch"
 AT_ONCE = 64
 
 
+class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """trainer  whose lease it is"""
+
+    trainer: TrainerName = TRAINER
+
+
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """ack        the number of the batch that has arrived
+    """trainer    who asks
+    ack        the number of the batch that has arrived
     part       of it only the parts up to this one have
     parts      what is whole of the next batch will do
     timeout_s  how long to wait at most
     """
 
+    trainer: TrainerName = TRAINER
     ack: int | None = None
     part: int | None = None
     parts: bool = False
@@ -52,6 +62,7 @@ class TrainerApi:
             web.post("/rollout/v1/groups/close", self.close),
             web.post("/rollout/v1/groups/unknown", self.unknown),
             web.post("/rollout/v1/batches/next", self.next_batch),
+            web.post("/rollout/v1/batches/renew", self.renew),
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
@@ -59,11 +70,13 @@ class TrainerApi:
 
         All or none of them if they are too many: 413 for more than may ever be here, 503 for more
         than fit beside those that are.
-        A submission that is sent again, because its answer was lost, is refused and changes
-        nothing.
+        A submission that is sent again, because its answer was lost, is answered like the first.
+        507: the store has no room for them.
         """
         prompts = await read(request, list[Prompt])
-        asked, most = sum(prompt.samples for prompt in prompts), self._max_samples
+        known = self._gateway.trainer.submissions.known
+        new = {prompt.uid: prompt.samples for prompt in prompts if known(prompt.uid) is None}
+        asked, most = sum(new.values()), self._max_samples
         here = self._gateway.trainer.open_samples + self._arriving
         if asked > most:
             return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
@@ -81,9 +94,11 @@ class TrainerApi:
                 try:
                     self._gateway.trainer.submit([prompt])
                 except CallerError as error:
-                    return refusal(409, f"{error} ({accepted} groups before it were accepted)")
-                asked -= prompt.samples
-                self._arriving -= prompt.samples
+                    status = 507 if isinstance(error, StoreFull) else 409
+                    return refusal(status, f"{error} ({accepted} groups before it were accepted)")
+                samples = new.pop(prompt.uid, 0)
+                asked -= samples
+                self._arriving -= samples
         finally:
             self._arriving -= asked
             await self._gateway.trainer.durable()
@@ -101,7 +116,8 @@ class TrainerApi:
         return reply(request, {"unknown": unknown})
 
     async def next_batch(self, request: web.Request) -> web.Response:
-        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time.
+        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time, 410 where
+        what is acknowledged is another trainer's.
 
         Who speaks of an earlier epoch is told so at once (202), before anything counts as received.
         """
@@ -110,8 +126,19 @@ class TrainerApi:
             return reply(request, {"pending": True}, 202)
         try:
             batch = await self._gateway.trainer.next_batch(
-                asked.ack, asked.timeout_s, part=asked.part, parts=asked.parts
+                asked.ack,
+                asked.timeout_s,
+                trainer=asked.trainer,
+                part=asked.part,
+                parts=asked.parts,
             )
         except NotYet:
             return reply(request, {"pending": True}, 202)
+        except LeaseEnded as error:
+            return refusal(410, str(error))
         return web.Response(status=204) if batch is None else reply(request, batch)
+
+    async def renew(self, request: web.Request) -> web.Response:
+        """A trainer is alive, and keeps what it has: the number of its batch, or null."""
+        asked = await read(request, Renewal)
+        return reply(request, {"batch": self._gateway.trainer.batches.renew(asked.trainer)})

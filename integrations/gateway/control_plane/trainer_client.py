@@ -14,6 +14,8 @@ from yarl import URL
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
+from rollout_sched.live.leases import LeaseEnded
+from rollout_sched.store.errors import StoreFull
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,17 @@ STATE = "/rollout/v1/state"
 #: safe to repeat.
 TRIES = 60
 RETRY_S = 1.0
+
+
+#: What of the answers is the caller's fault.
+_CALLERS: dict[int, type[CallerError]] = {
+    400: CallerError,
+    404: CallerError,
+    409: CallerError,
+    410: LeaseEnded,
+    413: CallerError,
+    507: StoreFull,
+}
 
 
 class GatewayError(RolloutError, RuntimeError):
@@ -76,12 +89,13 @@ class TrainerClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S),
         )
 
-    async def greet(self) -> None:
-        """Raises CallerError if it is no gateway that answers."""
+    async def greet(self) -> dict[str, Any]:
+        """Its state. Raises CallerError if it is no gateway that answers."""
         try:
             _, body = await self.send("GET", STATE, repeatable=True)
-            if "fleet_version" in msgspec.msgpack.decode(body, type=dict[str, Any]):
-                return
+            state = msgspec.msgpack.decode(body, type=dict[str, Any])
+            if "fleet_version" in state:
+                return state
         except (CallerError, msgspec.DecodeError):
             pass  # whatever it is, it does not know the path
         if await self._is_vllm():
@@ -155,6 +169,6 @@ def _error(where: str, status: int, body: bytes) -> RolloutError:
         text = str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):
         text = body[:200].decode(errors="replace")
-    if status in (400, 404, 409, 413):
-        return CallerError(text)
+    if status in _CALLERS:
+        return _CALLERS[status](text)
     return GatewayError(f"{where} answered {status}: {text}", status)

@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.gateway.control_plane.trainer_api import AT_ONCE
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.store.errors import StoreFull
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 
@@ -149,7 +151,7 @@ def test_who_does_not_ask_for_parts_gets_none(streamed: str) -> None:
     run(scene())
 
 
-def test_two_who_ask_at_once_get_the_same() -> None:
+def test_one_trainer_that_asks_twice_at_once_gets_the_same() -> None:
     async def scene() -> None:
         instance = Upstream()
         async with House(instance) as house:
@@ -162,6 +164,120 @@ def test_two_who_ask_at_once_get_the_same() -> None:
             assert first == second
 
     run(scene())
+
+
+def test_a_submission_that_is_sent_again_is_answered_like_the_first() -> None:
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, max_samples=3) as house:
+            body = [prompt("a"), prompt("b", samples=2)]
+            for _ in range(3):
+                answer = await house.ask("POST", "/rollout/v1/groups", body)
+                assert answer == (200, {"accepted": 2})
+            assert house.service.gateway.trainer.open_samples == 3
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+            await instance.answer(0, [5])
+            await asking
+            assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
+            assert house.service.gateway.trainer.open_samples == 2, (
+                "a is in a batch that may be lost"
+            )
+
+    run(scene())
+
+
+def test_what_a_full_disk_cannot_hold_is_507(tmp_path: Path) -> None:
+    """And what is under way is finished and handed out."""
+
+    async def scene() -> None:
+        instance = Upstream()
+        async with House(instance, store=tmp_path / "s") as house:
+            writer = house.service.live.stored.keeper.writer
+            await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+            await instance.order()
+            writer.store.disk.room = lambda folder: 1  # from now on
+            await house.service.live.trainer.durable()
+            await until(lambda: writer.full, 30)
+            status, said = await house.ask("POST", "/rollout/v1/groups", [prompt("b")])
+            assert status == 507
+            assert "no new prompts are taken until" in said["error"]["message"]
+            assert "0 groups before it" in said["error"]["message"]
+            async with RolloutScheduler.connect(house.service.url) as rollouts:
+                with pytest.raises(StoreFull, match="the disk is full"):
+                    await rollouts.submit([Prompt("b", [1, 2], 1, 9)])
+            await instance.answer(0, [5])
+            status, batch = await asking
+            assert (status, batch["samples"][0]["uid"]) == (200, "a")
+            del writer.store.disk.room
+            await until(lambda: not writer.full, 30)
+            assert (await house.ask("POST", "/rollout/v1/groups", [prompt("b")]))[0] == 200
+
+    run(scene())
+
+
+class TestSeveralTrainers:
+    PATH = "/rollout/v1/batches/next"
+
+    def test_each_takes_batches_of_its_own(self) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+            async with House(instance, live={"lease_s": 1000.0}) as house:
+                await house.ask("POST", "/rollout/v1/groups", [prompt("a"), prompt("b")])
+                asking = [
+                    asyncio.create_task(house.ask("POST", self.PATH, {"trainer": name}))
+                    for name in ("t1", "t2")
+                ]
+                for number in range(2):
+                    await instance.answer(number, [5])
+                batches = {
+                    batch["number"]: status for status, batch in await asyncio.gather(*asking)
+                }
+                assert batches == {0: 200, 1: 200}
+                _, state = await house.ask("GET", "/rollout/v1/state")
+                leases = {one["trainer"]: one["state"] for one in state["leases"]}
+                assert leases == {"t1": "leased", "t2": "leased"}
+                assert state["lease_s"] == 1000.0
+
+        run(scene())
+
+    def test_who_lost_its_lease_is_told_who_has_the_batch(self) -> None:
+        async def scene() -> None:
+            instance = Upstream()
+            async with House(instance, live={"lease_s": 0.05}) as house:
+                await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
+                asking = asyncio.create_task(house.ask("POST", self.PATH, {"trainer": "t1"}))
+                await instance.answer(0, [5])
+                _, batch = await asking
+                status, same = await house.ask("POST", self.PATH, {"trainer": "t2"})
+                assert (status, same) == (200, batch)
+                late = {"trainer": "t1", "ack": 0, "timeout_s": 0}
+                for _ in range(2):
+                    status, said = await house.ask("POST", self.PATH, late)
+                    assert status == 410
+                    assert "trainer 't2' has it now" in said["error"]["message"]
+                beat = await house.ask("POST", "/rollout/v1/batches/renew", {"trainer": "t2"})
+                assert beat == (200, {"batch": 0})
+                beat = await house.ask("POST", "/rollout/v1/batches/renew", {"trainer": "t1"})
+                assert beat == (200, {"batch": None})
+                arrived = {**late, "trainer": "t2"}
+                assert (await house.ask("POST", self.PATH, arrived))[0] == 202
+                status, said = await house.ask("POST", self.PATH, late)
+                assert status == 410
+                assert "trainer 't2' has acknowledged it" in said["error"]["message"]
+
+        run(scene())
+
+    @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", 7])
+    def test_a_name_that_is_none_is_refused(self, name: Any) -> None:
+        async def scene() -> None:
+            async with House(Upstream()) as house:
+                for path in (self.PATH, "/rollout/v1/batches/renew"):
+                    status, said = await house.ask("POST", path, {"trainer": name})
+                    assert status == 400
+                    assert "$.trainer" in said["error"]["message"]
+
+        run(scene())
 
 
 def test_msgpack_both_ways() -> None:
@@ -195,10 +311,10 @@ def test_what_cannot_be_made_names_the_place() -> None:
                 status, said = await house.ask("POST", "/rollout/v1/groups", body)
                 assert status == 400
                 assert says in said["error"]["message"]
-            body = [prompt("a"), prompt("a")]
+            body = [prompt("a"), prompt("a", max_tokens=5)]
             status, said = await house.ask("POST", "/rollout/v1/groups", body)
             assert status == 409
-            assert "'a' is already here" in said["error"]["message"]
+            assert "'a' is already here, with other values of max_tokens" in str(said)
             assert "1 groups before it" in said["error"]["message"]
             _, state = await house.ask("GET", "/rollout/v1/state")
             assert state["groups"]["fresh"] == 1

@@ -1,0 +1,60 @@
+"""Keeps a trainer's lease while it trains, and has no time to ask for anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+
+from rollout_sched.client.loop_thread import LoopThread
+from rollout_sched.core.errors import RolloutError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
+
+log = logging.getLogger(__name__)
+
+#: A lease is renewed so often within its time: two beats in a row may be lost.
+BEATS = 3
+
+
+class Heartbeat:
+    """Renews by a connection and in a thread of its own, for most trainers train in the event loop
+    in which they wait for batches. It ends with the process."""
+
+    def __init__(self, gateway: TrainerClient, trainer: str) -> None:
+        self._gateway = gateway
+        self._trainer = trainer
+        self._lease_s = 0.0
+        self._thread: LoopThread | None = None
+        self._beating: Future[None] | None = None
+
+    def every(self, lease_s: float) -> None:
+        """Beat for leases of so many seconds; 0: they have no end."""
+        if lease_s == self._lease_s:
+            return
+        self.close()
+        self._lease_s = lease_s
+        if lease_s:
+            self._thread = LoopThread()
+            self._thread.open("lease")
+            self._beating = self._thread.start(self._beat(lease_s / BEATS))
+
+    def close(self) -> None:
+        if self._thread is not None and self._beating is not None:
+            self._beating.cancel()
+            self._thread.stop()
+            self._thread = self._beating = None
+
+    async def _beat(self, every_s: float) -> None:
+        await self._gateway.open()
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                try:
+                    async with asyncio.timeout(every_s * BEATS):
+                        await self._gateway.post(
+                            "/rollout/v1/batches/renew", {"trainer": self._trainer}
+                        )
+                except (RolloutError, TimeoutError) as error:
+                    log.warning("the lease of trainer %s was not renewed: %s", self._trainer, error)
+        finally:
+            await self._gateway.close()

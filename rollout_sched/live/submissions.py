@@ -1,0 +1,193 @@
+"""The prompts of a run: submitted, made into samples, and kept until their batch has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.events import GroupSubmitted
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.length_store import LengthStore
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.prompt_checks import check_prompt
+from rollout_sched.live.recovery import Recovered
+from rollout_sched.live.reward_book import RewardBook
+from rollout_sched.live.reward_function import RewardFunction
+from rollout_sched.live.sample_payloads import SamplePayloads
+from rollout_sched.live.samples import LostGroup, Prompt, Reward, Sample, sample_of
+from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.tools import NamedTools
+from rollout_sched.live.trajectory import Tool
+
+
+class Submissions:
+    """Groups by uid: here until they are delivered or fail, and then until that has arrived.
+
+    Who does not know whether a group has been taken submits it again: the same prompt under the
+    same uid is taken once.
+
+    prompts       of the groups that are here
+    open_samples  asked for in these, queued or running
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        payloads: SamplePayloads,
+        *,
+        lengths: LengthStore | None,
+        keeper: StoreKeeper | None,
+        rewards: RewardFunction | None,
+        tools: NamedTools,
+    ) -> None:
+        self.payloads = payloads
+        self.prompts: dict[str, Prompt] = {}
+        self.open_samples = 0
+        self._driver = driver
+        self._lengths = lengths
+        self._keeper = keeper
+        self._tools = tools
+        self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
+        self._lost: list[LostGroup] = []  # that no trainer has been told of
+        self._rewards: RewardBook | None = None
+        if rewards is not None:
+            self._rewards = RewardBook(rewards, self.prompts, keeper)
+            driver.judge_by(self._rewards)
+
+    def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+        """See `TrainerSession.submit`."""
+        if self._keeper is not None:
+            self._keeper.check_room()
+        for prompt in prompts:
+            known = self.known(prompt.uid)
+            if known is None:
+                self._take(prompt, tool)
+            elif known != prompt:
+                raise CallerError(
+                    f"group {prompt.uid!r} is already here, with other values of "
+                    f"{', '.join(_differences(known, prompt))}; give each group its own uid"
+                )
+
+    def known(self, uid: str) -> Prompt | None:
+        """The prompt of a group that is here, or in a batch that is not acknowledged."""
+        here = self.prompts.get(uid)
+        if here is not None:
+            return here
+        return next((b[uid] for b in self._delivered.values() if uid in b), None)
+
+    def restore(self, found: Recovered, made: Mapping[str, PayloadFactory]) -> None:
+        """Go on from what an earlier run has left; `made`: who makes the samples of each group that
+        is here."""
+        self._lost = list(found.lost)
+        if self._rewards is not None:
+            self._rewards.take_up(found.rewards)
+        for uid, factory in made.items():
+            prompt = self.prompts[uid] = found.prompts[uid]
+            self.open_samples += prompt.samples
+            self._driver.payloads.add_group(uid, factory)
+        for action in found.deliveries:
+            self._note_delivered(action, found.prompts)
+
+    def delivered(self, action: Deliver, payloads: list[TokenPayload]) -> list[Sample]:
+        """Samples of whole groups, which are here no longer."""
+        samples = [
+            sample_of(counted, payload, self.prompts[counted.group], self._reward(counted.request))
+            for counted, payload in zip(action.samples, payloads, strict=True)
+        ]
+        if self._lengths is not None:
+            self._learn(action, self._lengths)
+        self._note_delivered(action, self.prompts)
+        for uid in {sample.uid for sample in samples}:
+            self.open_samples -= self.prompts.pop(uid).samples
+        return samples
+
+    def acknowledged(self, batch: int) -> None:
+        """All of it has arrived: its uids may be used anew."""
+        self._delivered.pop(batch, None)
+
+    def fail(self, group: str, error: Exception | None) -> None:
+        """It can never be whole; its uid may be submitted again."""
+        self._lose(LostGroup(group, _why(error)))
+
+    def filter(self, group: str) -> None:
+        """It is whole, and not to be trained."""
+        self._lose(LostGroup(group, None))
+
+    @property
+    def lost(self) -> list[LostGroup]:
+        """Groups of which the next batch will tell."""
+        return list(self._lost)
+
+    def take_lost(self, batch: int) -> list[LostGroup]:
+        """They are told with this batch."""
+        lost, self._lost = self._lost, []
+        if self._keeper is not None:
+            for group in lost:
+                self._keeper.lost(group, batch)
+        return lost
+
+    def _lose(self, lost: LostGroup) -> None:
+        if lost.uid in self.prompts:
+            self.open_samples -= self.prompts.pop(lost.uid).samples
+        self._lost.append(lost)
+        if self._keeper is not None:
+            self._keeper.lost(lost)
+
+    def _reward(self, request: str) -> Reward | None:
+        return None if self._rewards is None else self._rewards.take(request)
+
+    def _take(self, prompt: Prompt, tool: Tool | None) -> None:
+        check_prompt(
+            prompt,
+            max_model_len=self._driver.max_model_len(),
+            turns=tool is not None,
+            verified=self.payloads.verified,
+        )
+        self.prompts[prompt.uid] = prompt
+
+        def payload(index: int) -> TokenPayload:
+            return self.payloads.new(prompt, index, tool)
+
+        try:
+            self._driver.submit_group(self._submitted(prompt), payload)
+        except BaseException:
+            del self.prompts[prompt.uid]
+            raise
+        self.open_samples += prompt.samples
+        if self._keeper is not None:
+            self._keeper.submitted(prompt, self._tools.name_of(tool))
+
+    def _submitted(self, prompt: Prompt) -> GroupSubmitted:
+        submitted = prompt.submitted
+        if self._rewards is not None:
+            submitted = msgspec.structs.replace(submitted, judged=True)
+        return submitted if self._lengths is None else self._lengths.complete(submitted)
+
+    def _note_delivered(self, action: Deliver, prompts: Mapping[str, Prompt]) -> None:
+        batch = self._delivered.setdefault(action.batch, {})
+        for sample in action.samples:
+            batch[sample.group] = prompts[sample.group]
+
+    def _learn(self, action: Deliver, lengths: LengthStore) -> None:
+        by_group: dict[str, list[int]] = {}
+        for sample in action.samples:
+            by_group.setdefault(sample.group, []).append(sample.response_tokens)
+        for group, made in by_group.items():
+            lengths.delivered(self.prompts[group].submitted, made)
+
+
+def _differences(one: Prompt, other: Prompt) -> list[str]:
+    return [
+        field for field in Prompt.__struct_fields__ if getattr(one, field) != getattr(other, field)
+    ]
+
+
+def _why(error: Exception | None) -> str:
+    """The reason of a group that has failed, from the last error in it."""
+    if error is None:  # it was not an error that ended it (see `core.event_handlers.interrupted`)
+        return "instances aborted it again and again, which nobody here has asked for"
+    return str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,51 @@
+"""An event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rollout_sched.client.loop_thread import LoopThread
+from rollout_sched.core.errors import CallerError
+
+
+async def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def test_work_is_done_in_it_and_what_it_raises_is_raised_here() -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    thread = LoopThread()
+    thread.open("ours")
+    assert thread.run(name_of_thread()) == "ours"
+    with pytest.raises(ValueError, match="no"):
+        thread.run(fails())
+    thread.stop()
+    assert "ours" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_goes_on_in_it_is_cancelled_when_it_stops() -> None:
+    cancelled = threading.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    thread = LoopThread()
+    thread.open("ours")
+    thread.start(endless())
+    thread.run(name_of_thread())  # so that it has begun
+    thread.stop()
+    assert cancelled.is_set()
+
+
+def test_before_and_after_it_runs_nothing_is_done() -> None:
+    thread = LoopThread()
+    with pytest.raises(CallerError, match="does not run"):
+        thread.run(name_of_thread())
