@@ -142,7 +142,11 @@ class LiveScheduler:
                 "delivered": progress.delivered,
             },
             "batches": progress.batches,
-            "failed": {group.uid: group.reason for group in self.trainer.submissions.failed},
+            "failed": {
+                group.uid: group.reason
+                for group in self.trainer.submissions.lost
+                if group.reason is not None
+            },
             "leases": self.trainer.batches.told(),
             "lease_s": self.driver.settings.lease_s,
             "in_batch": progress.in_batch,

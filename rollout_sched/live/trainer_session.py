@@ -18,7 +18,9 @@ from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.publications import Publications
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
-from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.reward_function import RewardFunction
+from rollout_sched.live.sample_payloads import SamplePayloads
+from rollout_sched.live.samples import Batch, Prompt, batch_of
 from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.tools import NamedTools
@@ -44,8 +46,8 @@ class TrainerSession:
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
     the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
     from this one. `borrower`: the trainer, if it shares the instances' GPUs. `keeper`: of
-    the store in which all is before it is handed out. `tools`: by name, so that trajectories
-    survive this process.
+    the store in which all is before it is handed out. `rewards`: what samples are worth, and which
+    groups are kept for that. `tools`: by name, so that trajectories survive this process.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TrainerSession:
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
         keeper: StoreKeeper | None = None,
+        rewards: RewardFunction | None = None,
         tools: NamedTools | None = None,
     ) -> None:
         self.driver = driver
@@ -65,12 +68,13 @@ class TrainerSession:
         if borrower is not None:
             driver.lending.on_lent, driver.lending.on_reclaimed = borrower.lent, borrower.reclaimed
         leniency = driver.view.leniency
+        test = None if leniency is None else DraftTest(leniency, seed)
         self.submissions = Submissions(
             driver,
-            stream_every=stream_every,
-            test=None if leniency is None else DraftTest(leniency, seed),
+            SamplePayloads(stream_every, test, driver.max_model_len),
             lengths=lengths,
             keeper=keeper,
+            rewards=rewards,
             tools=tools or NamedTools({}),
         )
         self._weights = Publications(driver, keeper)
@@ -82,6 +86,7 @@ class TrainerSession:
         )
         driver.payloads.on_deliver = self._deliver
         driver.payloads.on_group_failed = self._fail
+        driver.payloads.on_group_filtered = self._filter
         driver.on_broken = self._check_end
 
     @property
@@ -123,8 +128,7 @@ class TrainerSession:
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
         """Of these groups those that are not here, nor in a batch that is not acknowledged."""
-        failed = {group.uid for group in self.submissions.failed}
-        known = failed | self.batches.uids
+        known = {group.uid for group in self.submissions.lost} | self.batches.uids
         return [uid for uid in uids if uid not in known and self.submissions.known(uid) is None]
 
     def close_submissions(self) -> None:
@@ -197,8 +201,7 @@ class TrainerSession:
 
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = self.submissions.delivered(action, payloads)
-        failed = self.submissions.take_failed(action.batch)
-        batch = Batch(action.batch, action.version, samples, failed, action.part, action.last)
+        batch = batch_of(action, samples, self.submissions.take_lost(action.batch))
         if self._keeper is None:
             self.batches.deliver(batch)
             return
@@ -226,6 +229,10 @@ class TrainerSession:
         self.submissions.fail(group, error)
         self._check_end()
 
+    def _filter(self, group: str) -> None:
+        self.submissions.filter(group)
+        self._check_end()
+
     def _check_end(self) -> None:
         """Whoever waits for a batch is told that none will come."""
         batches, run = self.batches, self.driver.view.run
@@ -233,7 +240,7 @@ class TrainerSession:
             return
         if self.driver.broken is not None:
             batches.fail(self.driver.broken)
-        elif run.closed and not (batches.expected or self.submissions or batches.begun):
-            failed = self.submissions.take_failed(run.batches)
-            last = Batch(run.batches, run.version, [], failed)
-            batches.deliver(last if failed else None)
+        elif run.closed and not (batches.expected or self.submissions.prompts or batches.begun):
+            lost = self.submissions.take_lost(run.batches)
+            last = Deliver(run.batches, run.version, (), missing=run.lacking)
+            batches.deliver(batch_of(last, [], lost) if lost else None)
