@@ -58,6 +58,11 @@ class Burst(NamedTuple):
         return [max(1, round(self.new * share)) for share in spread]
 
     @property
+    def answered(self) -> int:
+        """Tokens of the answers that come last, at once."""
+        return self.batch * self.new if self.waves == 1 else max(self.lengths)
+
+    @property
     def kv_tokens(self) -> int:
         """At the most, of those that run at once."""
         return self.batch * (self.prompt + max(self.lengths))
@@ -125,7 +130,8 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
         found[Burst(1, prompt, 1)] = None
     longer = min(8 * SHORT, prefill // room.slots)
     for prompt in (SHORT, max(SHORT, longer)):
-        found[Burst(room.slots, prompt, max(_FEWEST_NEW, new // 2), _WAVES)] = None
+        for mean in (_FEWEST_NEW, max(_FEWEST_NEW, new // 2)):
+            found[Burst(room.slots, prompt, mean, _WAVES)] = None
     return [burst for burst in found if _fits(burst, room)]
 
 

@@ -38,7 +38,7 @@ class Measurements:
         ValueError if nothing was measured."""
         return fit_spans(
             (
-                Span(steps_of(burst, slots, max_num_batched_tokens), seconds, calls=1)
+                Span(steps_of(burst, slots, max_num_batched_tokens), seconds, 1, burst.answered)
                 for burst, seconds in self.medians.items()
             ),
             leave_out=leave_out,

@@ -38,8 +38,10 @@ def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
         "extrapolated."
     )
     if fit.call_s:
-        round_trip_ms = fit.call_s * 1e3
-        yield f"Round trip beside the engine: {round_trip_ms:.2f} ms a call, not in the scenario."
+        yield (
+            f"Beside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms a call, "
+            f"{fit.answer_s * 1e6:.1f} us for each token of an answer."
+        )
     if found.disturbed:
         yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."
     if not found.whole:

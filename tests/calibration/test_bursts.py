@@ -33,8 +33,8 @@ def test_every_burst_fits(slots: int, kv: int, length: int, step_s: float, token
 def test_a_large_server_is_seen_from_all_sides() -> None:
     bursts = bursts_of(LARGE, Pace(6.6e-3, 23e-6), 1.0)
     assert {burst.batch for burst in bursts} == {1, 4, 16, 64, 256}
-    assert {burst.new for burst in bursts} == {1, 32, 64, 128}
-    assert [burst.prompt for burst in bursts if burst.waves > 1] == [32, 128]
+    assert {burst.new for burst in bursts} == {1, 16, 32, 64, 128}
+    assert [burst.prompt for burst in bursts if burst.waves > 1] == [32, 32, 128, 128]
     prefills = [burst.prompt for burst in bursts if burst.batch == burst.new == 1]
     assert max(prefills) > 10_000
     assert all(burst.batch * burst.prompt * 23e-6 < 1.1 for burst in bursts)

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from rollout_sched.simulators.instance.cost_fit import Observation, fit
+from rollout_sched.simulators.instance.cost_fit import (
+    Observation,
+    Span,
+    Steps,
+    fit,
+    fit_spans,
+)
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.step_time import StepTime
 from tests.simulators.instance.by_hand import H100_7B
@@ -76,3 +82,39 @@ def test_fit_to_a_measured_engine() -> None:
 def test_fit_refuses_nonsense(rows: list[tuple[float, ...]]) -> None:
     with pytest.raises(ValueError, match="fit needs"):
         fit(rows)
+
+
+def test_what_comes_beside_the_engine_is_not_in_the_constants() -> None:
+    """A round trip and the writing of the last answers, of bursts of which some come in waves."""
+    dice, spans = random.Random(0), []
+    cost = CostModel(1e-3, 4e-3, 20e-6, sequence_s=50e-6, request_s=1e-3, prefill_s=2e-3)
+    time = StepTime(cost)
+    for batch in (1, 2, 4, 8):
+        for new in (1, 17, 65, 1, 30):
+            prefills, tokens = dice.choice((1, 6)), dice.choice((64, 300, 1500))
+            answered = batch * new if prefills == 1 else new
+            steps = [
+                Steps(prefills, 0, tokens, 0, 0, prefills),
+                Steps(new, batch, 0, batch * new * 100, 0, 0),
+            ]
+            prefill_s, decode_s = time.step(0, tokens, 0, 0, 1), time.step(batch, batch, 0, 0, 0)
+            seconds = prefills * prefill_s + new * decode_s
+            spans.append(Span(steps, seconds + 3e-3 + 30e-6 * answered, 1, answered))
+    found = fit_spans(spans)
+    assert found.max_error < 1e-4
+    assert found.call_s == pytest.approx(3e-3, rel=0.05)
+    assert found.answer_s == pytest.approx(30e-6, rel=0.05)
+    assert found.cost.sequence_s == pytest.approx(50e-6, rel=0.05)
+
+
+def test_a_constant_that_is_left_out_is_nothing() -> None:
+    spans = [Span([Steps(1, 0, n, 0, 0, 1)], 1e-3 + n * 1e-5, 1) for n in (10, 100, 1000)]
+    left_out = fit_spans(spans, leave_out=("request_s", "call_s"))
+    assert (left_out.cost.request_s, left_out.call_s) == (0.0, 0.0)
+    assert left_out.max_error < 1e-3
+
+
+@pytest.mark.parametrize("spans", [[], [Span([], 1.0)], [Span([Steps(1, 1, 0, 1, 0, 0)], 0.0)]])
+def test_spans_that_say_nothing_are_refused(spans: list[Span]) -> None:
+    with pytest.raises(ValueError, match="fit needs"):
+        fit_spans(spans)
