@@ -102,9 +102,11 @@ zoo reproduction: $(COMPILED_VENV)/.ready
 	cd build/replays && $(abspath $(COMPILED_VENV))/bin/python \
 	  -m benchmarks.$(if $(filter zoo,$@),zoo,reproduce) --out $(abspath docs)/$@.md
 
-# For so many seconds over all targets; SEED=... makes the same inputs again.
+# So many inputs over all targets, or for so many seconds; SEED=... makes the same inputs again, and what
+# is found goes into tests/fuzz/corpus.
 fuzz: $(VENV)/.ready
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.fuzz --keep $(if $(SECONDS),--seconds $(SECONDS),--inputs $(or $(INPUTS),1000000)) \
+	  $(if $(SEED),--seed $(SEED))
 
 # Everything that can go wrong, in virtual time: SEEDS=10000 runs, or MINUTES=5; from SEED on, or from any.
 simulate: $(VENV)/.ready

@@ -261,7 +261,7 @@ def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, A
         )
     try:
         return path.stem, tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, numbers too long, nested too deeply
         raise ConfigError(f"{name_or_path}: not valid TOML: {error}") from error
 
 

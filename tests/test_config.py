@@ -159,7 +159,14 @@ class TestFiles:
         with pytest.raises(ConfigError, match="neither a file nor"):
             load_policy(str(tmp_path))
 
-    @pytest.mark.parametrize("content", [b"[routing\nuse = 3", b"\xff\xfe", b"a = 1\na = 2"])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *(b"[routing\nuse = 3", b"\xff\xfe", b"a = 1\na = 2"),
+            b"a = " + b"9" * 5000,  # an int that Python does not make
+            b"a = " + b"[" * 5000,
+        ],
+    )
     def test_bad_toml_names_the_file(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "broken.toml"
         path.write_bytes(content)

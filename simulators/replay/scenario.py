@@ -190,7 +190,7 @@ def _check_faults(name: str, faults: Any) -> None:
     for number, fault in enumerate(faults):
         path = f"faults[{number}]"
         what = fault.get("what") if isinstance(fault, dict) else None
-        if what not in KINDS:
+        if not isinstance(what, str) or what not in KINDS:
             raise ConfigError(
                 f"{name}: {path}.what: expected one of {', '.join(KINDS)}"
                 + ("" if what is None else f", not {what!r}{nearest(str(what), KINDS)}")

@@ -10,16 +10,23 @@ import argparse
 import logging
 import secrets
 import sys
+from collections.abc import Iterable
 
-from tests.fuzz.engine import Failure, failure, run
+from tests.fuzz.corpus import keep
+from tests.fuzz.engine import Failure, Report, failure, run
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
+
+#: Bytes that a process may grow by in the second half of a target's inputs.
+MOST_GROWN = 64 * 2**20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     option = parser.add_argument
     option("--seconds", type=float, default=60.0, help="for all targets; default: %(default)g")
+    option("--inputs", type=int, help="for all targets, rather than seconds; each gets its share")
+    option("--keep", action="store_true", help="what is found goes into the corpus, as a file")
     option("--seed", type=int, help="the same seed makes the same inputs; default: any")
     option("--target", choices=TARGETS, action="append", help="only this one; repeatable")
     option("--input", metavar="HEX", help="only this input; - is the empty one")
@@ -31,19 +38,40 @@ def main() -> int:
             parser.error("--input needs one --target")
         return _again(targets[0], options.input, options.repeat)
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
-    return _run(targets, seed, options.seconds / len(targets))
+    if options.inputs is None:
+        seconds = options.seconds / len(targets)
+        print(f"seed {seed}, {seconds:.1f} s for each target", flush=True)
+        reports = (run(target, seed, seconds=seconds) for target in targets)
+    else:
+        print(f"seed {seed}, {options.inputs} inputs", flush=True)
+        reports = (
+            run(target, seed, inputs=share)
+            for target, share in zip(targets, _shares(targets, options.inputs), strict=True)
+        )
+    return _told(zip(targets, reports, strict=True), keeping=options.keep)
 
 
-def _run(targets: list[Target], seed: int, seconds: float) -> int:
-    print(f"seed {seed}, {seconds:.1f} s for each target", flush=True)
-    broken = 0
-    for target in targets:
-        report = run(target, seed, seconds=seconds)
+def _shares(targets: list[Target], inputs: int) -> list[int]:
+    """As many inputs as each target takes in about the same time: those that need files or a whole
+    gateway get fewer."""
+    speeds = [run(target, 0, seconds=0.5) for target in targets]
+    per_s = [report.inputs / report.seconds for report in speeds]
+    return [round(inputs * each / sum(per_s)) for each in per_s]
+
+
+def _told(reports: Iterable[tuple[Target, Report]], *, keeping: bool) -> int:
+    broken, inputs, seconds = 0, 0, 0.0
+    for target, report in reports:
         speed = report.inputs / report.seconds
-        print(f"{target.name:12} {report.inputs:8} inputs {speed:8.0f} a second", flush=True)
+        told = f"{target.name:14} {report.inputs:8} inputs {speed:8.0f} a second"
+        print(f"{told}, grown by {report.grown / 2**20:4.0f} MiB", flush=True)
         for found in report.failures.values():
             _tell(target, found)
-        broken += len(report.failures)
+            if keeping and found.part is None:
+                print(f"  kept   {keep(target.name, found.data)}\n", flush=True)
+        broken += len(report.failures) + (report.grown > MOST_GROWN)
+        inputs, seconds = inputs + report.inputs, seconds + report.seconds
+    print(f"{inputs} inputs in {seconds:.0f} s")
     print(f"{broken} laws broken" if broken else "every law held")
     return 1 if broken else 0
 

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.fuzz.bounds import bounded, check_growth
+from tests.fuzz.bounds import bounded, check_growth, memory
+from tests.fuzz.corpus import kept
 from tests.fuzz.laws import Broken
 from tests.fuzz.target import Target, next_input
 
@@ -42,11 +43,12 @@ class Report:
     name: str
     inputs: int = 0
     seconds: float = 0.0
+    grown: int = 0  # bytes that the process has grown by in the second half
     failures: dict[str, Failure] = field(default_factory=dict)
 
 
 def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> Report:
-    """The corpus, and then as many inputs, or seconds, as are given.
+    """The corpus, what is kept in files too, and then as many inputs, or seconds, as are given.
 
     The same seed makes the same inputs, whatever the time.
     """
@@ -55,9 +57,12 @@ def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> 
     start = time.monotonic()
     logging.disable(logging.CRITICAL)
     try:
-        for data in target.corpus:
+        for data in (*target.corpus, *kept(target.name)):
             _try(target, data, report)
-        while report.inputs < inputs or time.monotonic() - start < seconds:
+        half = 0
+        while report.inputs < inputs or (spent := time.monotonic() - start) < seconds:
+            if not half and (2 * report.inputs > inputs if inputs else 2 * spent > seconds):
+                half = memory()
             data = next_input(target, dice)
             part = _part(data, dice)
             _try(target, data, report)
@@ -66,6 +71,7 @@ def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> 
     finally:
         logging.disable(logging.NOTSET)
     report.seconds = time.monotonic() - start
+    report.grown = memory() - half if half else 0
     return report
 
 

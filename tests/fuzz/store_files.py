@@ -1,8 +1,8 @@
 """Stores with flipped bytes: opened with what is sound, or refused in so many words.
 
 An input is a list of flips of five bytes each: which file, where in it (three bytes) and what is
-put there. Nothing that is read is other than it was written, and no error is other than the
-store's own.
+put there, or, for the last of the numbers, that it ends there. Nothing that is read is other than
+it was written, and no error is other than the store's own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from tests.fuzz.laws import hold
 
 _FLIP = 5
 
+#: The file number that says that a file ends where the place is.
+_ENDS = 7
+
 #: Of one input; what follows is not looked at.
 MOST_FLIPS = 200
 
@@ -32,7 +35,13 @@ _HEADS = tuple(range(120)) + tuple(range(4096, 4110)) + tuple(range(8192, 8210))
 class StoreFiles:
     name = "store-files"
     words = (b"\x00" * _FLIP, b"\xff" * _FLIP, b"\x00\x00\x00\x10\x00")
-    corpus = (b"", b"\x00\x00\x00\x00\x00", b"\x00\x00\x00\x3c\x09", b"\x02\x00\x00\x10\xff")
+    corpus = (
+        b"",
+        b"\x00\x00\x00\x00\x00",
+        b"\x00\x00\x00\x3c\x09",
+        b"\x02\x00\x00\x10\xff",
+        b"\x07\x00\x00\x10\x00",
+    )
 
     def __init__(self) -> None:
         self._sound: Path | None = None  # made when first needed
@@ -106,6 +115,10 @@ def _flip(folder: Path, data: bytes) -> None:
         which, *place, value = data[start : start + _FLIP]
         # Half of all flips are for the rows: there is most to go wrong.
         content = contents[rows if which < 4 else files[which % len(files)]]
-        content[int.from_bytes(place, "big") % len(content)] = value
+        at = int.from_bytes(place, "big") % max(1, len(content))
+        if which == _ENDS:
+            del content[at:]
+        elif content:
+            content[at] = value
     for path, content in contents.items():
         path.write_bytes(content)

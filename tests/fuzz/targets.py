@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.answers import Answers
 from tests.fuzz.calls import Calls
+from tests.fuzz.control_calls import ControlCalls
 from tests.fuzz.envelope import Envelope
 from tests.fuzz.http_client import Client
 from tests.fuzz.http_server import Server
@@ -11,6 +12,8 @@ from tests.fuzz.orders import Orders
 from tests.fuzz.store_files import StoreFiles
 from tests.fuzz.streams import Streams
 from tests.fuzz.target import Target
+from tests.fuzz.toml_files import policies, scenarios
+from tests.fuzz.trace_files import TraceFiles
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -23,5 +26,9 @@ TARGETS: dict[str, Target] = {
         Streams(),
         Orders(),
         StoreFiles(),
+        ControlCalls(),
+        policies(),
+        scenarios(),
+        TraceFiles(),
     )
 }

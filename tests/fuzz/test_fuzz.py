@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.fuzz import bounds
+from tests.fuzz import bounds, corpus
+from tests.fuzz.corpus import FOLDER
 from tests.fuzz.engine import failure, run
 from tests.fuzz.laws import hold
 from tests.fuzz.target import next_input
@@ -23,7 +24,27 @@ INPUTS = {
     "streams": 400,
     "orders": 3000,
     "store-files": 40,
+    "control-calls": 200,
+    "policies": 200,
+    "scenarios": 400,
+    "traces": 600,
 }
+
+
+def test_what_is_kept_in_files_is_of_a_target():
+    """Else nobody would try it."""
+    assert {path.name for path in FOLDER.iterdir()} <= set(TARGETS)
+
+
+def test_what_was_found_can_be_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpus, "FOLDER", tmp_path)
+    assert corpus.kept("toy") == ()
+    corpus.keep("toy", b"x")
+    assert corpus.kept("toy") == (b"x",)
+    report = run(Toy(on=b"nothing of the sort", do=None), 1, inputs=1)
+    assert not report.failures
+    corpus.keep("toy", b"y")
+    assert [found.data for found in run(Toy(on=b"y"), 1, inputs=1).failures.values()] == [b"y"]
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -92,6 +92,10 @@ def test_a_misspelt_key_is_told_its_neighbour(
         ({"faults": {"what": "lost"}}, "faults: expected tables, as in [[faults]]"),
         ({"faults": [{"at_s": 3}]}, "faults[0].what: expected one of lost, leaving"),
         ({"faults": [{"what": "last", "at_s": 3}]}, "not 'last'; did you mean \"lost\"?"),
+        (
+            {"faults": [{"what": ["lost"], "at_s": 3}]},
+            "faults[0].what: expected one of lost, leaving",
+        ),
         ({"faults": [{"what": "lost", "instance": 2, "at_s": 3}]}, "has 2, numbered from 0"),
         ({"faults": [{"what": "lost", "instance": 0, "at_s": -3}]}, "faults[0].at_s"),
         ({"faults": [{"what": "lost", "at_s": 3}]}, "`instance`"),
