@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from rollout_sched import __version__, config, retuner
 from rollout_sched.argument_types import natural, positive
@@ -23,11 +21,11 @@ from rollout_sched.live.reward_function import reward_settings_of
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.log_lines import Format, Level
-from rollout_sched.simulators import traces
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.guess import command as guess
 from rollout_sched.simulators.replay import command as replay
-from rollout_sched.simulators.traces.statistics import statistics
+from rollout_sched.simulators.traces import TraceError
+from rollout_sched.simulators.traces import command as trace
 from rollout_sched.simulators.tune import command as tune
 from rollout_sched.store import command as store
 from rollout_sched.struct_flags import add_flags, given_flags
@@ -41,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
     except KeyboardInterrupt:
         return 130
-    except (RolloutError, traces.TraceError, OSError) as error:
+    except (RolloutError, TraceError, OSError) as error:
         print(f"rollout-sched: {error}", file=sys.stderr)
         return 2
     return 0
@@ -72,17 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add(commands)
 
     store.add(commands)
-    trace = commands.add_parser("trace", help="look at recorded workloads")
-    verbs = trace.add_subparsers(required=True, metavar="VERB")
-    stats = verbs.add_parser("stats", help="lengths, tail and likeness within groups")
-    stats.add_argument("trace", metavar="TRACE")
-    stats.add_argument("--json", action="store_true", help="as JSON")
-    stats.set_defaults(run=_trace_stats)
-    convert = verbs.add_parser("convert", help="rewrite any readable trace in the native format")
-    convert.add_argument("trace", metavar="TRACE")
-    convert.add_argument("output", metavar="OUTPUT", type=Path)
-    convert.set_defaults(run=_trace_convert)
-    verbs.add_parser("list", help="the traces that are shipped").set_defaults(run=_list_traces)
+    trace.add(commands)
     return parser
 
 
@@ -218,28 +206,6 @@ def _list_policies(options: argparse.Namespace) -> None:
     )
 
 
-def _list_traces(options: argparse.Namespace) -> None:
-    _print_list(traces.shipped().items())
-
-
 def _print_list(rows: Iterable[tuple[str, str]]) -> None:
     for name, about in rows:
         print(f"{name:32s} {about}")
-
-
-def _trace_stats(options: argparse.Namespace) -> None:
-    numbers = statistics(traces.read(options.trace))
-    if options.json:
-        print(msgspec.json.format(msgspec.json.encode(numbers), indent=2).decode())
-        return
-    result = Table(show_header=False)
-    for name, value in msgspec.structs.asdict(numbers).items():
-        shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
-        result.add_row(name.replace("_", " "), shown)
-    Console().print(result)
-
-
-def _trace_convert(options: argparse.Namespace) -> None:
-    trace = traces.read(options.trace)
-    traces.write(trace, options.output)
-    print(f"{options.output}: {trace.sample_count} samples of {len(trace.groups)} groups")

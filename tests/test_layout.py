@@ -30,6 +30,7 @@ def test_every_module_has_a_mirrored_test():
     simulators = [
         f"simulators/{room}" for room in ("guess", "instance", "replay", "traces", "tune")
     ]
+    simulators.append("simulators/traces/formats")
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
     names = ("torch", "transfer_queue", "trl", "verl")

@@ -17,7 +17,6 @@ from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.reward_function import reward_settings_of
-from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.report_page import report_page
 from rollout_sched.simulators.replay.report_tables import footnote, heading, tables, wrapped
@@ -38,6 +37,7 @@ from rollout_sched.simulators.replay.sweep_report import document as sweep_docum
 from rollout_sched.simulators.replay.sweep_report import table
 from rollout_sched.simulators.replay.verdict import verdict
 from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.whole_file import whole_file
 
@@ -61,7 +61,7 @@ def add(commands: Any) -> None:
     """The command and its options, for an argparse parser of commands."""
     parser = commands.add_parser("replay", help="compare policies on a recorded workload")
     add = parser.add_argument
-    add("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
+    add_trace(parser)
     add(
         "--policy",
         action="append",
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> None:
     policies = _policies(options, [one for one in axes if is_of_policies(one)])
     worlds = _worlds(options, [one for one in axes if not is_of_policies(one)])
     _check_files(options, several=len(worlds) > 1)
-    trace = traces.read(options.trace)
+    trace = read_trace(options)
     for world in worlds:
         _check(options, trace, policies, world.scenario)
     if len(worlds) == 1:

@@ -51,7 +51,8 @@ def document(
         "max_tokens": load.max_tokens,
         "seeds": seeds,
         "resamples": len(resamples[0]) if resamples else 0,
-        "warnings": _warnings(load, runs),
+        "tokens_estimated_by": trace.estimated_by or None,
+        "warnings": [*_estimated(trace), *_warnings(load, runs)],
         **({} if load.traffic is None else {"conversations": len(load.traffic)}),
         "lower_bound": _lower_bound(trace, scenario, steps, seeds),
         "policies": [
@@ -81,6 +82,16 @@ def _lower_bound(trace: Trace, scenario: Scenario, steps: int, seeds: int) -> di
         "total_s": spread([offered_bound(load, scenario) for load in loads]),
         "on_policy": spread([msgspec.to_builtins(bound) for bound in on_policy]),
     }
+
+
+def _estimated(trace: Trace) -> list[str]:
+    how = trace.estimated_by
+    if not how:
+        return []
+    return [
+        f"Tokens are estimated ({how}): the trace does not say how many there were. --tokenizer "
+        f"counts those of texts, --tokens-per-s says how fast yours are made."
+    ]
 
 
 def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Recorded workloads: their model, the native format, foreign ones, statistics, synthetic ones."""
 
-from rollout_sched.simulators.traces.importers import Counting
+from rollout_sched.simulators.traces.counting import Counting, with_tokenizer
 from rollout_sched.simulators.traces.model import Finish, Sample, Trace, TraceError, Turn, gather
 from rollout_sched.simulators.traces.store import read, shipped, write
 
@@ -14,5 +14,6 @@ __all__ = [
     "gather",
     "read",
     "shipped",
+    "with_tokenizer",
     "write",
 ]

@@ -1,36 +1,82 @@
-"""Trace files as numbered lines of text, and back: gzip, encoding, nothing half-written."""
+"""Trace files as numbered lines of text, and back: packed or not, nothing half-written."""
+
+from __future__ import annotations
 
 import gzip
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
 from rollout_sched.simulators.traces.model import TraceError
+from rollout_sched.simulators.traces.sources import Source, unreadable
 from rollout_sched.whole_file import whole_file
 
 Lines = Iterator[tuple[int, str]]
 
+#: Bytes of one line: more than any row has, less than a bomb that unfolds.
+LONGEST_LINE = 64 * 2**20
+
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def numbered_lines(path: Path) -> Lines:
+#: What the readers of packed files raise for what is none, or is cut.
+_Damage = tuple[type[Exception], ...]
+_GZIP_DAMAGE: _Damage = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+@contextmanager
+def unpacked(source: Source) -> Iterator[IO[bytes]]:
+    """The bytes of a file; gzip and zstd are recognised by content.
+
+    TraceError if it cannot be opened, or is found to be damaged while it is read.
+    """
+    with source.open() as file:
+        magic = file.read(4)
+        file.seek(0)
+        stream, kind, damage = _stream(source.where, file, magic)
+        try:
+            yield stream
+        except damage as error:
+            found = f"damaged {kind} ({error})"
+            raise TraceError(source.where, found, "copy the file again") from error
+        except OSError as error:
+            raise unreadable(source.where, error) from error
+
+
+def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, _Damage]:
+    if magic.startswith(_GZIP_MAGIC):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb")), "gzip", _GZIP_DAMAGE
+    if magic != _ZSTD_MAGIC:
+        return file, "", ()
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as error:
+        remedy = "pip install 'rollout-sched[zstd]', or unpack it first: zstd -d"
+        raise TraceError(where, "packed by zstd", remedy) from error
+    return cast(IO[bytes], zstd.open(file, "rb")), "zstd", (EOFError, zstd.ZstdError)
+
+
+def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
     """(line number from 1, text without its line end) of every line that is not blank.
 
-    Gzip is recognised by content, a byte order mark is dropped. TraceError if the file cannot
-    be opened, is not UTF-8 or is damaged gzip.
+    A byte order mark is dropped. TraceError if it is not UTF-8, or what `unpacked` raises of it.
     """
-    try:
-        with _opened(path) as stream:
-            for number, raw in enumerate(stream, start=1):
-                text = _decoded(path, number, raw)
-                if text.strip():
-                    yield number, text
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(str(path), f"damaged gzip ({error})", "copy the file again") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise TraceError(str(path), f"cannot be read ({reason})", _remedy(path)) from error
+    number = 0
+    while raw := stream.readline(LONGEST_LINE):
+        number += 1
+        if len(raw) == LONGEST_LINE:
+            found = f"a line of {LONGEST_LINE} bytes or more"
+            raise TraceError(where, found, "one row on each line", line=number)
+        text = _decoded(where, number, raw)
+        if text.strip():
+            yield number, text
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
@@ -46,26 +92,14 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
             file.writelines(line + b"\n" for line in lines)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP_MAGIC
-    return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
-
-
-def _decoded(path: Path, number: int, raw: bytes) -> str:
+def _decoded(where: str, number: int, raw: bytes) -> str:
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TraceError(
-            str(path),
+            where,
             f"byte {raw[error.start]:#04x} at column {error.start + 1} is not UTF-8",
             "convert the file first, for example with iconv -t UTF-8",
             line=number,
         ) from error
     return text.rstrip("\r\n")
-
-
-def _remedy(path: Path) -> str:
-    if path.is_dir():
-        return "give one file; put the files of a folder together with cat"
-    return "check the path and its permissions"

@@ -8,7 +8,7 @@ and labels) because a replay of a long run holds a million of them.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,11 @@ MOST_TOKENS = 100_000_000
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+#: The label of samples whose tokens were not counted by whoever recorded them, and what it says
+#: where a tokenizer has counted them. Anything else is an estimate.
+COUNTED_BY = "tokens_counted_by"
+TOKENIZER = "tokenizer"
 
 _NO_LABELS: dict[str, str] = {}
 
@@ -54,6 +59,13 @@ class TraceError(ValueError):
         self.field = field
         self.found = found
         self.remedy = remedy
+
+
+class Place(NamedTuple):
+    """Where a sample stands: the file, and its line from 1, or its row in a table without lines."""
+
+    where: str
+    line: int | None
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -148,6 +160,13 @@ class Trace(msgspec.Struct, frozen=True):
         return sum(len(members) for members in self.groups.values())
 
     @property
+    def estimated_by(self) -> str:
+        """How tokens were made up that the source does not say, as "characters / 3.3"; "" where
+        all were counted."""
+        counted = (sample.labels.get(COUNTED_BY, TOKENIZER) for sample in self.samples())
+        return next((how for how in counted if how != TOKENIZER), "")
+
+    @property
     def group_size(self) -> int:
         """The most common number of samples in a group; the larger one on a tie."""
         sizes = Counter(len(members) for members in self.groups.values())
@@ -177,7 +196,7 @@ class Gatherer:
         self._names: dict[str, str] = {}
         self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {(): _NO_LABELS}
 
-    def add(self, sample: Sample, line: int | None = None) -> None:
+    def add(self, sample: Sample, place: Place | None = None) -> None:
         """Take one sample; TraceError if its (group, index) is there already."""
         share = msgspec.structs.force_setattr
         name = self._names.setdefault(sample.group, sample.group)
@@ -188,10 +207,10 @@ class Gatherer:
         members = self._members.setdefault(name, {})
         if sample.sample in members:
             raise TraceError(
-                self._where,
-                f"sample {sample.sample} of group {name!r} is here a second time",
+                self._where if place is None else place.where,
+                f"sample {sample.sample} of group {brief(repr(name))} is here a second time",
                 "give every sample of a group its own index",
-                line=line,
+                line=None if place is None else place.line,
                 field="sample",
             )
         members[sample.sample] = sample

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from rollout_sched.simulators.traces.files import Lines
-from rollout_sched.simulators.traces.model import Length, Sample, Trace, TraceError, Turn, brief
+from rollout_sched.simulators.traces.model import (
+    Length,
+    Place,
+    Sample,
+    Trace,
+    TraceError,
+    Turn,
+    brief,
+)
 
 SCHEMA = "rollout-sched-trace/1"
 
@@ -50,7 +58,7 @@ def native_header(where: str, line: int, text: str) -> Header | None:
     if found["schema"] != SCHEMA:
         raise TraceError(
             where,
-            f"schema {found['schema']!r}",
+            f"schema {brief(repr(found['schema']))}",
             f"this version reads {SCHEMA!r}: convert the file, or upgrade rollout-sched",
             line=line,
             field="schema",
@@ -61,8 +69,8 @@ def native_header(where: str, line: int, text: str) -> Header | None:
         raise _explained(where, line, Header, found, error) from error
 
 
-def native_samples(where: str, lines: Lines) -> Iterator[tuple[int, Sample]]:
-    """(line number, sample) of every line after the header; TraceError on the first bad one."""
+def native_samples(where: str, lines: Lines) -> Iterator[tuple[Place, Sample]]:
+    """(place, sample) of every line after the header; TraceError on the first bad one."""
     decode = _sample_decoder.decode
     for line, text in lines:
         try:
@@ -73,7 +81,7 @@ def native_samples(where: str, lines: Lines) -> Iterator[tuple[int, Sample]]:
         except _NOT_JSON as error:
             raise _malformed(where, line, text, error) from error
         _check_last_turn(where, line, sample.turns)
-        yield line, sample
+        yield Place(where, line), sample
 
 
 def encoded_header(trace: Trace) -> bytes:

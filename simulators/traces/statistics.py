@@ -18,6 +18,7 @@ class TraceStatistics(msgspec.Struct, frozen=True):
         groups look less alike inside than by chance); None if no group has two samples.
     truncated_share: samples cut at a cap, so that their true length is unknown.
     tool_s_mean, tool_s_max: time between turns, per sample.
+    tokens_estimated_by: how the lengths were made up, as "characters / 3.3"; None if counted.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TraceStatistics(msgspec.Struct, frozen=True):
     truncated_share: float
     tool_s_mean: float
     tool_s_max: float
+    tokens_estimated_by: str | None
 
 
 def statistics(trace: Trace) -> TraceStatistics:
@@ -75,6 +77,7 @@ def statistics(trace: Trace) -> TraceStatistics:
         truncated_share=sum(s.finish == "length" for s in samples) / len(samples),
         tool_s_mean=float(tool_s.mean()),
         tool_s_max=float(tool_s.max()),
+        tokens_estimated_by=trace.estimated_by or None,
     )
 
 

@@ -1,52 +1,63 @@
 """Recorded workloads: read them from any known format, write them in ours, list the shipped ones.
 
-The native format is described in docs/trace_format.md; foreign formats are in importers.py.
+The native format is described in docs/trace_format.md; foreign formats are in formats/.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import IO, NamedTuple, TypeVar
 
-from rollout_sched.simulators.traces import importers
-from rollout_sched.simulators.traces.files import Lines, numbered_lines, write_lines
-from rollout_sched.simulators.traces.importers import Counting
-from rollout_sched.simulators.traces.model import Gatherer, Sample, Trace, TraceError
+from rollout_sched.simulators.traces.counting import Counting
+from rollout_sched.simulators.traces.files import Lines, numbered_lines, unpacked, write_lines
+from rollout_sched.simulators.traces.importer import Importer, Placed
+from rollout_sched.simulators.traces.importers import recognised
+from rollout_sched.simulators.traces.model import Gatherer, Trace, TraceError
 from rollout_sched.simulators.traces.native_format import (
+    Header,
     encoded_header,
     encoded_sample,
     native_header,
     native_samples,
 )
+from rollout_sched.simulators.traces.parquet import MAGIC, parquet_rows
+from rollout_sched.simulators.traces.rows import Row, cells, csv_rows, json_rows
+from rollout_sched.simulators.traces.sources import Source, shipped_files, sources_of, stem
 
-_DATA = Path(__file__).with_name("data")
-_SHIPPED_SUFFIX = ".jsonl.gz"
+T = TypeVar("T")
+
+
+class _Native(NamedTuple):
+    where: str
+    header: Header
+    samples: Placed
+
+
+class _Foreign(NamedTuple):
+    where: str
+    importer: Importer
+    rows: Iterator[Row]
 
 
 def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Trace:
-    """The trace in a file, or the shipped trace of that name; a file of that name wins.
+    """The trace in a file, those of a folder or a pattern put together, standard input (`-`), or
+    the shipped trace of that name; a file of that name wins.
 
-    The format is found by content, not by the file's name. counting says how to count the
-    tokens of sources that hold text (default: 3.3 characters per token, said in the labels).
-    TraceError, before any sample is used, names the file, line, field, finding and remedy.
+    The format is found by content, not by the file's name, and is the same in all files of a trace.
+    counting says how to count the tokens of sources that do not (default: 3.3 characters per token,
+    said in the labels). TraceError, before any sample is used, names the file, line, field, finding
+    and remedy.
     """
-    path = _path_of(source)
-    lines = numbered_lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(str(path), "the file is empty", "record or convert the trace again")
-    header = native_header(str(path), *first)
-    if header is not None:
-        gatherer = _gathered(str(path), native_samples(str(path), lines))
-        return Trace(
-            name=header.name or _stem(path),
-            groups=gatherer.groups(),
-            about=header.about,
-            source=header.source,
-            license=header.license,
-            max_response_tokens=header.max_response_tokens,
-        )
-    return _imported(path, chain([first], lines), counting or Counting())
+    name, sources = sources_of(source)
+    files = map(_looked_at, sources)
+    first = next(files)
+    if isinstance(first, _Native):
+        return _native(name, first, files)
+    return _imported(name, first, files, counting or Counting())
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -63,37 +74,109 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 def shipped() -> dict[str, str]:
     """Name -> one line about it, of every trace that comes with the package."""
     listing = {}
-    for path in sorted(_DATA.glob(f"*{_SHIPPED_SUFFIX}")):
-        header = native_header(str(path), *next(numbered_lines(path)))
-        listing[_stem(path)] = header.about if header else ""
+    for path in shipped_files():
+        (source,) = sources_of(path).files
+        with unpacked(source) as file:
+            header = native_header(str(path), *next(numbered_lines(str(path), file)))
+        listing[stem(path)] = header.about if header else ""
     return listing
 
 
-def _path_of(source: str | os.PathLike[str]) -> Path:
-    path = Path(source)
-    if path.exists():
-        return path
-    packed = _DATA / f"{path.name}{_SHIPPED_SUFFIX}"
-    if os.fspath(source) == path.name and packed.exists():
-        return packed
-    names = ", ".join(_stem(shipped) for shipped in sorted(_DATA.glob(f"*{_SHIPPED_SUFFIX}")))
-    raise TraceError(
-        os.fspath(source), "no such file", f"check the path, or name a shipped trace: {names}"
+def _looked_at(source: Source) -> _Native | _Foreign:
+    """A file with what its beginning says of it; it is closed when it has been read."""
+    with ExitStack() as stack:
+        file = stack.enter_context(unpacked(source))
+        content = _content(source.where, file)
+        open_file = stack.pop_all()
+    if isinstance(content, _Native):
+        return content._replace(samples=_held(open_file, content.samples))
+    return content._replace(rows=_held(open_file, content.rows))
+
+
+def _held(open_file: ExitStack, items: Iterator[T]) -> Iterator[T]:
+    with open_file:
+        yield from items
+
+
+def _content(where: str, file: IO[bytes]) -> _Native | _Foreign:
+    magic = file.read(len(MAGIC))
+    file.seek(0)
+    if magic == MAGIC:
+        columns, rows = parquet_rows(where, file)
+        return _Foreign(where, recognised(where, 1, columns), rows)
+    lines = numbered_lines(where, file)
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(where, "the file is empty", "record or convert the trace again")
+    header = native_header(where, *first)
+    if header is not None:
+        return _Native(where, header, native_samples(where, lines))
+    return _of_rows(where, *first, lines)
+
+
+def _of_rows(where: str, number: int, text: str, lines: Lines) -> _Foreign:
+    """A foreign file with this first line."""
+    if text.lstrip().startswith(("{", "[")):
+        rows = json_rows(where, chain([(number, text)], lines))
+        first = next(rows)
+        importer = recognised(where, number, first.fields)
+        return _Foreign(where, importer, chain([first], rows))
+    header = [name.strip() for name in cells(where, number, text)]
+    return _Foreign(where, recognised(where, number, header), csv_rows(where, header, lines))
+
+
+def _native(name: str, first: _Native, others: Iterable[_Native | _Foreign]) -> Trace:
+    headers = [first.header]
+
+    def samples() -> Placed:
+        yield from first.samples
+        for other in others:
+            if not isinstance(other, _Native):
+                raise _mixed(other.where, other.importer.about, first.where, "native")
+            headers.append(other.header)
+            yield from other.samples
+
+    groups = _gathered(first.where, samples())
+    caps = [header.max_response_tokens for header in headers]
+    known = [cap for cap in caps if cap is not None]
+    return Trace(
+        name=first.header.name or name,
+        groups=groups.groups(),
+        about=first.header.about,
+        source=first.header.source,
+        license=first.header.license,
+        max_response_tokens=max(known) if len(known) == len(caps) else None,
     )
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
+def _imported(
+    name: str, first: _Foreign, others: Iterable[_Native | _Foreign], counting: Counting
+) -> Trace:
+    importer = first.importer
+
+    def rows() -> Iterator[Row]:
+        yield from first.rows
+        for other in others:
+            about = "native" if isinstance(other, _Native) else other.importer.about
+            if isinstance(other, _Native) or other.importer is not importer:
+                raise _mixed(other.where, about, first.where, importer.about)
+            yield from other.rows
+
+    groups = _gathered(first.where, importer.convert(rows(), counting))
+    return Trace(name=name, groups=groups.groups(), about=importer.about)
 
 
-def _imported(path: Path, lines: Lines, counting: Counting) -> Trace:
-    form, samples = importers.import_samples(str(path), lines, counting)
-    gatherer = _gathered(str(path), samples)
-    return Trace(name=_stem(path), groups=gatherer.groups(), about=form)
+def _mixed(where: str, about: str, first: str, first_about: str) -> TraceError:
+    return TraceError(
+        where,
+        f"{about}, where {first} is {first_about}",
+        "a trace is of one format: name the files of one by a pattern",
+        line=1,
+    )
 
 
-def _gathered(where: str, samples: Iterable[tuple[int, Sample]]) -> Gatherer:
+def _gathered(where: str, samples: Placed) -> Gatherer:
     gatherer = Gatherer(where)
-    for line, sample in samples:
-        gatherer.add(sample, line)
+    for place, sample in samples:
+        gatherer.add(sample, place)
     return gatherer

@@ -13,8 +13,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rollout_sched.argument_types import natural, positive, seconds, share
 from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.traces.command import add_trace, read_trace
+from rollout_sched.simulators.traces.counting import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
 from rollout_sched.simulators.tune.evaluation import bench_of
 from rollout_sched.simulators.tune.limits import Limits
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
     """The command and its options, for an argparse parser of commands."""
     parser = commands.add_parser("tune", help="search for the policy that suits a workload best")
     option = parser.add_argument
-    option("trace", metavar="TRACE", help="a trace file, or the name of a shipped trace")
+    add_trace(parser)
     option("--scenario", required=True, metavar="NAME_OR_TOML")
     option("--max-staleness", type=natural, required=True, metavar="K", help="versions, per sample")
     option(
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     """Tune, write the policy file, print what was found. Raises CallerError and the like."""
     _check_output(options.out)
     scenario = load_scenario(options.scenario).with_job(vars(options))
-    bench = bench_of(traces.read(options.trace), scenario, seed=options.seed)
+    bench = bench_of(read_trace(options), scenario, seed=options.seed)
     limits = Limits(options.max_staleness, options.max_length_bias, options.max_step_bias)
     plan = Plan(
         steps=steps_for(options.max_staleness),
@@ -115,9 +116,17 @@ def command_of(options: argparse.Namespace, result: Result) -> str:
         *("--evaluations", result.evaluations, "--held-out-seeds", seeds),
         *("--seed", options.seed),
         *_job_words(options),
+        *_counting_words(options),
         *("--out", options.out.name),
     ]
     return shlex.join(map(str, words))
+
+
+def _counting_words(options: argparse.Namespace) -> list[str]:
+    words = [] if options.tokenizer is None else ["--tokenizer", str(options.tokenizer)]
+    if options.tokens_per_s != TOKENS_PER_S:
+        words += ["--tokens-per-s", f"{options.tokens_per_s:g}"]
+    return words
 
 
 def _job_words(options: argparse.Namespace) -> list[str]:

@@ -66,6 +66,7 @@ def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]
     return [
         f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} "
         f"samples each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
+        *([f"tokens are estimated: {how}"] if (how := bench.search.estimated_by) else []),
         f"search: {result.evaluations} evaluations of {', '.join(map(str, lengths))} steps on 1 to "
         f"{max(map(len, plan.rungs))} seeds",
         f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "

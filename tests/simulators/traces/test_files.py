@@ -1,19 +1,56 @@
 """Files appear whole or not at all, and equal traces give equal bytes."""
 
+import gzip
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from backports import zstd
 
 from rollout_sched.simulators.traces import (
     Sample,
     Trace,
     TraceError,
     Turn,
+    files,
     gather,
+    read,
     write,
 )
 from rollout_sched.simulators.traces.synthetic import synthetic
+
+
+class TestReading:
+    @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
+    def test_a_file_that_was_cut_is_named_with_what_it_was(
+        self, tmp_path: Path, pack: Callable[[bytes], bytes]
+    ) -> None:
+        rows = b"".join(b"%d,1,2\n" % n for n in range(20_000))
+        path = tmp_path / "x"
+        path.write_bytes(pack(b"t_s,prompt_tokens,response_tokens\n" + rows)[:-6])
+        kind = "gzip" if pack is gzip.compress else "zstd"
+        with pytest.raises(TraceError, match=f"x: damaged {kind}"):
+            read(path)
+
+    def test_zstd_without_the_library(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "x"
+        path.write_bytes(zstd.compress(b"x"))
+        for name in ("backports", "backports.zstd", "compression.zstd"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(TraceError, match=r"rollout-sched\[zstd\]"):
+            read(path)
+
+    def test_a_line_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Some bytes of gzip unfold to as many gigabytes as they like."""
+        monkeypatch.setattr(files, "LONGEST_LINE", 1000)
+        path = tmp_path / "x"
+        path.write_bytes(gzip.compress(b'{"input":"' + b"a" * 2000))
+        with pytest.raises(TraceError, match="line 1: a line of 1000 bytes or more"):
+            read(path)
 
 
 class TestWriting:

@@ -102,5 +102,5 @@ class TestRefusing:
             read("no_such_trace")
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(TraceError, match="one file"):
+        with pytest.raises(TraceError, match="no trace in this folder; name the files"):
             read(tmp_path)

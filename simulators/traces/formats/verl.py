@@ -1,0 +1,38 @@
+"""verl's rollout dumps: texts, which we count ourselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rollout_sched.simulators.traces.counting import Counting
+from rollout_sched.simulators.traces.importer import Importer, Placed
+from rollout_sched.simulators.traces.model import COUNTED_BY, Sample, Turn
+from rollout_sched.simulators.traces.rows import Row
+
+
+def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
+    """{"input", "output" [, "uid", "step", "score", ...]}: verl's rollout dump, counted by us.
+
+    Group: the uid where there is one, else equal inputs within a step. The texts are dropped;
+    step and score become labels, and so does the way of counting.
+    """
+    names: dict[tuple[str, str], str] = {}
+    members: Counter[str] = Counter()
+    for row in rows:
+        step = row.text("step") if "step" in row.fields else "0"
+        if "uid" in row.fields:
+            group = row.text("uid")
+        else:
+            key = (step, row.text("input"))
+            group = names.setdefault(key, f"step{step}-prompt{len(names)}")
+        prompt, output = counting(row.text("input")), counting(row.text("output"))
+        labels = {k: row.text(k) for k in ("step", "score") if row.fields.get(k) is not None}
+        labels[COUNTED_BY] = counting.label
+        index = members[group]
+        members[group] += 1
+        sample = Sample(group, index, prompt, (Turn(output),), finish="unknown", labels=labels)
+        yield row.place, sample
+
+
+VERL = Importer("verl rollout dump", frozenset({"input", "output"}), _convert)

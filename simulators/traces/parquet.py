@@ -1,0 +1,50 @@
+"""Rows of Parquet files, as data sets are published. Needs the extra `parquet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime
+from typing import IO, Any
+
+from rollout_sched.simulators.traces.model import TraceError
+from rollout_sched.simulators.traces.rows import Row
+
+MAGIC = b"PAR1"
+
+#: Rows that are in memory at once.
+AT_ONCE = 4096
+
+
+def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]:
+    """(columns, rows, counted from 1). TraceError if it cannot be read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        remedy = "pip install 'rollout-sched[parquet]', or write it as JSON lines first"
+        raise TraceError(where, "a Parquet file", remedy) from error
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(where, error) from error
+
+    def rows() -> Iterator[Row]:
+        line = 0
+        try:
+            for batch in table.iter_batches(AT_ONCE):
+                for fields in batch.to_pylist():
+                    line += 1
+                    yield Row(where, line, {key: _plain(value) for key, value in fields.items()})
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged(where, error) from error
+
+    return list(table.schema_arrow.names), rows()
+
+
+def _damaged(where: str, error: Exception) -> TraceError:
+    return TraceError(where, f"damaged Parquet ({error})", "copy the file again")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON would have it."""
+    return value.isoformat() if isinstance(value, datetime | date) else value

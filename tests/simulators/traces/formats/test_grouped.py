@@ -1,0 +1,29 @@
+"""Grouped tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout_sched.simulators.traces import Sample, Turn
+from tests.simulators.traces.imported import imported
+
+
+def test_grouped_csv(tmp_path: Path) -> None:
+    trace = imported(
+        tmp_path,
+        "group_id,sample_idx,prompt_tokens,response_tokens,truncated,arrival_s,model\n"
+        "7,1,5,100,1,0.5,m\n7,0,5,60.0,0,0,m\n",
+    )
+    assert trace.name == "foreign"
+    assert trace.about == "grouped CSV"
+    assert trace.groups == {
+        "7": [
+            Sample("7", 0, 5, (Turn(60),), labels={"model": "m"}),
+            Sample("7", 1, 5, (Turn(100),), 0.5, "length", labels={"model": "m"}),
+        ]
+    }
+
+
+def test_grouped_csv_without_an_end_says_unknown(tmp_path: Path) -> None:
+    text = "group_id,sample_idx,prompt_tokens,response_tokens\na,0,5,100\n"
+    assert imported(tmp_path, text).groups["a"][0].finish == "unknown"
