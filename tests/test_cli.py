@@ -234,7 +234,7 @@ class TestReplay:
             assert "dplb" in out
         code, _, err = run(capsys, "replay", tiny_trace, "--json", "-", "--csv", "-")
         assert code == 2
-        assert "only one of --json, --csv can be -" in err
+        assert "only one of --json, --csv, --html can be -" in err
 
     def test_ratios_are_to_the_baseline_asked_for_and_the_verdict_comes_last(
         self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
