@@ -44,6 +44,7 @@ def padded(
     advantages         float32 [N, T]  of its sample, for each generated token; left out without
                                        `advantages`
     groups             int64   [N]     which group of the batch, counted from 0
+    rewards            float32 [N]     of its sample; left out if there is no reward function
     number, version    int64   []      the batch's own, and the trainer's at delivery
 
     T is a multiple of `multiple_of`. Raises CallerError if some samples have log-probs and others
@@ -137,7 +138,10 @@ def _joined(rows: Iterable[Sequence[float]], dtype: type) -> NDArray[np.generic]
 def _of_batch(batch: Batch) -> dict[str, torch.Tensor]:
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault(sample.uid, len(numbers)) for sample in batch.samples]
+    rewards = [sample.reward for sample in batch.samples if sample.reward is not None]
+    told = {"rewards": torch.tensor(rewards, dtype=torch.float32)} if rewards else {}
     return {
+        **told,
         "groups": torch.tensor(groups, dtype=torch.int64),
         "number": torch.tensor(batch.number),
         "version": torch.tensor(batch.version),

@@ -62,6 +62,17 @@ def log_probs(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
     }
 
 
+def scores(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
+    """Rewards as verl's trainers read them: `rm_scores` has one number for each response token, all
+    of the reward at the last. Only where every sample has one."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    if len(rewards) < len(samples):
+        return {}
+    lengths = [len(sample.response_ids) for sample in samples]
+    pairs = zip(rewards, lengths, strict=True)
+    return {"rm_scores": [[*[0.0] * (length - 1), reward][:length] for reward, length in pairs]}
+
+
 def objects(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """Columns of anything else."""
     return {
@@ -69,4 +80,5 @@ def objects(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         "index": [sample.index for sample in samples],
         "finish_reason": [sample.finish_reason for sample in samples],
         "extra": [sample.extra for sample in samples],
+        "rewards": [sample.rewards for sample in samples],
     }

@@ -46,7 +46,7 @@ def fields_of(samples: Sequence[Sample]) -> TensorDict:
     fields: dict[str, Any] = {
         name: _nested(rows, torch.int64) for name, rows in columns.ragged(samples).items()
     }
-    for name, values in columns.log_probs(samples).items():
+    for name, values in (columns.log_probs(samples) | columns.scores(samples)).items():
         fields[name] = _nested(values, torch.float32)
     for name, objects in columns.objects(samples).items():
         fields[name] = NonTensorStack(*objects)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 #: Seconds between two looks at whether what is waited for can still come.
 LOOK_S = 1.0
 
+_FILTERED = (
+    "they were filtered, but this trainer waits for every prompt; start the scheduler without keep"
+)
+
 
 class RolloutFunc:
     """GRPOTrainer's `rollout_func` (TRL 1.16): prompts in, one completion for each.
@@ -51,6 +55,8 @@ class RolloutFunc:
         prompt_ids, completion_ids  token ids, one list for each of `prompts`
         logprobs                    of each completion's tokens, by the weights that made them
         env_mask                    with a tool: 1 for tokens of the model, 0 for the tool's
+        reward                      where the scheduler has a reward function; TRL hands it on to
+                                    its own, which may return it as it is
 
         Raises CallerError, on every process, where these cannot be made.
         """
@@ -108,6 +114,7 @@ class RolloutFunc:
         while missing:
             batch = self._next_batch(missing)
             _raise_failed({failed.uid: failed.reason for failed in batch.failed}, missing)
+            _raise_failed(dict.fromkeys(batch.filtered, _FILTERED), missing)
             groups = batch.groups()
             made.update((uid, sorted(groups[uid], key=_index)) for uid in groups)
             missing -= groups.keys()
@@ -118,7 +125,9 @@ class RolloutFunc:
         coming = self._rollouts.start(lambda rollouts: rollouts.next_batch())
         try:
             while not wait([coming], LOOK_S).done:
-                _raise_failed(self._rollouts.state()["failed"], missing)
+                state = self._rollouts.state()
+                _raise_failed(state["failed"], missing)
+                _raise_failed(dict.fromkeys(state["filtered"], _FILTERED), missing)
         finally:
             coming.cancel()
         batch = coming.result()
@@ -156,6 +165,8 @@ def _columns(samples: Sequence[Sample], *, masks: bool) -> dict[str, list[Any]]:
     }
     if masks:
         columns["env_mask"] = [sample.response_mask for sample in samples]
+    if all(sample.reward is not None for sample in samples):
+        columns["reward"] = [sample.reward for sample in samples]
     return columns
 
 

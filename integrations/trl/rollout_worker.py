@@ -47,7 +47,8 @@ class RolloutWorker:
     rollouts          the scheduler; its batch should be what the trainer takes between two updates
     dataset           rows with `prompt`, text or messages, again and again in their order
     reward_funcs      as TRL's: by `prompts`, `completions`, `completion_ids` and the other columns,
-                      plain or coroutine functions, which return a reward or None for each
+                      plain or coroutine functions, which return a reward or None for each; the
+                      scheduler's own reward, where it has a function, counts as one of them
     processing_class  the tokenizer, or the processor
     args              the trainer's AsyncGRPOConfig
     tool              called between the turns of each completion, see `RolloutScheduler.submit`
@@ -123,8 +124,10 @@ class RolloutWorker:
         coming = asyncio.create_task(rollouts.next_batch())
         try:
             while not (await asyncio.wait({coming}, timeout=FAILED_S))[0]:
-                failed = (await rollouts.state())["failed"]
+                state = await rollouts.state()
+                failed = state["failed"]
                 self._feed.leave_out(failed)
+                self._feed.filtered(state["filtered"])
                 if len(failed) >= ahead:
                     raise CallerError(f"no prompt can be rolled out: {next(iter(failed.values()))}")
                 await self._feed.fill(rollouts, ahead)
@@ -137,6 +140,7 @@ class RolloutWorker:
 
     async def _hand_over(self, batch: Batch) -> None:
         self._feed.leave_out({failed.uid: failed.reason for failed in batch.failed})
+        self._feed.filtered(batch.filtered)
         self.metrics_queue.put(_metrics(batch))
         for samples in batch.groups().values():
             number, row = self._feed.take(samples[0].uid)
@@ -179,6 +183,11 @@ class _Feed:
             log.warning("a prompt is left out: %s", failed[uid])
             del self._here[uid]
 
+    def filtered(self, uids: Iterable[str]) -> None:
+        """Prompts whose samples teach nothing: others take their places."""
+        for uid in uids:
+            self._here.pop(uid, None)
+
     def take(self, uid: str) -> tuple[int, Row]:
         """The number and the row of a prompt that comes back."""
         return self._here.pop(uid)
@@ -211,7 +220,10 @@ def _metrics(batch: Batch) -> dict[str, Any]:
     samples = batch.samples
     lengths = [sum(sample.response_mask) for sample in samples]
     truncated = sum(sample.finish_reason == "length" for sample in samples)
-    metrics: dict[str, Any] = {"rollout/failed_groups_total": float(len(batch.failed))}
+    metrics: dict[str, Any] = {
+        "rollout/failed_groups_total": float(len(batch.failed)),
+        "rollout/filtered_groups_total": float(len(batch.filtered)),
+    }
     if samples:
         metrics |= {
             "completions/mean_length": (sum(lengths), len(samples)),

@@ -48,7 +48,8 @@ async def score(
     samples: Sequence[Sample],
     processing_class: Any,
 ) -> Scores:
-    """The sum of what the functions say of each sample. Raises what they raise, and CallerError if
+    """The sum of what the functions say of each sample, and the scheduler's own if it has one
+    ("scheduler"). Raises what they raise, and CallerError if
     one does not return a reward for each."""
     completions = _completions(row["prompt"], samples, processing_class)
     columns = {
@@ -59,6 +60,8 @@ async def score(
     }
     found = await asyncio.gather(*(_call(func, columns) for func in reward_funcs))
     by_func = {}
+    if all(sample.reward is not None for sample in samples):
+        by_func["scheduler"] = [sample.reward for sample in samples if sample.reward is not None]
     for func, rewards in zip(reward_funcs, found, strict=True):
         if len(rewards) != len(samples):
             raise CallerError(

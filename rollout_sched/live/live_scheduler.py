@@ -115,7 +115,7 @@ class LiveScheduler:
         """The queues, versions and anomalies of the scheduler.
 
         "contradictions": answers by other versions than were known of their instance, by kind.
-        "failed": why, of the groups of which no batch has told yet.
+        "failed": why, of the groups of which no batch has told yet; "filtered": those likewise.
         "leases": of the batches that are not acknowledged, whose they are.
         "loaded": every instance that is here, and at least one, has loaded the newest version.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
@@ -147,6 +147,9 @@ class LiveScheduler:
                 for group in self.trainer.submissions.lost
                 if group.reason is not None
             },
+            "filtered": [
+                group.uid for group in self.trainer.submissions.lost if group.reason is None
+            ],
             "leases": self.trainer.batches.told(),
             "lease_s": self.driver.settings.lease_s,
             "in_batch": progress.in_batch,

@@ -14,10 +14,12 @@ import pytest
 
 from rollout_sched.client import (
     Applied,
+    Batch,
     GatewayError,
     Prompt,
     Reload,
     RolloutScheduler,
+    Sample,
     said_while_waiting,
 )
 from rollout_sched.core.errors import CallerError
@@ -376,5 +378,118 @@ def test_a_batch_is_the_same_on_both_ways() -> None:
                 await answering
         assert batches[0] == batches[1]
         assert msgspec.to_builtins(batches[0])["samples"][0]["status"] == "TRUNCATED"
+
+    run(scene())
+
+
+async def first_token(sample: Sample) -> dict[str, float]:
+    """What [rewards] of a policy file names below."""
+    return {"answer": float(sample.response_ids[0]), "format": 0.5}
+
+
+REWARDED = """
+[batching]
+use = "sync"
+part_prompts = 2
+
+[rewards]
+use = "tests.client.test_rollout_scheduler:first_token"
+keep = "nonzero_variance"
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rewards_come_with_the_samples_of_each_micro_batch(way: str, tmp_path: Path) -> None:
+    """A step of three groups in parts of two: whole groups, counted by step, the last one smaller;
+    who was filtered is made up for and named, and the step is not short."""
+    policy = tmp_path / "rewarded.toml"
+    policy.write_text(REWARDED)
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance, str(policy), prompts_per_step=3) as rollouts:
+            await rollouts.submit(Prompt(uid, [1, 2], 2, 9) for uid in "abcde")
+            parts: list[Batch] = []
+
+            async def answer() -> None:
+                for number, token in enumerate([5, 5, 1, 2, 3, 4]):  # a teaches nothing
+                    await instance.answer(number, [token])
+                await until(lambda: len(parts) == 1)
+                for number, token in enumerate([7, 8], 6):  # of d, which takes its place
+                    await instance.answer(number, [token, token])
+
+            answering = asyncio.create_task(answer())
+            async for part in rollouts.parts():
+                parts.append(part)
+                if part.last:
+                    break
+            await answering
+            first, last = parts
+            assert [sorted(part.groups()) for part in parts] == [["b", "c"], ["d"]]
+            assert [(part.number, part.part, part.last) for part in parts] == [
+                (0, 0, False),
+                (0, 1, True),
+            ]
+            assert (first.filtered, last.filtered, last.missing) == (["a"], [], 0)
+            assert {sample.reward for sample in first.samples} == {1.5, 2.5, 3.5, 4.5}
+            assert last.samples[0].rewards == {"answer": 7.0, "format": 0.5}
+            shares = first.balanced(2)
+            assert [{sample.uid for sample in share} for share in shares] == [{"b"}, {"c"}]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_filtered_at_the_end_makes_the_last_batch_short(way: str, tmp_path: Path) -> None:
+    policy = tmp_path / "rewarded.toml"
+    policy.write_text(REWARDED)
+
+    async def scene() -> None:
+        instance = Upstream(NAME)
+        async with rollouts_by(way, instance, str(policy), prompts_per_step=2) as rollouts:
+            await rollouts.submit(Prompt(uid, [1, 2], 2, 9) for uid in "ab")
+            await rollouts.close_submissions()
+            asking = asyncio.create_task(rollouts.next_batch())
+            for number, token in enumerate([5, 5, 1, 2]):
+                await instance.answer(number, [token])
+            batch = await asking
+            assert batch is not None
+            assert (sorted(batch.groups()), batch.filtered, batch.missing) == (["b"], ["a"], 1)
+            assert await rollouts.next_batch() is None
+
+    run(scene())
+
+
+def test_a_reward_function_that_is_given(tmp_path: Path) -> None:
+    async def length(sample: Sample) -> int:
+        return len(sample.response_ids)
+
+    async def scene() -> None:
+        instance = Scripted()
+        rollouts = RolloutScheduler.from_toml(
+            "round_robin_sync",
+            [instance],
+            prompts_per_step=1,
+            reward=length,
+            keep=lambda samples: samples[0].uid != "a",
+        )
+        async with rollouts:
+            await rollouts.submit(prompts("a", "b"))
+            asking = asyncio.create_task(rollouts.next_batch())
+            await instance.answer(0, [5, 6])
+            await instance.answer(1, [7, 8, 9])
+            batch = await asking
+            assert batch is not None
+            assert (batch.filtered, batch.samples[0].reward) == (["a"], 3.0)
+
+    run(scene())
+
+
+def test_a_filter_without_rewards_is_refused() -> None:
+    async def scene() -> None:
+        rollouts = RolloutScheduler.from_toml("dplb", [Scripted()], keep="nonzero_variance")
+        with pytest.raises(CallerError, match=r"dplb: rewards\.use: missing"):
+            async with rollouts:
+                pass
 
     run(scene())

@@ -17,6 +17,8 @@ def test_what_came_or_failed_is_not_waited_for() -> None:
     assert book.uids == ["a", "c"]
     book.remove(["c", "unheard of"])
     assert book.uids == ["a"]
+    book.received(Batch(1, 0, [], filtered=["a"]))
+    assert not book.uids
 
 
 def test_the_error_has_all_names_and_shows_a_few() -> None:

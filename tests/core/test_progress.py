@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import LAUNCH, SET_BACK, SPEND, Groups
+from rollout_sched.core.groups import JUDGE, LAUNCH, SET_BACK, SPEND, Groups
 from rollout_sched.core.model import InstanceStatus, Request
 from rollout_sched.core.progress import RECENT_BATCHES, RunProgress
 from rollout_sched.core.roles import Capacity
-from rollout_sched.core.rounds import DeliveredGroup
+from rollout_sched.core.rounds import DeliveredGroup, Launch
 from rollout_sched.core.sample_buffer import SampleBuffer
 from tests.core.told import make_group
 
@@ -116,3 +116,32 @@ def test_capacity_is_that_of_the_instances_that_are_here(
     fleet.join("a", 4, 100, 0)
     fleet.join("b", 2, 50, 0)
     assert progress.capacity == Capacity(2, 6, 150)
+
+
+def test_what_a_round_loses_is_counted_until_it_is_made_up_for(
+    progress: RunProgress, groups: Groups
+) -> None:
+    a, b, c = (make_group(name) for name in "abc")
+    for group in (a, b, c):
+        groups.add(group)
+        groups.move(group, LAUNCH)
+    progress.group_lost(a)
+    assert progress.lost == 0, "there is no round"
+    progress.launched(Launch(fresh=3), 3)
+    groups.move(b, JUDGE)
+    groups.move(c, SET_BACK)
+    for group in (a, b, c):
+        progress.group_lost(group)
+    assert progress.lost == 2, "who was set back has left the round before"
+    progress.launched(Launch(fresh=2), 1)
+    assert (progress.lost, progress.round) == (1, Launch(fresh=3))
+    progress.batch_delivered()
+    assert (progress.lost, progress.round) == (0, None)
+
+
+def test_what_is_judged_is_on_the_way(progress: RunProgress, groups: Groups) -> None:
+    group = make_group()
+    groups.add(group)
+    groups.move(group, LAUNCH)
+    groups.move(group, JUDGE)
+    assert (progress.judging, progress.active, progress.on_the_way) == (1, 0, 1)

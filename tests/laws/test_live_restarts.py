@@ -1,7 +1,8 @@
 """Laws of a live run that is killed again and again, in front of simulated instances.
 
 Whatever the policy and the moment: every prompt comes in exactly one batch, whole and in time; a
-batch that was not acknowledged comes again as it was; what is greedy is as if nothing had happened.
+batch that was not acknowledged comes again as it was, with its rewards; what is greedy is as if
+nothing had happened.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rollout_sched.config import PolicyFile, load_policy, parse_policy
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Order
 from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.samples import Batch, Prompt, Sample
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.open_answers import Response
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
@@ -71,7 +72,7 @@ class Life:
         self._dead = False
         options = RunOptions(store=folder, prompts_per_step=STEP, stream_every=2)
         settings = Settings(poll_s=0.05, stream_s=0.01)
-        self.live = LiveScheduler(policy, options, settings=settings)
+        self.live = LiveScheduler(policy, options, settings=settings, reward=worth)
         self.live.driver.pump.observers.append(self._count)
         self.live.driver.take_up_weights(load)
         self.instances = [
@@ -106,6 +107,12 @@ class Life:
         self.live.stored.keeper.writer.close()
 
 
+async def worth(sample: Sample) -> dict[str, float]:
+    """Takes a moment, in which a process may be killed."""
+    await asyncio.sleep(0.001 * (sample.response_ids[0] % 40))
+    return {"first": sample.response_ids[0], "length": len(sample.response_ids)}
+
+
 async def load(client: Any, version: int) -> None:
     """Loaded at once; the label follows."""
 
@@ -128,6 +135,7 @@ class Trainer:
             assert not self._has(batch.number), "acknowledged, and delivered again"
             for sample in batch.samples:
                 assert self._bound is None or sample.staleness <= self._bound
+                assert sample.rewards == await worth(sample)
             if live.trainer.version <= batch.number:
                 await live.trainer.publish_weights(batch.number + 1, load, said=b"at once")
             self.acknowledged = batch.number

@@ -206,3 +206,50 @@ def test_what_an_earlier_epoch_has_begun_may_be_cut_before_it_is_dispatched() ->
         assert it.book.of(dispatch("a", 0)).response_ids == [5]
 
     run(scene)
+
+
+def test_a_group_that_is_filtered_has_not_failed() -> None:
+    filtered: list[str] = []
+
+    def scene(it: Book) -> None:
+        it.book.on_group_filtered = filtered.append
+        it.group("a", 2)
+        it.book.discard(ends("a", 0, "filtered"))
+        it.book.discard(ends("a", 1, "filtered"))
+        it.settle()
+        assert filtered == ["a"]
+        assert not it.failed
+        assert not len(it.book)
+
+    run(scene)
+
+
+def test_a_group_that_cannot_be_judged_fails_with_the_reason() -> None:
+    def scene(it: Book) -> None:
+        it.group("a", 1)
+        it.book.note_group_error("a", ValueError("no reward"))
+        it.book.note_group_error("gone", ValueError("nobody asks"))
+        it.book.discard(ends("a", 0))
+        it.settle()
+        assert it.failed == [("a", "no reward")]
+
+    run(scene)
+
+
+def test_the_payload_of_what_has_finished_before_is_made_once() -> None:
+    made: list[int] = []
+
+    def restored(index: int) -> TokenPayload:
+        made.append(index)
+        return TokenPayload([1], {})
+
+    def scene(it: Book) -> None:
+        it.book.add_group("a", restored)
+        payload = it.book.of_finished(sample("a", 0))
+        assert it.book.of_finished(sample("a", 0)) is payload
+        it.book.deliver(Deliver(0, 0, (sample("a", 0), sample("a", 1))))
+        it.settle()
+        assert it.batches[0][0] is payload
+        assert made == [0, 1]
+
+    run(scene)

@@ -12,7 +12,7 @@ from rollout_sched.core.samples import Segment
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.recovery import Recovered, recover
-from rollout_sched.live.samples import LostGroup, Prompt
+from rollout_sched.live.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
@@ -134,3 +134,40 @@ def test_without_its_counters_a_run_cannot_go_on(tmp_path):
 def test_a_fact_of_another_shape_is_told(tmp_path):
     with pytest.raises(StoreError, match="cannot be understood"):
         recovered(tmp_path, facts={(facts.WEIGHTS, ONE): encoded([1, 2])})
+
+
+WHOLE = RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop")
+JUDGED = GroupFacts(
+    "a",
+    1,
+    1,
+    3,
+    9,
+    "a",
+    state="complete",
+    started=True,
+    finished=(0,),
+    requests=(WHOLE,),
+    judged=True,
+)
+
+
+def test_rewards_come_with_their_samples(tmp_path):
+    reward = Reward(0.5, {"answer": 0.5})
+    found = recovered(tmp_path, group=JUDGED, facts={(facts.REWARD, "a/0"): encoded(reward)})
+    assert found.rewards == {"a/0": reward}
+    assert found.state.groups == (JUDGED,)
+
+
+def test_one_that_was_kept_and_whose_reward_is_lost_is_judged_again(tmp_path):
+    found = recovered(tmp_path, group=JUDGED)
+    assert [group.state for group in found.state.groups] == ["judging"]
+
+
+def test_what_was_filtered_is_told_as_such(tmp_path):
+    stored = {
+        (facts.LOST, "f"): encoded(StoredLoss(None)),
+        (facts.LOST, "g"): encoded(StoredLoss(None, 0)),
+    }
+    found = recovered(tmp_path, facts=stored)
+    assert found.lost == [LostGroup("f", None), LostGroup("g", None)]

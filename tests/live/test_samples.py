@@ -8,9 +8,20 @@ import msgspec
 import pytest
 
 from rollout_sched.core import model
+from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import Batch, Prompt, Sample, Span, sample_of
+from rollout_sched.live.samples import (
+    Batch,
+    FailedGroup,
+    LostGroup,
+    Prompt,
+    Reward,
+    Sample,
+    Span,
+    batch_of,
+    sample_of,
+)
 from rollout_sched.live.transcript import Piece
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
@@ -154,3 +165,18 @@ def test_a_batch_is_balanced_by_tokens_over_ranks() -> None:
             uids = [{one.uid for one in part} for part in parts]
             assert sum(map(len, uids)) == len(lengths)
     assert [len(part) for part in Batch(0, 0, []).balanced(2)] == [0, 0]
+
+
+def test_a_batch_names_what_was_lost_by_why() -> None:
+    action = Deliver(3, 7, (), part=1, missing=2)
+    batch = batch_of(action, [], [LostGroup("a", "no answer"), LostGroup("b", None)])
+    assert batch == Batch(3, 7, [], [FailedGroup("a", "no answer")], 1, True, ["b"], 2)
+
+
+def test_a_sample_has_its_reward_in_all_and_by_name() -> None:
+    payload = TokenPayload([1], {})
+    prompt = Prompt("a", [1], 1, 9)
+    bare = sample_of(counted(), payload, prompt)
+    assert (bare.reward, bare.rewards) == (None, {})
+    worth = sample_of(counted(), payload, prompt, Reward(0.0, {"answer": 0.0}))
+    assert (worth.reward, worth.rewards) == (0.0, {"answer": 0.0})

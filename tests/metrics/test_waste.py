@@ -85,3 +85,19 @@ class TestTokens:
         tape.at(6, ev.ToolReturned("a/0", 1, 3), tape.dispatch("a/0", "j", computed=15))
         tape.finish(10, "a/0", 2, 5)
         assert tape.idle(10.0) == {"tool_wait": 2 / 14, "queue_empty": 6 / 14}
+
+
+class TestCauses:
+    def test_tokens_thrown_away_by_the_reason(self) -> None:
+        tape = Tape()
+        tape.join("i")
+        tape.start(0, ("a/0", "i"), ("b/0", "i"))
+        gone = act.Discard("a/0", 9, "filtered", ends=True, group="a")
+        tape.finish(5, "a/0", 1, 9)
+        tape.at(6, ev.GroupJudged("a", 4, "filtered"), gone)
+        tape.at(7, ev.GroupJudged("b", 5, "kept"))
+        tape.at(8, ev.Woke(), act.Discard("b/0", 3, "stale"), act.Discard("c/0", 0, "surplus"))
+        summary = tape.metrics.summary(10.0)
+        assert summary.discarded_tokens_by_cause == {"filtered": 9, "stale": 3}
+        assert summary.discarded_tokens == 12
+        assert summary.filtered_groups == 1

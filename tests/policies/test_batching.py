@@ -107,6 +107,44 @@ class TestMakingUp:
         assert policy.launch(progress) is None
 
 
+@pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
+class TestWhatARoundHasLost:
+    """The round keeps its size, whatever a batch takes."""
+
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_each_is_made_up_for_by_one(self, policy: Any, lost: int) -> None:
+        progress = ProgressView(
+            fresh=5, round=Launch(fresh=8), active=3, judging=1, complete=2, lost=lost
+        )
+        assert policy.launch(progress) == Launch(fresh=lost)
+
+    def test_by_those_that_were_set_back_first(self, policy: Any) -> None:
+        progress = ProgressView(
+            fresh=5, round=Launch(fresh=6), active=4, complete=1, lost=2, deferred=1
+        )
+        assert policy.launch(progress) == Launch(fresh=1, deferred=1)
+
+    def test_what_is_judged_is_on_the_way(self, policy: Any) -> None:
+        progress = ProgressView(fresh=5, round=Launch(fresh=4), active=1, judging=2, complete=1)
+        assert policy.launch(progress) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "fresh"), [(Sync(1.5), 4), (TailBatching(1.5, 1.0), 4), (OneStepOff(), 2)]
+)
+def test_a_round_counts_what_is_still_judged(policy: Any, fresh: int) -> None:
+    progress = ProgressView(fresh=9, judging=1, complete=1)
+    assert policy.launch(progress) == Launch(fresh=fresh)
+
+
+def test_what_is_judged_waits_for_the_trainer_as_what_is_whole_does() -> None:
+    ahead = FullyAsync(max_ahead=2.0)
+    assert ahead.launch(ProgressView(fresh=9, active=3, judging=2, complete=1)) == Launch(fresh=2)
+    assert ahead.launch(ProgressView(fresh=9, active=3, judging=4, complete=1)) is None
+    at_once = FullyAsync(max_groups=4)
+    assert at_once.launch(ProgressView(fresh=9, active=3, judging=4)) == Launch(fresh=1)
+
+
 class TestSync:
     def test_starts_a_batch(self) -> None:
         assert Sync().launch(ProgressView(fresh=9)) == Launch(fresh=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from rollout_sched.integrations.transfer_queue import columns
 from rollout_sched.live.samples import Batch, Sample, Span
 
@@ -57,3 +59,11 @@ def test_log_probs_are_there_where_every_sample_has_them():
         "drawn_log_probs": [[-2.0], [-3.0]],
     }
     assert "drawn_log_probs" not in columns.log_probs([*both, sample(2, [8])])
+
+
+def test_a_reward_stands_at_the_last_token_where_every_sample_has_one():
+    one, other = sample(0, [5, 6, 7]), sample(1, [])
+    assert columns.scores([one, other]) == {}
+    both = [replace(one, reward=0.5, rewards={"answer": 0.5}), replace(other, reward=1.0)]
+    assert columns.scores(both) == {"rm_scores": [[0.0, 0.0, 0.5], []]}
+    assert columns.objects(both)["rewards"] == [{"answer": 0.5}, {}]

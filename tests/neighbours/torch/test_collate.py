@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages
@@ -127,3 +128,11 @@ def test_a_last_part_may_be_empty() -> None:
     empty = Batch(1, 0, [])
     assert padded(empty, pad_token_id=PAD)["input_ids"].shape == (0, 0)
     assert packed(empty)["cu_seqlens"].tolist() == [0]
+
+
+def test_rewards_where_there_are_some() -> None:
+    assert "rewards" not in padded(BATCH, pad_token_id=PAD)
+    scored = [replace(one, reward=0.5 * k) for k, one in enumerate(BATCH.samples)]
+    for tensors in (padded(Batch(3, 7, scored), pad_token_id=PAD), packed(Batch(3, 7, scored))):
+        assert tensors["rewards"].dtype == torch.float32
+        assert tensors["rewards"].tolist() == [0.0, 0.5, 1.0]

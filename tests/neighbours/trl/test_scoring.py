@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.trl.scoring import Scores, score
@@ -85,3 +86,15 @@ def test_too_few_rewards() -> None:
 
     with pytest.raises(CallerError, match="short gave 1 rewards for 3"):
         scored(short)
+
+
+def test_what_the_scheduler_has_found_out_counts_as_one_of_them() -> None:
+    rewarded = [replace(one, reward=float(index)) for index, one in enumerate(samples())]
+
+    def bonus(**_: Any) -> list[float]:
+        return [1.0, 0.0, 0.0]
+
+    found = asyncio.run(score([bonus], ROW, rewarded, Tokenizer()))
+    assert found.rewards == [1.0, 1.0, 2.0]
+    assert found.by_func == {"scheduler": [0.0, 1.0, 2.0], "bonus": [1.0, 0.0, 0.0]}
+    assert asyncio.run(score([], ROW, rewarded, Tokenizer())).rewards == [0.0, 1.0, 2.0]
