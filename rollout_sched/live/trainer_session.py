@@ -233,7 +233,6 @@ class TrainerSession:
         self.submissions.filter(group)
         self._check_end()
 
-
     def _check_end(self) -> None:
         """Whoever waits for a batch is told that none will come."""
         batches, run = self.batches, self.driver.view.run
