@@ -16,6 +16,7 @@ from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerClient
+from rollout_sched.live.leases import TRAINER
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.trajectory import Tool
@@ -109,13 +110,13 @@ class Remote(RolloutScheduler):
                 return batch
 
     async def _go_on_with_another(self) -> None:
-        """It was restarted. Raises ForgottenPrompts if that lost anything: what a store does not
-        know any more has been another trainer's."""
+        """It was restarted. Raises ForgottenPrompts if that lost anything. Of several trainers,
+        what a store does not know any more has been another's."""
         earlier, run, state = self._epoch, self._run, await self.state()
         self._epoch, self._run = self._gateway.epoch, _run_of(state)
         self._heartbeat.every(state["lease_s"])
         log.warning("the gateway was restarted: epoch %s after %s", self._epoch, earlier)
-        if run is not None and run == self._run:
+        if self._trainer != TRAINER and run is not None and run == self._run:
             return
         number, _ = self._received
         if number is not None and state["batches"] <= number:

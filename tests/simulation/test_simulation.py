@@ -88,13 +88,13 @@ def test_a_token_that_is_another_is_seen(monkeypatch):
 
 
 def test_a_batch_that_comes_again_is_seen(monkeypatch):
-    monkeypatch.setattr(BatchDelivery, "_acknowledge", lambda delivery, number, part: None)
+    monkeypatch.setattr(BatchDelivery, "_acknowledge", lambda delivery, *arrived: None)
     dies = faults.TrainerDies(at_s=0.0, for_s=1.0, when="trained")
     assert "what is acknowledged never comes again" in run(with_faults(dies)).broken
 
 
 def test_a_row_that_is_left_is_seen(monkeypatch):
-    monkeypatch.setattr(StoreKeeper, "_acknowledge", lambda keeper, batches: None)
+    monkeypatch.setattr(StoreKeeper, "acknowledged", lambda keeper, batch: None)
     assert "nothing is left in the store" in run(CALM).broken
 
 

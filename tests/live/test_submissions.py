@@ -1,0 +1,122 @@
+"""The prompts of a run, from their submission until their batch has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.sample_payloads import SamplePayloads
+from rollout_sched.live.samples import LostGroup, Prompt
+from rollout_sched.live.submissions import Submissions
+from rollout_sched.live.tools import NamedTools
+from rollout_sched.store.errors import StoreFull
+from tests.core.told import make_scheduler
+
+PROMPT = Prompt("a", [1, 2], 3, 9)
+
+
+async def search(trajectory):
+    return None
+
+
+class Keeper:
+    """Says what it was told, and whether there is room."""
+
+    def __init__(self):
+        self.told = []
+        self.full = False
+
+    def check_room(self):
+        if self.full:
+            raise StoreFull("the disk is full")
+
+    def submitted(self, prompt, tool):
+        self.told.append((prompt.uid, tool))
+
+    def lost(self, group, batch=None):
+        self.told.append((group.uid, group.reason, batch))
+
+
+@asynccontextmanager
+async def submissions(keeper=None):
+    driver = Driver(make_scheduler(1))
+    payloads = SamplePayloads(0, None, driver.max_model_len)
+    tools = NamedTools({"search": search})
+    try:
+        yield Submissions(driver, payloads, lengths=None, keeper=keeper, rewards=None, tools=tools)
+    finally:
+        await driver.close()
+
+
+def test_a_uid_is_taken_once_and_stands_for_one_prompt():
+    async def scene():
+        keeper = Keeper()
+        async with submissions(keeper) as here:
+            for _ in range(2):
+                here.submit([PROMPT], None)
+            assert (here.open_samples, keeper.told) == (3, [("a", None)])
+            assert here.known("a") == PROMPT
+            other = Prompt("a", [1, 2], 2, 8)
+            with pytest.raises(CallerError, match="'a' is already here, with other values of sam"):
+                here.submit([other], None)
+            assert here.known("a") == PROMPT
+            assert here.known("b") is None
+
+    asyncio.run(scene())
+
+
+def test_what_cannot_be_is_not_here():
+    async def scene():
+        async with submissions() as here:
+            with pytest.raises(CallerError, match="n is not said there"):
+                here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
+            assert (here.open_samples, here.prompts) == (0, {})
+
+    asyncio.run(scene())
+
+
+def test_the_store_hears_the_name_of_a_tool():
+    async def scene():
+        async def nameless(trajectory): ...
+
+        keeper = Keeper()
+        async with submissions(keeper) as here:
+            here.submit([PROMPT], search)
+            here.submit([Prompt("b", [1], 1, 9)], nameless)
+            assert keeper.told == [("a", "search"), ("b", "")]
+
+    asyncio.run(scene())
+
+
+def test_a_full_store_takes_nothing_new():
+    async def scene():
+        keeper = Keeper()
+        keeper.full = True
+        async with submissions(keeper) as here:
+            with pytest.raises(StoreFull):
+                here.submit([PROMPT], None)
+            assert here.prompts == {}
+
+    asyncio.run(scene())
+
+
+def test_what_is_lost_is_told_once_and_may_be_submitted_again():
+    async def scene():
+        keeper = Keeper()
+        async with submissions(keeper) as here:
+            here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
+            here.fail("a", ValueError("no"))
+            here.filter("b")
+            assert here.open_samples == 0
+            told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
+            assert here.lost == told
+            assert here.take_lost(4) == told
+            assert here.take_lost(5) == []
+            assert keeper.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
+            assert here.known("a") is None
+
+    asyncio.run(scene())
