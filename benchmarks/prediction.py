@@ -300,10 +300,12 @@ def _variants(found: Calibration, measurements: Measurements) -> dict[str, CostM
 
 def _about(found: Calibration) -> str:
     fit, spread = found.fit, "unknown" if found.spread is None else f"{found.spread:.1%}"
+    constants = ", ".join(f"{n} {v:.4g}" for n, v in msgspec.structs.asdict(fit.cost).items())
     return (
         f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
         f"{found.measured} times, spread {spread}, fit error {fit.mean_error:.1%} mean and "
-        f"{fit.max_error:.1%} at the most\n"
+        f"{fit.max_error:.1%} at the most.\n{constants}; call_s {fit.call_s:.4g}, answer_s "
+        f"{fit.answer_s:.4g}, reload_s {found.reload_s or 0.0:.4g}\n"
     )
 
 
