@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
+import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +18,8 @@ import pytest
 from aiohttp import web
 
 from rollout_sched.cli import main
+from rollout_sched.integrations.vllm import metrics_text
+from rollout_sched.integrations.vllm.protocol import gauges
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.cost_model import CostModel
@@ -25,9 +31,12 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 COST = CostModel(step_s=4e-3, weights_s=8e-3, token_s=30e-6, sequence_s=0.4e-3, context_s=1e-6)
 SPEC = InstanceSpec(COST, 512, 16, 8, 2048, 1024)
 
+#: Tokens of which a calibration of that server has measured enough to say something.
+ENOUGH = 15_000
+
 
 @contextmanager
-def serving(*, api_key: str = "", without: str = "", spec: InstanceSpec = SPEC) -> Iterator[str]:
+def serving(*, api_key: str = "", without: str = "", speed: float = 1.0) -> Iterator[str]:
     """The URL of a simulated server in a thread of its own; `without` a path that answers 404."""
     urls: list[str] = []
     up, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
@@ -41,7 +50,7 @@ def serving(*, api_key: str = "", without: str = "", spec: InstanceSpec = SPEC) 
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        server = FakeServer(EngineSettings(spec, update_s=0.05), api_key=api_key)
+        server = FakeServer(EngineSettings(SPEC, update_s=0.05, speed=speed), api_key=api_key)
         server.app.middlewares.insert(0, cut)
         urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")
         up.set()
@@ -90,6 +99,29 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFix
         nowhere = str(tmp_path / "not-there")
         assert main(["calibrate", url, "--minutes", "0.02", "--weights", nowhere]) == 2
     assert "left paused" in capsys.readouterr().err
+
+
+def test_an_interrupt_writes_what_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    with serving(speed=20.0) as url:
+        command = [sys.executable, "-m", "rollout_sched", "calibrate", url, "--minutes", "60"]
+        process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+        try:
+            while generated(url) < ENOUGH:
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0, said
+    assert load_scenario(str(out)).fleet.max_num_seqs == 8
+
+
+def generated(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
+        return metrics_text.total(answer.read(), gauges.GENERATED_TOKENS)
 
 
 def test_without_a_file_it_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
