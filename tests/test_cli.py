@@ -236,6 +236,20 @@ class TestReplay:
         assert code == 2
         assert "only one of --json, --csv, --html can be -" in err
 
+    def test_a_page_of_one_world_and_one_of_several(
+        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "page.html"
+        asked = ("replay", tiny_trace, "--policy", "dplb", "--html", str(path))
+        assert run(capsys, *asked)[0] == 0
+        assert "The fleet over time" in path.read_text()
+        assert run(capsys, *asked, "--jobs", "2", "--seeds", "2")[0] == 0
+        assert "The fleet over time" in path.read_text(), "runs of other processes are drawn, too"
+        assert run(capsys, *asked, "--set", "fleet.instances=1,2")[0] == 0
+        assert "The frontier" in path.read_text()
+        code, out, _ = run(capsys, *asked[:-1], "-")
+        assert (code, out[:15]) == (0, "<!doctype html>")
+
     def test_ratios_are_to_the_baseline_asked_for_and_the_verdict_comes_last(
         self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
     ) -> None:

@@ -12,9 +12,10 @@ from rollout_sched.simulators.replay.sweep_report import COLUMNS, rows_of, shown
 #: What speed is drawn against: the key and its label, and of a row where it is.
 _AXES = (
     ("staleness", "staleness, versions in the mean", "staleness.mean.mean"),
-    ("bias", "distance of a step's lengths from all, beyond chance", "comparison.step_ks_excess"),
+    ("bias", "bias of a step, KS beyond chance", "comparison.step_ks_excess"),
     ("missing", "longest tenth not trained, %", "length_bias.longest_tenth_kept.mean"),
-    ("gpus", "GPUs, or instances", "gpus"),
+    ("gpus", "GPUs", "gpus"),
+    ("instances", "instances in the fleet", "instances"),
 )
 
 
@@ -22,6 +23,8 @@ def sweep_page(sweep: Mapping[str, Any]) -> bytes:
     """Of the document of a sweep."""
     first = sweep["worlds"][0]
     rows = rows_of(sweep)
+    points = [_point(row) for row in rows]
+    differ = [axis for axis in _AXES if len({point[axis[0]] for point in points}) > 1]
     return page(
         f"{first['trace']}: {len(sweep['worlds'])} worlds",
         "sweep",
@@ -30,8 +33,8 @@ def sweep_page(sweep: Mapping[str, Any]) -> bytes:
             "about": [f"{first['groups']} groups, {len(rows)} replays."],
             "columns": [{"label": each.label, "means": each.means} for each in COLUMNS],
             "rows": [{"name": _marked(row), "cells": shown(row)} for row in rows],
-            "axes": [{"key": key, "label": label} for key, label, _ in _AXES],
-            "points": [_point(row) for row in rows],
+            "axes": [{"key": key, "label": label} for key, label, _ in differ or _AXES[:1]],
+            "points": points,
         },
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
+from rollout_sched.page.run_page import DrawnRun
 from tests.browser.conftest import Open, until
-from tests.page.runs import many, page_of, small
+from tests.page.runs import folded, many, page_of, small
 
 MOST_BYTES = 10 * 2**20
 FIRST_PAINT_MS = 3000
@@ -118,6 +119,15 @@ def test_a_name_cannot_break_out(open_page: Open) -> None:
     assert page.locator(".answer").inner_text() == evil
     assert page.locator("img").count() == 0
     assert page.title() == "a run"
+
+
+def test_a_run_in_which_nothing_happened(open_page: Open) -> None:
+    page = open_page(page_of(DrawnRun("idle", folded([]), [], {}, {}, {})))
+    assert shown(page, "spans") == 0
+    page.locator(".timeline").hover(position={"x": 400, "y": 60})
+    page.locator(".timeline").focus()
+    for key in ("n", "p", "o", "+", "Escape"):
+        page.keyboard.press(key)
 
 
 def test_a_hundred_thousand_requests(open_page: Open) -> None:

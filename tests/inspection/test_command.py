@@ -44,6 +44,15 @@ def test_timeline(path: Path, tmp_path: Path) -> None:
     assert {event["ph"] for event in json.loads(out.read_text())["traceEvents"]} >= set("MXCi")
 
 
+def test_a_page(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.html"
+    assert main(["journal", "timeline", str(path), "--html", str(out)]) == 0
+    assert out.read_text().startswith("<!doctype html>")
+    assert "open it in a browser" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["journal", "timeline", str(path)])
+
+
 def test_cat(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["journal", "cat", str(path)]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

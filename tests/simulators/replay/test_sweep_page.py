@@ -16,7 +16,11 @@ def test_every_replay_is_a_row_and_a_point() -> None:
     assert [row["name"].startswith("* ") for row in data["rows"]] == [
         point["frontier"] for point in data["points"]
     ]
+    for axis in data["axes"]:
+        assert len({point[axis["key"]] for point in data["points"]}) > 1, "else it says nothing"
+    assert "gpus" in {axis["key"] for axis in data["axes"]}
     for point in data["points"]:
         assert {axis["key"] for axis in data["axes"]} <= point.keys()
+        assert point["instances"] == point["gpus"]
         assert point["tokens_per_s"] > 0
         assert point["gpus"] == int(point["name"][-1])

@@ -20,7 +20,7 @@ function draw(tag, attributes, text) {
 
 // `x`, `y`: {key, label}: what of a point they show; points: {name, frontier, [key]: number}.
 export function scatter(x, y, points) {
-  const most = (key) => Math.max(...points.map((point) => point[key]), 1e-9) * 1.08;
+  const most = (key) => (Math.max(...points.map((point) => point[key])) || 1) * 1.08;
   const [mostX, mostY] = [most(x.key), most(y.key)];
   const toX = (value) => LEFT + (value / mostX) * (BOX_WIDTH - LEFT - 10);
   const toY = (value) => BOX_HEIGHT - BOTTOM - (value / mostY) * (BOX_HEIGHT - BOTTOM - 10);

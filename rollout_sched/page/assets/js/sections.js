@@ -62,7 +62,7 @@ export function figures(columns, rows, first = "policy") {
   );
   return make(
     "div",
-    { class: "scrolls", tabindex: "0" },
+    { class: "scrolls", tabindex: "0", role: "region", "aria-label": `by ${first}` },
     make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)),
   );
 }
@@ -128,7 +128,7 @@ export function bubblesSection(policies) {
     legend(Object.entries(CAUSES).map(([cause, text], at) => [`${named(cause)}: ${text}`, colourOf(at)])),
     make(
       "div",
-      { class: "scrolls", tabindex: "0" },
+      { class: "scrolls", tabindex: "0", role: "region", "aria-label": "by policy" },
       make(
         "table",
         { class: "bubbles" },

@@ -100,17 +100,23 @@ export class Timeline {
     if (x < layout.left || y < AXIS || place >= layout.instances.length) return -1;
     const instance = layout.instances[place];
     const within = y - AXIS + this.scroll - place * layout.row;
-    const places = this.lanes.placesOf[instance];
-    const inRow = Math.min(places - 1, Math.floor((within * places) / (layout.row - 2)));
+    const { places, lines, high } = this.linesOf(instance, layout);
     const near = 3 / layout.perSecond;
     for (const off of [0, 1, -1, 2, -2]) {
-      const at = inRow + off;
-      if (at < 0 || at >= places) continue;
-      const lane = this.lanes.firstOf[instance] + at;
+      const line = Math.floor(within / high) + off;
+      if (line < 0 || line >= lines) continue;
+      const lane = this.lanes.firstOf[instance] + Math.floor((line * places) / lines);
       const span = this.lanes.at(lane, this.timeAt(x, layout) - near, 2 * near);
       if (span >= 0) return span;
     }
     return -1;
+  }
+
+  // Where there are more places than pixels, every so-manieth place stands for its neighbours.
+  linesOf(instance, layout) {
+    const places = this.lanes.placesOf[instance];
+    const lines = Math.min(places, layout.row - 2);
+    return { places, lines, high: (layout.row - 2) / lines };
   }
 
   // -- drawing ---------------------------------------------------------------------------
@@ -152,12 +158,8 @@ export class Timeline {
     context.restore();
   }
 
-  // Where there are more places than pixels, every so-manieth place stands for its neighbours.
   drawInstance(instance, top, layout) {
-    const places = this.lanes.placesOf[instance];
-    const pixels = layout.row - 2;
-    const lines = Math.min(places, pixels);
-    const high = pixels / lines;
+    const { places, lines, high } = this.linesOf(instance, layout);
     for (let line = 0; line < lines; line++) {
       const lane = this.lanes.firstOf[instance] + Math.floor((line * places) / lines);
       this.drawLane(lane, top + line * high, high > 3 ? high - 1 : high, layout);
@@ -305,6 +307,7 @@ export class Timeline {
   }
 
   showAlone(instance) {
+    if (instance >= this.record.instances.length) return;
     this.alone = this.alone === instance ? -1 : instance;
     this.scroll = 0;
     this.draw();
