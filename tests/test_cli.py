@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
+import re
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -498,6 +501,22 @@ class TestServe:
         assert options.allow_instances == ["http://10.0.0.*:8000", "http://b:*"]
         assert (options.admin_socket, options.max_samples) == (Path("/run/admin"), 7)
         assert options.kv_tokens == 9
+        options = self.options(
+            monkeypatch,
+            *("--weights-root", "/ckpt", "--weights-root", "/more", "--trainer-key-file", "keys"),
+        )
+        assert options.weights_roots == [Path("/ckpt"), Path("/more")]
+        assert options.trainer_key_file == Path("keys")
         defaults = self.options(monkeypatch)
         assert defaults.max_samples >= 100_000 * 16
         assert (defaults.allow_instances, defaults.admin_socket) == ([], None)
+        assert (defaults.weights_roots, defaults.trainer_key_file) == ([], None)
+
+    def test_no_key_is_an_argument(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`ps` would show it."""
+        monkeypatch.setenv("COLUMNS", "300")  # no flag is cut
+        with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as told:
+            main(["serve", "--help"])
+        flags = re.findall(r"(?m)^ +(--[\w-]*key[\w-]*)", told.getvalue())
+        assert flags
+        assert all(flag.endswith("-key-file") for flag in flags)

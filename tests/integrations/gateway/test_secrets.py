@@ -29,7 +29,9 @@ SECRETS = {name: f"{name}-{base64.b16encode(name.encode() * 4).decode()}" for na
 SEEN = "a-name-that-is-written"
 
 PLACES = [
+    ("GET", "/"),
     ("GET", "/metrics"),
+    ("GET", "/admin/live"),
     ("GET", "/admin/state"),
     ("GET", "/admin/instances"),
     ("GET", "/workers"),
@@ -59,7 +61,7 @@ class Life:
             stream_every=4,
             grace_s=0.1,
             store=self.folder / "written" / "store",
-            journal=None,
+            access_log=True,
             length_history=self.folder / "written" / "lengths",
             api_key_file=self._file("client", SECRETS["client"]),
             trainer_key_file=self._file("trainer", SECRETS["trainer"]),
@@ -118,6 +120,7 @@ async def knock(life: Life) -> None:
             await life.ask(who, method, path)
         await life.ask(who, "POST", "/v1/chat/completions", chat)
         await life.ask(who, "POST", "/v1/completions", {"prompt": 7})
+        await life.ask(who, "POST", f"/v1/completions?key={SECRETS[who or 'wrong']}", {})
         await life.ask(who, "POST", "/rollout/v1/groups", {"not": "a list"})
         await life.ask(who, "POST", "/unheard_of", {})
         await life.ask("client", "GET", f"/v1/models?api_key={SECRETS[who or 'wrong']}")
@@ -162,7 +165,8 @@ def test_no_key_is_anywhere(
                     broken.setattr(public.GatewayMetrics, "page", _fails)
                     assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
                 await life.close()
-            _look_through(life, caplog.text)
+            fields = "\n".join(repr(vars(record)) for record in caplog.records)
+            _look_through(life, caplog.text + fields)
 
     asyncio.run(asyncio.wait_for(scene(), 120))
 

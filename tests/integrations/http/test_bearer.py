@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -51,3 +53,16 @@ def test_what_a_key_is_sent_as_is_what_lets_it_in():
 def test_a_key_that_cannot_stand_in_a_header(key):
     with pytest.raises(CallerError, match=r"keys:3: an API key is printable ASCII"):
         check_key("keys:3", key)
+
+
+@pytest.mark.parametrize("given", [b"Bearer one", b"Bearer three", b"Bearer none"])
+def test_how_long_it_takes_tells_nothing_of_which_key_it_was(given, monkeypatch):
+    compared = []
+
+    def compare(token, key, compare=hmac.compare_digest):
+        compared.append(key)
+        return compare(token, key)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    BearerKeys(["one", "two", "three"]).admit(given)
+    assert compared == [b"one", b"two", b"three"]
