@@ -35,14 +35,15 @@ USUAL_BATCHED_TOKENS = 8192
 class Calibration(msgspec.Struct, frozen=True):
     """What is known of instances that are alike.
 
-    bursts        different ones that were measured; `measured`: times of them
-    spread        of the times of one burst: half its quartiles' distance over its median
-    disturbed     times thrown away, since others were served meanwhile
-    context       the largest sum of contexts that was decoded, tokens
+    bursts          different ones that were measured; of an engine in process, kinds of steps
+    measured        how many times in all
+    spread          of the times of one: half its quartiles' distance over its median
+    disturbed       times thrown away, since others were served meanwhile
+    context         the largest sum of contexts that was decoded, tokens
     prefix_caching  as it was seen, or told; None where neither
-    pause_s       for a pause and a resume; None where it offers none
-    reload_s      for loading a checkpoint; None where none was named
-    whole         whether every burst that was planned was measured
+    pause_s         for a pause and a resume; None where it offers none
+    reload_s        for a pause, loading a checkpoint and a resume; None where none was named
+    whole           whether every burst that was planned was measured
     """
 
     model: str
@@ -90,7 +91,8 @@ class Calibrator:
         self._planned = 0
 
     async def run(self, seconds: float, checkpoint: str = "") -> Calibration:
-        """Measure for so many seconds; less if it is cancelled, and then what is known by then.
+        """Measure for so many seconds, and everything once however long that takes; less if it is
+        cancelled, and then what is known by then.
 
         `checkpoint`: loaded once, for the time that takes; it should be the one that is served.
         Raises CallerError, with what to do, where nothing can be said.
@@ -141,7 +143,7 @@ class Calibrator:
                 self._report(done, self._planned, _shown(burst))
                 self._measurements.add(burst, await self._prober.burst(burst))
                 done += 1
-                self._whole = len(self._measurements.whole) == len(bursts)
+                self._whole = self._measurements.whole.keys() >= set(bursts)
                 if self._over(deadline):
                     break
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rollout_sched.calibration.calibration import Calibration, Calibrator
+from rollout_sched.calibration.measurements import Measurements
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.engine_limits import EngineLimits
 from rollout_sched.live.ports import Order
@@ -105,6 +106,26 @@ def test_several_are_measured_at_once() -> None:
     found = virtual.in_virtual_time(scene)
     assert found.instances == 2
     assert found.fit.max_error < 0.01
+
+
+def test_what_an_earlier_calibration_has_measured_is_added_to() -> None:
+    """Also where that was of other bursts: with less time, they are shorter."""
+    measurements = Measurements()
+
+    async def scene() -> tuple[Calibration, Calibration]:
+        server = virtual.instance()
+        first, second = (
+            Calibrator(
+                [server], LIMITS, seed=seed, report=lambda *_: None, measurements=measurements
+            )
+            for seed in (1, 2)
+        )
+        return await first.run(60), await second.run(5)
+
+    first, second = virtual.in_virtual_time(scene)
+    assert second.bursts > first.bursts
+    assert second.whole
+    assert second.fit.max_error < 0.01
 
 
 def interrupted_after(seconds: float) -> Calibration:
