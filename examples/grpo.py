@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollout_sched.client import Batch
-from rollout_sched.integrations.advantages import GroupAdvantages, Reward
+from rollout_sched.integrations.advantages import GroupAdvantages
 from rollout_sched.integrations.torch import padded
 
 #: Log-probabilities of one token that the same weights tell here and in vLLM may differ by so much:
@@ -68,10 +68,10 @@ class Learner:
         """By the names of the model's checkpoint."""
         yield from self._model.named_parameters()
 
-    def step(self, batch: Batch, reward: Reward) -> StepFigures:
-        """Train on a batch. Raises ValueError if its tokens are not by the weights that their
-        versions name."""
-        rows = padded(batch, pad_token_id=0, advantages=GroupAdvantages(reward))
+    def step(self, batch: Batch) -> StepFigures:
+        """Train on a batch by the rewards that its samples bring. Raises ValueError if its tokens
+        are not by the weights that their versions name."""
+        rows = padded(batch, pad_token_id=0, advantages=GroupAdvantages())
         made = rows["response_mask"].bool()
         older = made & (rows["versions"] < batch.version)
         rows["proximal"] = self.log_probs(rows).detach()

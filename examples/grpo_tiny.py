@@ -54,7 +54,7 @@ def share(token_ids: Sequence[int]) -> float:
     return sum(token in WANTED for token in said) / len(said) if said else 0.0
 
 
-def reward(sample: Sample) -> float:
+async def reward(sample: Sample) -> float:
     return share(sample.response_ids)
 
 
@@ -84,7 +84,11 @@ def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
     learner, checkpoints = Learner(fleet.model, Settings()), Checkpoints(folder)
     points: list[Point] = []
     with RolloutScheduler.from_toml(
-        policy, fleet.urls, prompts_per_step=job.prompts_per_step, version=fleet.version
+        policy,
+        fleet.urls,
+        prompts_per_step=job.prompts_per_step,
+        version=fleet.version,
+        reward=reward,
     ).blocking() as rollouts:
 
         def publish(*, wait: bool = False) -> None:
@@ -100,7 +104,7 @@ def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
             if batch.failed:
                 lost = batch.failed[0]
                 raise CallerError(f"{policy}: {lost.uid} failed: {lost.reason}")
-            figures = learner.step(batch, reward)
+            figures = learner.step(batch)
             publish()
             points.append(point_of(batch, points, time.monotonic() - start))
             say(policy, points, figures, batch)
@@ -109,7 +113,7 @@ def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
 
 
 def point_of(batch: Batch, before: Sequence[Point], seconds: float) -> Point:
-    rewards = [reward(sample) for sample in batch.samples]
+    rewards = [sample.reward for sample in batch.samples]
     samples = len(rewards) + (before[-1].samples if before else 0)
     return Point(seconds, samples, sum(rewards) / len(rewards))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,15 +18,20 @@ EPSILON = 1e-4
 Reward = Callable[[Sample], float]
 
 
+def own_reward(sample: Sample) -> float:
+    """What the scheduler's reward function has said of it."""
+    return math.nan if sample.reward is None else sample.reward
+
+
 class GroupAdvantages(msgspec.Struct, frozen=True):
     """The advantages of a batch's samples by a reward for each.
 
-    reward  of a sample
+    reward  of a sample; by default the one that it brings
     scale   divide by the standard deviation of the group, as in GRPO (arXiv 2402.03300, 4.1.2);
             without it as in Dr. GRPO (arXiv 2503.20783)
     """
 
-    reward: Reward
+    reward: Reward = own_reward
     scale: bool = True
 
     def __call__(self, batch: Batch) -> list[float]:

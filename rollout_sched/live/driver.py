@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rollout_sched.core.actions import Judge, Wake
 from rollout_sched.core.errors import CallerError
@@ -126,8 +125,6 @@ class Driver:
         """Have groups judged that are submitted to be, from now on."""
         self.judging = Judging(self.pump, self.front.payloads, judge)
         self.pump.on(Judge, self.judging.settle)
-        for kind, forget in self.judging.orders.items():
-            self.pump.on(kind, _both(forget, self.front.orders[kind]))
 
     def _end_all(self, error: Exception) -> None:
         if self.judging is not None:
@@ -228,11 +225,3 @@ class Driver:
             self.judging.cancel_all()
         await self.front.close()
         await self.fleet.close()
-
-
-def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
-    def carry_out(action: Any) -> None:
-        first(action)
-        second(action)
-
-    return carry_out

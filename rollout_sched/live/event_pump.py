@@ -39,6 +39,7 @@ class EventPump:
         self.observers = list(observers)
         self.broken: Exception | None = None
         self._on_broken = on_broken
+        self._before: dict[type[Any], Callable[[Any], None]] = {}
         self._carry_out: dict[type[Any], Callable[[Any], None]] = {}
         self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
         self._loop = asyncio.get_running_loop()
@@ -60,7 +61,14 @@ class EventPump:
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
         """Have actions of this type carried out so. What it raises breaks the scheduler."""
-        self._carry_out[kind] = carry_out
+        before = self._before.get(kind)
+        self._carry_out[kind] = carry_out if before is None else _both(before, carry_out)
+
+    def before(self, kind: type[Any], call: Callable[[Any], None]) -> None:
+        """Have this called with every action of this type before it is carried out, whoever comes
+        to do that. What it raises breaks the scheduler."""
+        self._before[kind] = call
+        self._carry_out[kind] = _both(call, self._carry_out[kind])
 
     def watch(self, watcher: Callable[[Any], None], *kinds: type[Any]) -> None:
         """Have `watcher` called with every event of these types, before its actions are done."""
@@ -157,3 +165,11 @@ def _named(event: Event) -> str:
     names = ("instance", "group", "request", "attempt")
     about = [f"{name} {getattr(event, name)}" for name in names if hasattr(event, name)]
     return " ".join([type(event).__name__, *about])
+
+
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def carry_out(action: Any) -> None:
+        first(action)
+        second(action)
+
+    return carry_out

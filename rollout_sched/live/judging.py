@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, get_args
 
 from rollout_sched.core.actions import Deliver, Discard, Dispatch, Judge
@@ -47,8 +47,6 @@ class Judging:
 
     What a sample is worth is kept until it is delivered, or made anew: who goes on with a request,
     or throws it away, has its judgement cancelled and forgotten.
-
-    `orders`: what else is to be done when one of these is carried out, by its type.
     """
 
     def __init__(self, pump: EventPump, payloads: PayloadBook, judge: SampleJudge) -> None:
@@ -58,11 +56,9 @@ class Judging:
         self._view = pump.scheduler.view
         self._samples: dict[str, asyncio.Task[None]] = {}  # by request
         self._groups: dict[str, asyncio.Task[None]] = {}
-        self.orders: dict[type[Any], Callable[[Any], None]] = {
-            Dispatch: self._go_on,
-            Deliver: self._deliver,
-            Discard: self._discard,
-        }
+        pump.before(Dispatch, self._go_on)
+        pump.before(Deliver, self._deliver)
+        pump.before(Discard, self._discard)
         pump.watch(self._look, *ENDINGS)
         pump.watch(self._look_at_all, Restored)
 

@@ -53,6 +53,7 @@ class Submissions:
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
         self._lost: list[LostGroup] = []  # that no trainer has been told of
+        self._filtered: dict[str, int | None] = {}  # and the batch that tells, until it is there
         self._rewards: RewardBook | None = None
         if rewards is not None:
             self._rewards = RewardBook(rewards, self.prompts, keeper)
@@ -63,6 +64,8 @@ class Submissions:
         if self._keeper is not None:
             self._keeper.check_room()
         for prompt in prompts:
+            if prompt.uid in self._filtered:
+                continue  # it was made and judged, and would be again
             known = self.known(prompt.uid)
             if known is None:
                 self._take(prompt, tool)
@@ -83,6 +86,9 @@ class Submissions:
         """Go on from what an earlier run has left; `made`: who makes the samples of each group that
         is here."""
         self._lost = list(found.lost)
+        self._note_filtered(found.lost, None)
+        for batch, groups in found.told.items():
+            self._note_filtered(groups, batch)
         if self._rewards is not None:
             self._rewards.take_up(found.rewards)
         for uid, factory in made.items():
@@ -108,6 +114,9 @@ class Submissions:
     def acknowledged(self, batch: int) -> None:
         """All of it has arrived: its uids may be used anew."""
         self._delivered.pop(batch, None)
+        told = [uid for uid, by in self._filtered.items() if by is not None and by <= batch]
+        for uid in told:
+            del self._filtered[uid]
 
     def fail(self, group: str, error: Exception | None) -> None:
         """It can never be whole; its uid may be submitted again."""
@@ -115,7 +124,9 @@ class Submissions:
 
     def filter(self, group: str) -> None:
         """It is whole, and not to be trained."""
-        self._lose(LostGroup(group, None))
+        lost = LostGroup(group, None)
+        self._note_filtered([lost], None)
+        self._lose(lost)
 
     @property
     def lost(self) -> list[LostGroup]:
@@ -125,6 +136,7 @@ class Submissions:
     def take_lost(self, batch: int) -> list[LostGroup]:
         """They are told with this batch."""
         lost, self._lost = self._lost, []
+        self._note_filtered(lost, batch)
         if self._keeper is not None:
             for group in lost:
                 self._keeper.lost(group, batch)
@@ -136,6 +148,9 @@ class Submissions:
         self._lost.append(lost)
         if self._keeper is not None:
             self._keeper.lost(lost)
+
+    def _note_filtered(self, lost: Iterable[LostGroup], batch: int | None) -> None:
+        self._filtered.update({group.uid: batch for group in lost if group.reason is None})
 
     def _reward(self, request: str) -> Reward | None:
         return None if self._rewards is None else self._rewards.take(request)

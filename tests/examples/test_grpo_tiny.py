@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from examples.grpo_tiny import STOP, Job, main, prompts, reward
+from examples.grpo_tiny import STOP, Job, main, prompts, reward, share
 from rollout_sched.client import Sample
 from tests.neighbours.fleet import fake_instance
 
@@ -33,9 +34,9 @@ def said(*token_ids: int) -> Sample:
 
 
 def test_the_reward_is_the_share_of_wanted_tokens() -> None:
-    assert reward(said(4, 8, 5, 6)) == 0.5
-    assert reward(said(4, 8, STOP[0])) == 1.0, "what ends a response does not count"
-    assert reward(said(STOP[0])) == 0.0, "saying nothing is no way out"
+    assert asyncio.run(reward(said(4, 8, 5, 6))) == 0.5
+    assert share([4, 8, STOP[0]]) == 1.0, "what ends a response does not count"
+    assert share([STOP[0]]) == 0.0, "saying nothing is no way out"
 
 
 def test_each_prompt_is_there_once() -> None:

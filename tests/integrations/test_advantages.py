@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages, group_advantages, relative
@@ -44,3 +45,10 @@ def test_a_reward_of_each_sample() -> None:
 def test_every_sample_needs_one() -> None:
     with pytest.raises(CallerError, match="3 rewards for 4 samples"):
         group_advantages(BATCH, [1.0, 2.0, 3.0])
+
+
+def test_by_default_the_rewards_that_they_bring() -> None:
+    rewards = [1.0, None, 3.0, 10.0]
+    samples = [replace(one, reward=r) for one, r in zip(BATCH.samples, rewards, strict=True)]
+    advantages = GroupAdvantages(scale=False)(Batch(0, 0, samples))
+    assert advantages == [-1.0, 0.0, 1.0, 0.0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ STEP, STEPS, SAMPLES = 3, 5, 2
 MOST_TOKENS = 100
 
 T = TypeVar("T")
+
+Keep = Callable[[Sequence[Sample]], Awaitable[bool]]
 
 #: Seconds that nothing here comes near to.
 PATIENCE_S = 300
@@ -62,17 +64,24 @@ def length_of(order: Order, response: Response) -> int:
 
 class Life:
     """One process of a run, killed after so many events. `version`: of the weights that its
-    instances hold; `drifts`: others make another text."""
+    instances hold; `drifts`: others make another text; `keep`: which groups are trained."""
 
     def __init__(
-        self, policy: PolicyFile, folder: Path, events: float, version: int, *, drifts: bool
+        self,
+        policy: PolicyFile,
+        folder: Path,
+        events: float,
+        version: int,
+        *,
+        drifts: bool,
+        keep: Keep | None,
     ) -> None:
         self.over = asyncio.Event()
         self._events = events
         self._dead = False
         options = RunOptions(store=folder, prompts_per_step=STEP, stream_every=2)
         settings = Settings(poll_s=0.05, stream_s=0.01)
-        self.live = LiveScheduler(policy, options, settings=settings, reward=worth)
+        self.live = LiveScheduler(policy, options, settings=settings, reward=worth, keep=keep)
         self.live.driver.pump.observers.append(self._count)
         self.live.driver.take_up_weights(load)
         self.instances = [
@@ -113,6 +122,14 @@ async def worth(sample: Sample) -> dict[str, float]:
     return {"first": sample.response_ids[0], "length": len(sample.response_ids)}
 
 
+async def two_in_three(samples: Sequence[Sample]) -> bool:
+    """Whether a group is to be trained."""
+    await asyncio.sleep(0.005)
+    for sample in samples:
+        assert sample.rewards == await worth(sample)
+    return int(samples[0].uid[1:]) % 3 > 0
+
+
 async def load(client: Any, version: int) -> None:
     """Loaded at once; the label follows."""
 
@@ -123,15 +140,21 @@ class Trainer:
     def __init__(self, bound: int | None) -> None:
         self.batches: dict[int, Batch] = {}
         self.acknowledged: int | None = None
+        self.filtered: set[str] = set()
         self._bound = bound
 
     async def train(self, live: LiveScheduler) -> None:
         done = {uid for n, b in self.batches.items() if self._has(n) for uid in b.groups()}
+        done |= self.filtered
         live.trainer.submit([prompt for prompt in PROMPTS if prompt.uid not in done])
         live.trainer.close_submissions()
         while (batch := await live.trainer.next_batch(self.acknowledged)) is not None:
             assert not batch.failed
+            self.filtered.update(batch.filtered)
+            if not batch.samples:  # the end of one life's: the next may be told more
+                break
             assert self.batches.setdefault(batch.number, batch) == batch
+            assert len(batch.groups()) + batch.missing == STEP
             assert not self._has(batch.number), "acknowledged, and delivered again"
             for sample in batch.samples:
                 assert self._bound is None or sample.staleness <= self._bound
@@ -175,13 +198,21 @@ def test_what_newer_weights_reject_is_no_more_there_after_a_restart(
             assert sample.segments[-1].end == len(sample.response_ids)
 
 
-async def trained(policy: PolicyFile, seed: int, folder: Path, *, drifts: bool) -> Trainer:
-    """All prompts, each in exactly one batch, by a run that was killed six times."""
+@pytest.mark.parametrize("policy", [POLICIES[1], POLICIES[2]], ids=lambda policy: policy.name)
+def test_what_is_filtered_is_told_and_made_up_for(policy: PolicyFile, tmp_path: Path) -> None:
+    trainer = asyncio.run(bounded(trained(policy, 0, tmp_path, drifts=False, keep=two_in_three)))
+    assert trainer.filtered == {f"p{number}" for number in range(0, len(PROMPTS), 3)}
+
+
+async def trained(
+    policy: PolicyFile, seed: int, folder: Path, *, drifts: bool, keep: Keep | None = None
+) -> Trainer:
+    """All prompts that are kept, each in exactly one batch, by a run that was killed six times."""
     dice, version = random.Random(f"{policy.name}/{seed}"), 0
     trainer = Trainer(staleness_bound(policy.scheduler(STEP).roles.freshness))
     for _ in range(6):
         events = dice.randrange(5, 150)
-        async with Life(policy, folder, events, version, drifts=drifts) as one:
+        async with Life(policy, folder, events, version, drifts=drifts, keep=keep) as one:
             training = asyncio.ensure_future(trainer.train(one.live))
             killed = asyncio.ensure_future(one.over.wait())
             await asyncio.wait({training, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,11 +222,13 @@ async def trained(policy: PolicyFile, seed: int, folder: Path, *, drifts: bool) 
             training.cancel()
             killed.cancel()
             version = dice.randint(0, one.live.trainer.version)
-    async with Life(policy, folder, float("inf"), version, drifts=drifts) as last:
+    forever = float("inf")
+    async with Life(policy, folder, forever, version, drifts=drifts, keep=keep) as last:
         await trainer.train(last.live)
     came = Counter((s.uid, s.index) for b in trainer.batches.values() for s in b.samples)
     assert max(came.values()) == 1
-    assert Counter(uid for uid, _ in came) == {prompt.uid: SAMPLES for prompt in PROMPTS}
+    kept = [prompt.uid for prompt in PROMPTS if prompt.uid not in trainer.filtered]
+    assert Counter(uid for uid, _ in came) == dict.fromkeys(kept, SAMPLES)
     return trainer
 
 

@@ -145,3 +145,18 @@ def test_time_goes_on_from_just_where_an_earlier_run_has_ended() -> None:
         assert [event for event, _ in it.seen] == [ev.Woke()]
 
     virtual_loop.run(scene())
+
+
+def test_what_is_to_be_done_before_is_done_whoever_carries_out() -> None:
+    async def scene() -> None:
+        it = Pumped()
+        it.pump.before(Dispatch, lambda action: it.done.append("before"))
+        it.pump.tell(JOINED)
+        it.pump.tell(ASKED)
+        assert [type(done) for done in it.done] == [str, Dispatch]
+        it.done.clear()
+        it.pump.on(Dispatch, lambda action: it.done.append("another"))
+        it.pump.tell(ev.RequestSubmitted("s", "s", 10, 20))
+        assert it.done == ["before", "another"]
+
+    run(scene())

@@ -404,3 +404,35 @@ async def killed(live: LiveScheduler, to: Path) -> Path:
     assert live.stored is not None
     shutil.copytree(live.stored.store.folder, to)
     return to
+
+
+def test_what_was_filtered_is_not_made_again_by_who_does_not_know_it(tmp_path: Path) -> None:
+    """Until the batch that tells has arrived; then its uid is anybody's."""
+
+    async def scene() -> None:
+        before = Scripted()
+        grading = {"keep": "nonzero_variance"}
+        async with run(before, Grader(first_token), store=tmp_path / "1", **grading) as live:
+            live.trainer.submit([prompt("a")])
+            asking = asyncio.create_task(batch_of(live))
+            for number in range(2):
+                await before.answer(number, [5])
+            await until(lambda: live.state()["filtered"] == ["a"])
+            asking.cancel()
+            left = await killed(live, tmp_path / "2")
+        after = Scripted()
+        async with run(after, Grader(first_token), store=left, **grading) as live:
+            live.trainer.submit([prompt("a"), prompt("b")])
+            live.trainer.close_submissions()
+            live.trainer.submit([prompt("a")])
+            asking = asyncio.create_task(batch_of(live))
+            for number in range(2):
+                await after.answer(number, [number])
+            batch = await asking
+            assert (list(batch.groups()), batch.filtered) == (["b"], ["a"])
+            live.trainer.submit([prompt("a")])
+            assert await live.trainer.next_batch(batch.number) is None
+            with pytest.raises(CallerError, match="after submissions were closed"):
+                live.trainer.submit([prompt("a")])
+
+    play(scene())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from examples.grpo import Learner, Settings, clipped, importance
-from examples.grpo_tiny import reward
+from examples.grpo_tiny import share
 from rollout_sched.client import Batch, Sample
 from rollout_sched.integrations.torch import padded
 from tests.vllm import tiny_model
@@ -69,13 +71,22 @@ def batch_of(folder: Path, version: int, made_by: int) -> Batch:
     return Batch(0, version, samples)
 
 
+def worth(batch: Batch, reward: Callable[[Sample], float]) -> Batch:
+    """The batch with these rewards."""
+    return replace(batch, samples=[replace(one, reward=reward(one)) for one in batch.samples])
+
+
+def wanted(sample: Sample) -> float:
+    return share(sample.response_ids)
+
+
 def by_turns(sample: Sample) -> float:
     return float(sample.index % 2)
 
 
 def test_the_log_probs_of_the_weights_that_are_trained_are_told_alike(folder: Path) -> None:
     batch = batch_of(folder, version=3, made_by=3)
-    figures = Learner(folder, Settings()).step(batch, reward)
+    figures = Learner(folder, Settings()).step(worth(batch, wanted))
     assert figures.gap < 1e-4, "ragged responses, each at its place"
     assert (figures.older, figures.weight, figures.truncated) == (0.0, 1.0, 0.0)
 
@@ -83,18 +94,18 @@ def test_the_log_probs_of_the_weights_that_are_trained_are_told_alike(folder: Pa
 def test_tokens_that_contradict_their_version_are_not_trained(folder: Path) -> None:
     batch = batch_of(folder, version=3, made_by=3)
     other = Learner(folder, Settings(learning_rate=0.05))
-    other.step(batch, by_turns)
+    other.step(worth(batch, by_turns))
     with pytest.raises(ValueError, match="teach nothing"):
-        other.step(batch, reward)
+        other.step(worth(batch, wanted))
 
 
 def test_older_tokens_are_weighted(folder: Path) -> None:
     batch = batch_of(folder, version=3, made_by=2)
     learner = Learner(folder, Settings(learning_rate=0.05))
-    first = learner.step(batch, by_turns)
+    first = learner.step(worth(batch, by_turns))
     assert (first.older, first.gap) == (1.0, 0.0)
     assert first.weight == pytest.approx(1.0, abs=1e-3), "by the same weights, whatever they say"
-    second = learner.step(batch, by_turns)
+    second = learner.step(worth(batch, by_turns))
     assert abs(second.weight - 1.0) > 0.01
     assert second.weight <= Settings().truncate
 
@@ -105,7 +116,7 @@ def test_a_step_goes_towards_the_reward(folder: Path) -> None:
     alone = padded(Batch(0, 3, [best]), pad_token_id=0)
     learner = Learner(folder, Settings(learning_rate=0.003, minibatches=1))
     before = learner.log_probs(alone).sum().item()
-    learner.step(batch, lambda sample: float(sample is best))
+    learner.step(worth(batch, lambda sample: float(sample is best)))
     assert learner.log_probs(alone).sum().item() > before
 
 
