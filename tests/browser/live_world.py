@@ -23,11 +23,12 @@ UP_S = 60.0
 class LiveWorld:
     """`url` of the gateway; `service` is of the thread's loop: see `call`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.url = ""
         self.service: Service
         self.failed: BaseException | None = None
         self._folder = folder
+        self._port = port
         self._up = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -68,7 +69,7 @@ class LiveWorld:
             Options(
                 policy="areal",
                 instances=[f"http://127.0.0.1:{port}" for port in ports],
-                port=0,
+                port=self._port,
                 prompts_per_step=4,
                 admin_key_file=key_file,
                 grace_s=0.5,
@@ -76,7 +77,7 @@ class LiveWorld:
             lambda said: None,
         )
         for version in range(1, STEPS + 1):
-            (self._folder / str(version)).mkdir()
+            (self._folder / str(version)).mkdir(exist_ok=True)
         await self.service.open()
         self.url = self.service.url
         self._up.set()
@@ -101,8 +102,8 @@ class LiveWorld:
 
 
 @contextmanager
-def live_world(folder: Path) -> Iterator[LiveWorld]:
-    world = LiveWorld(folder)
+def live_world(folder: Path, port: int = 0) -> Iterator[LiveWorld]:
+    world = LiveWorld(folder, port)
     world.start()
     try:
         yield world

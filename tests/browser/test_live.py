@@ -12,6 +12,8 @@ from tests.browser.live_world import KEY, live_world
 
 DRAWN = "Number(document.querySelector('.timeline').dataset.spans)"
 
+UPDATES = "Number(document.getElementById('page').dataset.updates)"
+
 
 def signed_in(page: Page, key: str) -> None:
     page.get_by_label("administrator").fill(key)
@@ -56,9 +58,15 @@ def test_who_has_the_key_sees_the_run_move(
 def test_who_is_cut_off_comes_back(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
+    said = page.locator("p.error")
     with live_world(tmp_path) as world:
         page.goto(world.url + "/")
         signed_in(page, KEY)
         page.locator(".timeline").wait_for()
-    expect(page.locator(".error").first).not_to_be_empty()
-    page.close()
+        port = int(world.url.rpartition(":")[2])
+    expect(said).not_to_be_empty()
+    before = page.evaluate(UPDATES)
+    with live_world(tmp_path, port):
+        expect(said).to_be_empty()
+        until(page, f"{UPDATES} > {before}")
+        page.close()

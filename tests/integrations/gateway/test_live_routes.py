@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import rollout_sched
 from rollout_sched.integrations.gateway.control_plane import live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 
+ROOT = Path(rollout_sched.__file__).parents[1]
 STREAM = {"Accept": "text/event-stream"}
 
 
@@ -47,6 +49,9 @@ def test_one_document(keyed: dict[str, object]) -> None:
             assert state["requests"] == {"in_flight": 0, "waiting": 0, "parked": 0}
             assert state["policy"] == "round_robin_sync"
             assert "attempts" not in state
+            told = (ROOT / "docs/report_page.md").read_text()
+            for key in {*state, *state["step"], *instance} - {"schema"}:
+                assert f"`{key}" in told, f"{key} is not described"
 
     run(scene())
 

@@ -1,6 +1,7 @@
 // What a live run has done in the last minutes, as a timeline draws it (run_record.py).
 
 const KEPT_S = 300;
+const MOST = 20000; // attempts; of more the oldest go
 const MARKED = new Set(["delivered", "published", "lost", "left", "joined", "restarted"]);
 const ALONE_INDEX = 4294967295;
 
@@ -24,10 +25,18 @@ export class LiveRecord {
     this.marks.push(...state.changes.filter(({ at, kind }) => at > known && MARKED.has(kind)));
     while (this.marks.length && this.marks[0].at < this.from) this.marks.shift();
     for (const attempt of state.attempts) this.attempts.set(attempt[0], attempt);
+    this.#forget();
+  }
+
+  // What ended before the time that is kept, and the oldest of too many.
+  #forget() {
     for (const [number, attempt] of this.attempts) {
-      const spans = attempt[14];
-      const last = spans[spans.length - 1];
-      if (last !== undefined && last[0] + last[1] < this.from) this.attempts.delete(number);
+      const [start, length] = attempt[14].at(-1) ?? [this.now, 0];
+      if (start + length < this.from) this.attempts.delete(number);
+    }
+    for (const number of this.attempts.keys()) {
+      if (this.attempts.size <= MOST) return;
+      this.attempts.delete(number);
     }
   }
 
