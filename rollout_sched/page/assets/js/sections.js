@@ -14,6 +14,7 @@ const CAUSES = {
   kv_stall: "KV memory short",
 };
 const evenly = (length) => Array.from({ length }, (_, at) => at / Math.max(1, length - 1));
+const whole = (value) => (Number.isInteger(value) ? String(value) : "");
 const share = { label: "share of the batch finished", form: (value) => `${Math.round(100 * value)} %` };
 
 export function verdictSection(verdict, warnings) {
@@ -103,7 +104,7 @@ function finishCurves(curves, yScale) {
 
 function tailBySteps(steps, yScale) {
   const of = (key) => steps.map((step) => step[key]);
-  const x = { label: "step", form: (value) => String(value), values: steps.map((_, at) => at) };
+  const x = { label: "step", form: whole, values: steps.map((_, at) => at) };
   const points = steps.length === 1 ? { points: { show: true } } : {};
   return lines(
     x,
@@ -184,7 +185,7 @@ export function stalenessSection(policies) {
         panel(
           name,
           bars(
-            { label: "versions", form: (value) => (Number.isInteger(value) ? String(value) : ""), values: versions },
+            { label: "versions", form: whole, values: versions },
             { label: "samples", form: count },
             versions.map((version) => staleness[version] ?? 0),
             PALETTE[0],
