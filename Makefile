@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -60,6 +60,10 @@ test-neighbours: $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready)
 	  $(NEIGHBOUR_VENVS)/$$name/bin/python -m pytest -q tests/neighbours/$$name || failed="$$failed $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+# docs/grafana.json against a real Prometheus: the distribution's (apt-get install prometheus).
+test-prometheus: $(VENV)/.ready
+	$(BIN)/python -m pytest -q tests/prometheus
 
 # The pages in a real browser: Chromium of the distribution (apt-get install chromium), without a window.
 test-browser: $(BROWSER_VENV)/.ready

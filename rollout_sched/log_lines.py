@@ -17,10 +17,11 @@ Format = Literal["text", "json"]
 
 
 def set_up(level: Level, form: Format, stream: TextIO | None = None) -> None:
-    """Write what this process logs, from this level on, in this form; by default to stderr."""
+    """Write what this process logs, from this level on, in this form; by default to stderr. Where
+    somebody has seen to that already, as a test does, nothing is changed."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -17,7 +17,8 @@ from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, In
 from rollout_sched.metrics.bubbles import CAUSES
 from rollout_sched.metrics.histogram import Histogram
 
-#: Label values and what was measured.
+#: Label values and what was measured. `instance` and `job` are no labels of ours: Prometheus gives
+#: each series those of whom it has scraped, and renames ours.
 Rows = Iterable[tuple[Mapping[str, str], float]]
 
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
@@ -207,7 +208,7 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
         "instance_status",
         "1 for the status an instance has.",
         (
-            ({"instance": view.url, "status": status}, float(view.status == status))
+            ({"url": view.url, "status": status}, float(view.status == status))
             for view in views
             for status in _STATUSES
         ),
@@ -227,7 +228,7 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
     )
     reports = gateway.figures.counters.reports
     for short, about, value in _REPORTED:
-        rows = (({"instance": name}, value(report)) for name, report in reports.items())
+        rows = (({"url": name}, value(report)) for name, report in reports.items())
         yield _counters(f"instance_{short}", about, rows)
 
 
@@ -260,7 +261,7 @@ def _self(gateway: Gateway) -> Iterator[Metric]:
 
 
 def _of(view: InstanceView) -> dict[str, str]:
-    return {"instance": view.url}
+    return {"url": view.url}
 
 
 def _by(label: str, counts: Mapping[str, float]) -> Rows:

@@ -71,6 +71,7 @@ def test_labels_are_those_of_the_documentation(tmp_path: Path) -> None:
         for name, family in exposed.items():
             shown = {label for one in family.samples for label in one.labels} - {"le"}
             assert shown <= said[name], name
+            assert not shown & {"instance", "job"}, "these are Prometheus's own"
 
     run(scene())
 
@@ -113,9 +114,9 @@ def test_names_come_back_as_they_are(name: str) -> None:
         lines = [line for line in page.decode().split("\n") if "_instance_" in line]
         told = [line for line in lines if not line.startswith("#")]
         assert {
-            _unescaped(re.findall(r'instance="((?:\\.|[^"\\])*)"', line)[0])
+            _unescaped(re.findall(r'url="((?:\\.|[^"\\])*)"', line)[0])
             for line in told
-            if 'instance="' in line
+            if 'url="' in line
         } == {name}
 
     run(scene())

@@ -60,7 +60,7 @@ def test_metrics_are_prometheus_text() -> None:
                 assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
                 text = await response.text()
             assert "\nrollout_sched_in_flight 0.0\n" in text
-            line = 'rollout_sched_instance_status{instance="http://a:1",status="serving"} 1.0\n'
+            line = 'rollout_sched_instance_status{status="serving",url="http://a:1"} 1.0\n'
             assert line in text
 
     run(scene())
