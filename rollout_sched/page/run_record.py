@@ -20,7 +20,7 @@ QUANTILES = 201
 class RunRecord(msgspec.Struct):
     """Times in seconds of the run, which ends at `end_s`; a column has a value for each row.
 
-    instances  names; `slots` and `kv_tokens` of each
+    instances  names
     groups     names; of a request without a group its own
     requests   group, index (ALONE: without a group)
     attempts   request, instance, place (from 1), context and earlier response tokens, turn, seconds
@@ -35,8 +35,6 @@ class RunRecord(msgspec.Struct):
 
     end_s: float
     instances: list[str]
-    slots: list[int]
-    kv_tokens: list[int]
     groups: list[str]
     requests: dict[str, Column]
     attempts: dict[str, Column]

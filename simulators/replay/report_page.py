@@ -7,18 +7,14 @@ from typing import Any
 
 from rollout_sched.page.run_page import DrawnRun, run_page
 from rollout_sched.page.run_record import quantiles
-from rollout_sched.simulators.replay.report_tables import cells, heading
+from rollout_sched.simulators.replay.report_tables import about, cells
 from rollout_sched.simulators.replay.runs import Run
 from rollout_sched.simulators.replay.workload import Workload
-
-#: No line of a page is broken by us.
-_ENDLESS = 10**6
 
 
 def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload: Workload) -> bytes:
     """`runs` as in the report, the first of each policy with its record; `workload`: theirs."""
     offered = [length for group in workload.groups for length in workload.offered(group)]
-    about = [line for line in heading(report, _ENDLESS).splitlines() if line[:8] != "WARNING:"]
     several = report["seeds"] > 1
     return run_page(
         f"{report['trace']} on {report['scenario']}",
@@ -26,7 +22,7 @@ def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload:
             _drawn(policy, of_policy[0])
             for policy, of_policy in zip(report["policies"], runs, strict=True)
         ],
-        about=[*about, *(["Figures are means over the seeds; drawn is seed 0."] * several)],
+        about=[*about(report), *(["Figures are means over the seeds; drawn is seed 0."] * several)],
         verdict=report["verdict"],
         warnings=report["warnings"],
         tables=cells(report),

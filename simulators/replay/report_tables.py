@@ -336,7 +336,13 @@ def _cell(figure: Any, form: Format) -> str:
 
 
 def heading(report: dict[str, Any], width: int) -> str:
-    """What was replayed, and what nobody can beat."""
+    """What was replayed, what nobody can beat, and what must be known before it is believed."""
+    lines = [*about(report), *(f"WARNING: {warning}" for warning in report["warnings"])]
+    return "\n".join(part for line in lines for part in wrapped(line, width))
+
+
+def about(report: dict[str, Any]) -> list[str]:
+    """What was replayed, and what nobody can beat: a paragraph each."""
     lines = []
     if report["prompts"]:
         bound = report["lower_bound"]
@@ -354,8 +360,7 @@ def heading(report: dict[str, Any], width: int) -> str:
     if "conversations" in report:
         lines.append(f"{report['conversations']} conversations of clients.")
     lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
-    lines += [f"WARNING: {warning}" for warning in report["warnings"]]
-    return "\n".join(part for line in lines for part in wrapped(line, width))
+    return lines
 
 
 def footnote(report: dict[str, Any], width: int) -> str:

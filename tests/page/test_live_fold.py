@@ -60,20 +60,20 @@ def test_it_knows_what_was_in_flight_before_it_looked() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
-    known = fold.attempts(0)
+    known = fold.attempts.since(0)
     assert {attempt.attempt for attempt in known} == {sent.attempt for sent in run.sent}
     assert {attempt.start for attempt in known} == {run.now}
-    assert not fold.changes, "nothing has changed yet"
+    assert not fold.changes.last, "nothing has changed yet"
 
 
 def test_only_what_is_new_is_told_again() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
-    seen = fold.serial
-    assert fold.attempts(seen) == []
+    seen = fold.attempts.serial
+    assert fold.attempts.since(seen) == []
     run.finish(0)
-    [ended, *_] = fold.attempts(seen)
+    [ended, *_] = fold.attempts.since(seen)
     assert (ended.attempt, OUTCOMES[ended.outcome]) == (run.sent[0].attempt, "finished")
     [span] = ended.spans
     assert (span.start_s, span.length_s, span.tokens) == (run.now - 1, 1.0, 20)
@@ -90,9 +90,9 @@ def test_a_step_that_ends() -> None:
     assert (step["samples"], step["tokens"]) == (2, 40)
     assert (fold.step_began_s, fold.finished) == (run.now, 0)
     assert fold.staleness == {0: 2}
-    assert [change.kind for change in fold.changes] == ["delivered"]
+    assert [change.kind for change in fold.changes.last] == ["delivered"]
     run.tell(WeightsPublished(1))
-    assert "published" in {change.kind for change in fold.changes}
+    assert "published" in {change.kind for change in fold.changes.last}
 
 
 def test_what_goes_wrong_is_said_with_its_level() -> None:
@@ -102,9 +102,9 @@ def test_what_goes_wrong_is_said_with_its_level() -> None:
     sent = run.sent[0]
     run.tell(RequestFailed(sent.request, sent.attempt, "500"))
     run.tell(InstanceLost(run.sent[1].instance, "gone"))
-    said = {(change.level, change.kind) for change in fold.changes}
+    said = {(change.level, change.kind) for change in fold.changes.last}
     assert said >= {("warning", "failed"), ("error", "lost")}
-    assert any("gone" in change.text for change in fold.changes)
+    assert any("gone" in change.text for change in fold.changes.last)
 
 
 def test_waste_by_cause() -> None:
@@ -122,16 +122,3 @@ def test_after_many_steps_it_is_better_to_look_anew(monkeypatch: pytest.MonkeyPa
     assert not fold.is_full
     run.finish(1)
     assert fold.is_full
-
-
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_fold, "ENDED", 3)
-    run = Run()
-    run.begin(0)
-    fold = run.look()
-    for number in range(9):
-        attempt, name = 100 + number, f"d{number}"
-        fold.observe(run.now, Woke(), [Dispatch(name, attempt, "i", 10, 40, 0)])
-        fold.observe(run.now, RequestFinished(name, attempt, 5), [])
-    assert [each.group for each in fold.attempts(0)] == ["d6", "d7", "d8"]
-    assert fold.changes.maxlen == live_fold.CHANGES

@@ -71,8 +71,8 @@ class LiveWatch:
             while not self._closed.is_set():
                 fold = self._look()
                 anew = fold is not known
-                known, after, seen = fold, 0 if anew else seen, fold.serial
-                yield {**self._state(fold), "attempts": fold.attempts(after), "anew": anew}
+                known, after, seen = fold, 0 if anew else seen, fold.attempts.serial
+                yield {**self._state(fold), "attempts": fold.attempts.since(after), "anew": anew}
                 await self._next()
         finally:
             self._streams -= 1
@@ -134,7 +134,7 @@ class LiveWatch:
             "steps": fold.steps(),
             "staleness": dict(sorted(fold.staleness.items())),
             "waste": dict(fold.waste),
-            "changes": [change._asdict() for change in fold.changes],
+            "changes": [change._asdict() for change in fold.changes.last],
         }
 
     def _instance(self, supervisor: Any) -> dict[str, Any]:

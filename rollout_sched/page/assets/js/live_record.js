@@ -20,7 +20,6 @@ export class LiveRecord {
     }
     this.now = state.now;
     this.instances = state.instances.map(({ url }) => url);
-    this.slots = state.instances.map(({ slots }) => slots);
     const known = state.anew ? -1 : (this.marks.at(-1)?.at ?? -1);
     this.marks.push(...state.changes.filter(({ at, kind }) => at > known && MARKED.has(kind)));
     while (this.marks.length && this.marks[0].at < this.from) this.marks.shift();
@@ -77,7 +76,6 @@ export class LiveRecord {
       end_s: KEPT_S,
       zero: KEPT_S,
       instances: this.instances,
-      slots: this.slots,
       groups: [...groups.keys()],
       requests,
       attempts,

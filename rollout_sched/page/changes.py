@@ -1,0 +1,92 @@
+"""What changed last in a live run, in words."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollout_sched.core.actions import Deliver, Pause
+from rollout_sched.core.events import (
+    InstanceJoined,
+    InstanceLost,
+    RequestFailed,
+    Restored,
+    Retuned,
+    WeightsPublished,
+    WeightsUpdated,
+)
+from rollout_sched.metrics.fold import Handler
+
+#: So many are remembered.
+CHANGES = 50
+
+
+class Change(NamedTuple):
+    """level: "info", "warning" or "error"; kind: a word for what it is about."""
+
+    at: float
+    level: str
+    kind: str
+    text: str
+
+
+class Changes:
+    """Folds what is worth a line; `last` has the last of them, the newest at its end."""
+
+    def __init__(self) -> None:
+        self.last: deque[Change] = deque(maxlen=CHANGES)
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            Deliver: self._delivered,
+            InstanceJoined: self._joined,
+            InstanceLost: self._lost,
+            Pause: self._paused,
+            RequestFailed: self._failed,
+            WeightsPublished: self._published,
+            WeightsUpdated: self._updated,
+            Restored: self._restored,
+            Retuned: self._retuned,
+        }
+
+    def _note(self, now: float, level: str, kind: str, text: str) -> None:
+        self.last.append(Change(now, level, kind, text))
+
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        self._note(now, "info", "joined", f"{event.instance} joined with version {event.version}")
+
+    def _lost(self, now: float, event: InstanceLost) -> None:
+        if event.asked:
+            self._note(now, "info", "left", f"{event.instance} was {event.reason}")
+        else:
+            self._note(now, "error", "lost", f"{event.instance} was lost: {event.reason}")
+
+    def _paused(self, now: float, action: Pause) -> None:
+        self._note(now, "info", "paused", f"{action.instance} is paused ({action.mode})")
+
+    def _published(self, now: float, event: WeightsPublished) -> None:
+        self._note(now, "info", "published", f"version {event.version} published")
+
+    def _updated(self, now: float, event: WeightsUpdated) -> None:
+        self._note(now, "info", "updated", f"{event.instance} has version {event.version}")
+
+    def _restored(self, now: float, event: Restored) -> None:
+        self._note(now, "warning", "restarted", "an earlier run was taken up again")
+
+    def _retuned(self, now: float, event: Retuned) -> None:
+        said = ", ".join(
+            f"{role}.{name} = {value}"
+            for role, parameters in event.parameters.items()
+            for name, value in parameters.items()
+        )
+        self._note(now, "info", "retuned", f"the policy has other parameters: {said}")
+
+    def _failed(self, now: float, event: RequestFailed) -> None:
+        self._note(
+            now, "warning", "failed", f"an attempt at {event.request} failed: {event.reason}"
+        )
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        if action.last:
+            self._note(now, "info", "delivered", f"batch {action.batch} delivered")
