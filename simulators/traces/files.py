@@ -16,8 +16,9 @@ from rollout_sched.whole_file import whole_file
 
 Lines = Iterator[tuple[int, str]]
 
-#: Bytes of one line: more than any row has, less than a bomb that unfolds.
-LONGEST_LINE = 64 * 2**20
+#: Bytes of one line: more than any row has (sessions of agents, with a hash for each block of each
+#: call, have tens of millions), less than a bomb that unfolds.
+LONGEST_LINE = 512 * 2**20
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

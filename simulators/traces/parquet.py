@@ -11,8 +11,8 @@ from rollout_sched.simulators.traces.rows import Row
 
 MAGIC = b"PAR1"
 
-#: Rows that are in memory at once.
-AT_ONCE = 4096
+#: Rows that are in memory at once: those of a rollout dump are long texts.
+AT_ONCE = 256
 
 
 def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]:
