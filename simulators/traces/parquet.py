@@ -23,9 +23,12 @@ def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]
     except ImportError as error:
         remedy = "pip install 'rollout-sched[parquet]', or write it as JSON lines first"
         raise TraceError(where, "a Parquet file", remedy) from error
+    # What it says that is not so is found out where it is used, by whoever uses it.
+    damage = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     try:
         table = pyarrow.parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
+        columns = list(table.schema_arrow.names)
+    except damage as error:
         raise _damaged(where, error) from error
 
     def rows() -> Iterator[Row]:
@@ -35,10 +38,10 @@ def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]
                 for fields in batch.to_pylist():
                     line += 1
                     yield Row(where, line, {key: _plain(value) for key, value in fields.items()})
-        except (pyarrow.ArrowException, OSError) as error:
+        except damage as error:
             raise _damaged(where, error) from error
 
-    return list(table.schema_arrow.names), rows()
+    return columns, rows()
 
 
 def _damaged(where: str, error: Exception) -> TraceError:

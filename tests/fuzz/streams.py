@@ -73,6 +73,7 @@ WORDS = (
     *(chunk(ONE, [1]), chunk(ONE, [2], "stop"), chunk(ONE, [], "abort"), b'data: {"error":1}\n\n'),
 )
 
+_PROMPT = b'"prompt_token_ids"'
 _IDS = re.compile(rb'"token_ids"\s*:\s*\[([^\]]*)')
 
 
@@ -162,8 +163,12 @@ class Streams:
 
 def _alike_unread(body: bytes) -> bool:
     """Whether what may pass unread can be read, so that it is one whether it is read or not: JSON
-    does not say which of two fields of the same name is meant."""
-    for event in body.split(b"\n\n"):
+    does not say which of two fields of the same name is meant, and the ids of the prompt stand in
+    the first event."""
+    first, *others = body.split(b"\n\n")
+    if _PROMPT not in first and any(_PROMPT in event for event in others):
+        return False
+    for event in (first, *others):
         if GOES_ON in event:
             if event.count(b'"token_ids"') > 1:
                 return False

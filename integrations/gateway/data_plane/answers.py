@@ -74,7 +74,7 @@ class EventChoice(msgspec.Struct):
     @property
     def prompt_ids(self) -> bytes:
         """The prompt's, as a JSON list; b"" if it gives none."""
-        return _ids(self.prompt_token_ids)
+        return _prompt_ids(self.prompt_token_ids)
 
     @property
     def speaks(self) -> bool:
@@ -104,7 +104,7 @@ class Event(msgspec.Struct):
     @property
     def prompt_ids(self) -> bytes:
         """As of a choice."""
-        return _ids(self.prompt_token_ids)
+        return _prompt_ids(self.prompt_token_ids)
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -154,6 +154,12 @@ def _are_ids(ids: bytes, count: int) -> bool:
     if not count or len(ids) < 3:
         return not count and ids.translate(None, _WHITE) == b"[]"
     return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
+
+
+def _prompt_ids(value: msgspec.Raw) -> bytes:
+    """No prompt is empty: who says so would have the response go on from nothing."""
+    ids = _ids(value)
+    return b"" if ids == b"[]" else ids
 
 
 def _ids(value: msgspec.Raw) -> bytes:

@@ -44,7 +44,8 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
         return None
     message = choice.get("message")
     text = (choice.get("text") if message is None else message.get("content")) or ""
-    prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+    # No prompt is empty: who says so would have the response go on from nothing.
+    prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or None
     part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
     try:
         sum(prompt_ids or ())

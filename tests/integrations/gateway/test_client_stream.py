@@ -70,6 +70,15 @@ def test_what_the_first_event_does_not_say_is_said_for_it(endpoint: Any, envelop
     assert client.envelope == envelope
 
 
+def test_an_empty_prompt_is_not_believed() -> None:
+    client = ClientStream("chat", Begun())
+    learn(client, {**chunk([1]), "prompt_token_ids": []})
+    learn(client, chunk([1], prompt_token_ids=[]))
+    assert client.prompt_ids == b""
+    learn(client, chunk([2], prompt_token_ids=[7]))
+    assert client.prompt_ids == b"[7]"
+
+
 def test_the_prompts_ids_are_learned_from_whichever_event_tells_them() -> None:
     client = ClientStream("completions", Begun())
     learn(client, chunk([1]))

@@ -17,6 +17,16 @@ def test_an_answer_without_its_tokens_is_nothing_to_go_on_from() -> None:
     assert dialects.part_of("completions", {"choices": [{"token_ids": None}]}) is None
 
 
+@pytest.mark.parametrize("place", ["answer", "choice"])
+def test_an_empty_prompt_is_not_believed(place: str) -> None:
+    """Else the response would go on without its prompt."""
+    answer = completion([4], "abort")
+    (answer if place == "answer" else answer["choices"][0])["prompt_token_ids"] = []
+    part = dialects.part_of("completions", answer)
+    assert part is not None
+    assert part.prompt_ids is None
+
+
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize(
     "lie",
