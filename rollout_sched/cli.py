@@ -13,7 +13,7 @@ import msgspec
 from rollout_sched import __version__, config, retuner
 from rollout_sched.argument_types import natural, positive
 from rollout_sched.calibration import command as calibrate
-from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.inspection import command as inspection
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
@@ -85,11 +85,16 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file")
     add(
         "--instance",
-        required=True,
         action="append",
         dest="instances",
         metavar="URL",
         help="a vLLM server; repeat for each. One that is not up yet joins later",
+    )
+    add(
+        "--endpoints",
+        type=Path,
+        metavar="FILE",
+        help="a file that names them, in llm-d's format; what is changed there is followed",
     )
     add("--host", help=f"default: {defaults['host']}")
     add("--port", type=_port, help=f"default: {defaults['port']}; 0 picks a free one")
@@ -185,6 +190,8 @@ def _serve(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     live = given_flags(options, Settings)
     given = {**given, **given_flags(options, RunOptions)}
+    if not (given.get("instances") or given.get("endpoints")):
+        raise CallerError("no instance is named: give --instance URL, or --endpoints FILE")
     serve(Options(**given, live=live), retuner.attachment(options))
 
 

@@ -480,6 +480,18 @@ class TestServe:
         auto = self.options(monkeypatch, "--start-version", "auto")
         assert auto.start_version == "auto"
 
+    def test_instances_may_be_named_by_a_file_alone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from rollout_sched.integrations.gateway import serve
+
+        told: list[Options] = []
+        monkeypatch.setattr(serve, "serve", lambda options, attach: told.append(options))
+        assert main(["serve", "--policy", "dplb", "--endpoints", "fleet.yaml"]) == 0
+        assert told[0].endpoints == Path("fleet.yaml")
+        assert main(["serve", "--policy", "dplb"]) == 2
+        assert "--endpoints" in capsys.readouterr().err
+
     def test_megabytes_are_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.options(monkeypatch, "--max-body", "3").max_body == 3 * 2**20
 

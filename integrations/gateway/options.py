@@ -16,6 +16,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     """Every file is read, and every error raised, before the port is open.
 
     policy, instances  a preset or a TOML file; URLs of vLLM servers
+    endpoints          a file that names instances, and is watched (`endpoints_file`)
     max_requests       responses that may be here at once, waiting or running
     max_body           bytes of one request's body
     max_bodies         bytes of all bodies that are here
@@ -34,7 +35,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     """
 
     policy: str
-    instances: list[str]
+    instances: list[str] = msgspec.field(default_factory=list)
+    endpoints: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: Path | None = None

@@ -41,6 +41,7 @@ from rollout_sched.integrations.gateway.control_plane.instance_access import (
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
+from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
 from rollout_sched.integrations.http.lingering import LINGER_S
@@ -145,6 +146,7 @@ class Service:
         ]
         named = [client.name for client in self._clients]
         _check_once(named)
+        self._endpoints = self._watched(options.endpoints, make_client or _named_by_file(options))
         self.live = LiveScheduler(
             policy, options, settings=settings or settings_of(policy, options.live)
         )
@@ -199,6 +201,8 @@ class Service:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         clients, self._clients = self._clients, []
         await asyncio.gather(*(self._take_in(client) for client in clients))
+        if self._endpoints is not None:
+            await self._endpoints.open()
         self._say(f"listening on {self.url}")
 
     async def close(self) -> None:
@@ -210,6 +214,8 @@ class Service:
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
             self._close_to_admins()
+            if self._endpoints is not None:
+                await self._endpoints.close()
             self.app[WATCH].close()
             self.gateway.trainer.close()
             if self._server is not None:
@@ -251,6 +257,19 @@ class Service:
         if await self.live.driver.add_instance(client, patient=True) is None:
             why = self.live.driver.supervisors[client.name].reason
             self._say(f"instance {client.name}: away, joins when it can ({why})")
+
+    def _watched(self, path: Path | None, make_client: MakeClient) -> EndpointsFile | None:
+        if path is None:
+            return None
+        read_endpoints(path)  # before anything is made
+
+        async def add(url: str) -> None:
+            await self._take_in(make_client(NewInstance(checked_url(url))))
+
+        async def remove(url: str) -> None:
+            await self.live.driver.remove_instance(url, drain=True)
+
+        return EndpointsFile(path, add, remove)
 
     def _greet(self, policy: PolicyFile, auth: AccessControl) -> None:
         roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
@@ -298,6 +317,17 @@ def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
             slots=new.slots or options.slots,
             kv_tokens=new.kv_tokens or options.kv_tokens,
         )
+
+    return make
+
+
+def _named_by_file(options: Options) -> MakeClient:
+    """Of instances in the endpoints file: whoever writes it is trusted as whoever starts this."""
+    keys = read_instance_keys(options.instance_api_key_file, ())
+
+    def make(new: NewInstance) -> InstanceClient:
+        key = keys.of(new.url) or keys.common
+        return HttpInstance(new.url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
 
     return make
 

@@ -45,6 +45,7 @@ from rollout_sched.simulators.replay.rewards import SimRewards
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.sim_fleet import SimFleet
+from rollout_sched.simulators.replay.sim_links import SimLinks
 from rollout_sched.simulators.replay.sim_trainer import SimTrainer
 from rollout_sched.simulators.replay.telemetry import Telemetry
 from rollout_sched.simulators.replay.workload import Workload
@@ -79,7 +80,12 @@ class ClosedLoop:
         self._queue = queue = EventQueue()
         drift = scenario.policy_drift if scheduler.verification.on else None
         self._attempts = attempts = SimAttempts(workload, drift, self._is_stopping)
-        self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting)
+        self._links: SimLinks | None = None
+        tell: Callable[[Event], None] = self._tell
+        if scenario.links is not None:
+            self._links = SimLinks(scenario.links, workload.seed, queue, self._tell)
+            tell = self._links.tell
+        self._fleet = SimFleet(scenario, attempts, queue, tell, self._is_acting)
         self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
         judged = scenario.rewards is not None
         self._trainer = SimTrainer(
@@ -192,10 +198,10 @@ class ClosedLoop:
     # -- carrying out actions --------------------------------------------------------------
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
-        fleet = self._fleet
+        fleet, links = self._fleet, self._links
         return {
-            Dispatch: self._dispatch,
-            Interrupt: fleet.interrupt,
+            Dispatch: self._dispatch if links is None else links.down(self._dispatch),
+            Interrupt: fleet.interrupt if links is None else links.down(fleet.interrupt),
             Pause: fleet.pause,
             Resume: fleet.resume,
             Release: self._membership.release,

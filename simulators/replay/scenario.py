@@ -27,6 +27,7 @@ from rollout_sched.simulators.replay.faults import (
 )
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.rewards import RewardModel
+from rollout_sched.simulators.replay.sim_links import Links
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 
@@ -35,7 +36,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 #: Tables that a scenario may be without.
-OPTIONAL: dict[str, type[Any]] = {"traffic": TrafficModel, "rewards": RewardModel}
+OPTIONAL: dict[str, type[Any]] = {
+    "traffic": TrafficModel,
+    "rewards": RewardModel,
+    "links": Links,
+}
 
 
 class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +93,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything about the world but the trace and the policy.
 
     `traffic`: clients of the gateway, where there are any. `rewards`: how samples are judged, where
-    they are. `faults`: what happens to instances, in any order.
+    they are. `links`: to fronts between the scheduler and the instances, where there are some.
+    `faults`: what happens to instances, in any order.
     """
 
     fleet: FleetModel
@@ -103,6 +109,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: Job = Job()
     traffic: TrafficModel | None = None
     rewards: RewardModel | None = None
+    links: Links | None = None
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
@@ -160,6 +167,10 @@ def _check_sense(name: str, scenario: Scenario) -> None:
         raise ConfigError(
             f"{name}: traffic.for_s: missing; say for how many seconds {traffic.rate:g} "
             f"conversations a second begin"
+        )
+    if scenario.links is not None and (traffic is not None or scenario.faults):
+        raise ConfigError(
+            f"{name}: links: they are rehearsed without [traffic] and [[faults]]; leave those out"
         )
     if traffic is None and not scenario.job.batches:
         raise ConfigError(

@@ -54,6 +54,9 @@ class SimFleet:
         self._is_acting = is_acting
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
+        self._tool_after_s = 0.0  # a tool begins when the scheduler has said that it is wanted
+        if scenario.links is not None:
+            self._tool_after_s = scenario.links.round_trip_s
         self._verifies = attempts.verifies
         self._schedulers = 1  # that there have been
 
@@ -120,7 +123,7 @@ class SimFleet:
         event, tool = answer
         if tool is not None:
             seconds, returned = tool
-            self._queue.after(seconds, self._return, returned)
+            self._queue.after(self._tool_after_s + seconds, self._return, returned)
         self._tell(event)
 
     def _return(self, returned: ToolReturned) -> None:

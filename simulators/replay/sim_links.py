@@ -1,0 +1,77 @@
+"""Fronts between the scheduler and the instances, each at the end of a link that takes its time.
+
+What `rollout_sched.link` does with processes, in virtual time: an answer reaches the scheduler, and
+an order the front, later than it was said, in order. Instances are watched over beside the
+scheduler, so what is said of them is not put off; a pause is over when all that its instance had to
+say has arrived.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from rollout_sched.core.events import Event, InstancePaused
+from rollout_sched.simulators.replay.event_queue import EventQueue
+
+
+class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many fronts. A message takes `delay_s` seconds one way, on average; `spread` 0.5: between
+    half of that and half more."""
+
+    fronts: Annotated[int, msgspec.Meta(ge=1)] = 1
+    delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+
+    @property
+    def round_trip_s(self) -> float:
+        """Of the slowest two messages."""
+        return 2 * self.delay_s * (1 + self.spread)
+
+
+class SimLinks:
+    """A group, and all of its requests, is at one of the fronts."""
+
+    def __init__(
+        self, model: Links, seed: int, queue: EventQueue, tell: Callable[[Event], None]
+    ) -> None:
+        self._model = model
+        self._queue = queue
+        self._tell = tell
+        self._dice = random.Random(f"links/{seed}")
+        self._up = [0.0] * model.fronts  # when the last message so far arrives
+        self._down = [0.0] * model.fronts
+
+    def tell(self, event: Event) -> None:
+        """Something has happened to an instance, or on one."""
+        request = getattr(event, "request", None)
+        if request is not None:
+            self._queue.at(self._arrival(self._up, _owner(request)), self._tell, event)
+        elif isinstance(event, InstancePaused):
+            self._queue.at(max(self._queue.now, *self._up), self._tell, event)
+        else:
+            self._tell(event)
+
+    def down(self, carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The same for what the scheduler orders of a request."""
+
+        def order(action: Any) -> None:
+            self._queue.at(self._arrival(self._down, _owner(action.request)), carry_out, action)
+
+        return order
+
+    def _arrival(self, lanes: list[float], owner: str) -> float:
+        front = zlib.crc32(owner.encode()) % len(lanes)
+        model = self._model
+        takes_s = model.delay_s * (1 + model.spread * self._dice.uniform(-1, 1))
+        lanes[front] = max(lanes[front], self._queue.now + takes_s)
+        return lanes[front]
+
+
+def _owner(request: str) -> str:
+    """Its group, if it is of one."""
+    return request.rpartition("/")[0] or request

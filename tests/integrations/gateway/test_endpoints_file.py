@@ -1,0 +1,202 @@
+"""A file that names instances: what is written there is followed, and what is no use changes
+nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from tests.integrations.gateway.house import House, Upstream
+from tests.live.scripted import until
+
+YAML = """
+endpoints:
+- name: one
+  address: 10.0.0.7
+  port: 8000
+  labels: {role: decode}
+- {address: "fd00::1", port: "8001", anything: else}
+"""
+
+
+def write(path: Path, *ports: int) -> None:
+    """Replaced as a whole, as those do who write such files."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"endpoints": [{"address": "a", "port": p} for p in ports]}))
+    new.replace(path)
+
+
+class TestReading:
+    def test_yaml(self, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text(YAML)
+        urls = [endpoint.url for endpoint in read_endpoints(path)]
+        assert urls == ["http://10.0.0.7:8000", "http://[fd00::1]:8001"]
+
+    def test_json(self, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.json"
+        write(path, 1, 2)
+        assert [endpoint.url for endpoint in read_endpoints(path)] == ["http://a:1", "http://a:2"]
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("{", "endpoints.json"),
+            ("[]", "object"),
+            ("{}", "endpoints"),
+            ('{"endpoints": [{"address": "a"}]}', "port"),
+            ('{"endpoints": [{"address": "a", "port": 0}]}', r"endpoints\[0\]\.port"),
+            ('{"endpoints": [{"address": "", "port": 1}]}', "address"),
+            (
+                '{"endpoints": [{"address": "a", "port": 1}, {"address": "a", "port": 1}]}',
+                "http://a:1 is there twice",
+            ),
+        ],
+    )
+    def test_what_is_no_use(self, text: str, says: str, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.json"
+        path.write_text(text)
+        with pytest.raises(CallerError, match=says):
+            read_endpoints(path)
+
+    def test_what_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CallerError, match="No such file"):
+            read_endpoints(tmp_path / "endpoints.yaml")
+
+    def test_without_a_reader_of_yaml_it_says_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def missing(*_: Any, **__: Any) -> Any:
+            raise ImportError("yaml")
+
+        monkeypatch.setattr(msgspec.yaml, "decode", missing)
+        path = tmp_path / "endpoints.yaml"
+        path.write_text(YAML)
+        with pytest.raises(CallerError, match=r"rollout-sched\[endpoints\]"):
+            read_endpoints(path)
+
+
+def test_a_gateway_follows_it(path: Path) -> None:
+    async def scene() -> None:
+        one, two = Upstream("http://a:1"), Upstream("http://a:2")
+        async with House(one, two, instances=[], endpoints=path) as house:
+            assert sorted(house.service.live.driver.supervisors) == ["http://a:1", "http://a:2"]
+            write(path, 2)
+            supervisors = house.service.live.driver.supervisors
+            await until(lambda: list(supervisors) == ["http://a:2"], 20)
+
+    run(scene)
+
+
+class Fleet:
+    """Those that were added and not removed; `changes` in their order."""
+
+    def __init__(self, path: Path) -> None:
+        self.here: builtins.set[str] = set()
+        self.changes: list[str] = []
+        self.refused: builtins.set[str] = set()
+        self.removing: asyncio.Event | None = None
+        self.file = EndpointsFile(path, self.add, self.remove, look_s=0.001)
+
+    async def add(self, url: str) -> None:
+        self.changes.append(f"+{url}")
+        if url in self.refused:
+            raise CallerError("it is here already")
+        self.here.add(url)
+
+    async def remove(self, url: str) -> None:
+        if self.removing is not None:
+            await self.removing.wait()
+        self.changes.append(f"-{url}")
+        self.here.discard(url)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write(tmp_path / "endpoints.json", 1, 2)
+    return tmp_path / "endpoints.json"
+
+
+def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+class TestWatching:
+    def test_who_is_named_joins_and_who_is_not_goes(self, path: Path) -> None:
+        async def scene() -> None:
+            fleet = Fleet(path)
+            await fleet.file.open()
+            assert fleet.here == {"http://a:1", "http://a:2"}
+            write(path, 2, 3)
+            await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
+            write(path)
+            await until(lambda: not fleet.here)
+            await fleet.file.close()
+
+        run(scene)
+
+    def test_what_cannot_be_read_changes_nothing_and_is_said_once(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene() -> None:
+            fleet = Fleet(path)
+            await fleet.file.open()
+            path.write_text("half a fi")
+            await until(lambda: caplog.records)
+            await asyncio.sleep(0.05)
+            path.unlink()
+            await until(lambda: len(caplog.records) > 1)
+            assert len(fleet.here) == 2
+            write(path, 1)
+            await until(lambda: len(fleet.here) == 1)
+            await fleet.file.close()
+
+        run(scene)
+        assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
+
+    def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
+        async def scene() -> None:
+            fleet = Fleet(path)
+            await fleet.file.open()
+            fleet.removing = asyncio.Event()
+            write(path, 1)
+            await asyncio.sleep(0.05)
+            write(path, 1, 2)
+            await asyncio.sleep(0.05)
+            assert fleet.changes[2:] == []
+            fleet.removing.set()
+            await until(lambda: len(fleet.changes) == 4)
+            assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
+            await fleet.file.close()
+
+        run(scene)
+
+    def test_one_that_is_refused_keeps_nobody_else_away(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene() -> None:
+            fleet = Fleet(path)
+            fleet.refused = {"http://a:1"}
+            await fleet.file.open()
+            assert fleet.here == {"http://a:2"}
+            await fleet.file.close()
+
+        run(scene)
+        assert "here already" in caplog.text
+
+    def test_a_file_that_is_no_use_at_start_is_the_callers_fault(self, path: Path) -> None:
+        async def scene() -> None:
+            path.write_text("{}")
+            with pytest.raises(CallerError):
+                await Fleet(path).file.open()
+
+        run(scene)

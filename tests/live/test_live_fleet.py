@@ -1,0 +1,107 @@
+"""Instances come, join, are lost and go, and each is here once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        self.driver = Driver(
+            make_scheduler(),
+            settings=Settings(poll_s=1000.0),
+            observers=[lambda now, event, actions: self.told.append(event)],
+        )
+        self.fleet = self.driver.fleet
+
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event in self.told]
+
+
+def play(scene: Callable[[Stage], Any]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        try:
+            async with asyncio.timeout(10):
+                await scene(stage)
+        finally:
+            await stage.driver.close()
+
+    asyncio.run(run())
+
+
+def test_one_comes_once_and_goes() -> None:
+    async def scene(stage: Stage) -> None:
+        instance = Scripted()
+        await stage.fleet.add(instance, patient=False)
+        assert stage.fleet.max_model_len() == 10_000
+        with pytest.raises(CallerError, match="here already"):
+            await stage.fleet.add(Scripted(), patient=False)
+        await stage.fleet.remove("i0", drain=True)
+        assert instance.closed
+        assert not stage.fleet.supervisors
+        assert stage.fleet.max_model_len() == 0
+        kinds = [InstanceJoined, InstanceLeaving, InstanceLost]
+        assert [type(event) for event in stage.told] == kinds
+        with pytest.raises(CallerError, match="no instance 'i0' here"):
+            await stage.fleet.remove("i0", drain=False)
+
+    play(scene)
+
+
+def test_one_that_cannot_be_used_is_not_here() -> None:
+    async def scene(stage: Stage) -> None:
+        instance = Scripted()
+        instance.dead = True
+        with pytest.raises(InstanceError):
+            await stage.fleet.add(instance, patient=False)
+        assert not stage.fleet.supervisors
+        assert instance.closed
+        assert await stage.fleet.add(Scripted(), patient=True) is not None
+
+    play(scene)
+
+
+def test_what_an_earlier_run_has_paused_is_ours_to_resume() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.fleet.paused_before = {"i0"}
+        await stage.fleet.add(Scripted("i0"), patient=False)
+        await stage.fleet.add(Scripted("i1"), patient=False)
+        assert not stage.fleet.paused_before
+        assert sorted(stage.fleet.supervisors) == ["i0", "i1"]
+
+    play(scene)
+
+
+def test_a_loss_is_told_once() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.fleet.add(Scripted(), patient=False)
+        stage.fleet.lose("i0", "it died")
+        stage.fleet.lose("i0", "it died")
+        assert stage.kinds().count("InstanceLost") == 1
+
+    play(scene)
+
+
+def test_only_who_knows_how_can_load() -> None:
+    async def load(client: Any, version: int) -> None: ...
+
+    async def scene(stage: Stage) -> None:
+        assert not stage.fleet.can_load
+        stage.fleet.loader = load
+        assert stage.fleet.can_load
+
+    play(scene)

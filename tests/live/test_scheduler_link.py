@@ -1,0 +1,74 @@
+"""The link within one process: what is told is handled at once, and answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import RequestSubmitted, RequestWithdrawn
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.scheduler_link import DirectLink
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.driver = Driver(make_scheduler(), settings=Settings(poll_s=1000.0))
+        driver = self.driver
+        self.link = DirectLink(driver.pump, driver.view, driver.supervisors, driver.checks)
+
+
+def play(scene: Callable[[Stage], Any]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        await stage.driver.add_instance(Scripted())
+        try:
+            async with asyncio.timeout(10):
+                await scene(stage)
+        finally:
+            await stage.driver.close()
+
+    asyncio.run(run())
+
+
+def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
+    async def scene(stage: Stage) -> None:
+        assert stage.link.client("i0").name == "i0"
+        assert stage.link.unverified("i0") is None
+        stage.link.restart_suspected("i0")
+        stage.link.restart_suspected("nobody")
+        unverified = stage.link.unverified("i0")
+        assert unverified is not None
+        await unverified.wait()
+
+    play(scene)
+
+
+def test_what_is_told_is_known_at_once() -> None:
+    async def scene(stage: Stage) -> None:
+        payload = TokenPayload([1], {})
+        stage.driver.payloads.add("r", payload)
+        stage.link.tell(RequestSubmitted("r", "r", 1, 9))
+        assert stage.driver.view.in_flight == 1
+        stage.link.tell(RequestWithdrawn("r"))
+        assert await stage.link.passed(Dispatch("r", 1, "i0", 1, 9, 0), 1, stopped=False) is None
+
+    play(scene)
+
+
+def test_no_tool_begins_for_a_turn_that_nobody_waits_for() -> None:
+    async def scene(stage: Stage) -> None:
+        begun: list[int] = []
+        stage.link.when_acting(Dispatch("r", 1, "i0", 1, 9, 0), lambda: begun.append(1))
+        stage.link.tell(RequestSubmitted("q", "q", 1, 9))
+        assert begun == []
+        error = RuntimeError("its own")
+        stage.link.fail(error)
+        assert stage.link.broken is error
+
+    play(scene)
