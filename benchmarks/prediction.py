@@ -125,8 +125,8 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
     model = folder / "tiny"
     tiny_model.main([str(model)])
     count = max(1, (os.cpu_count() or 1) // CORES_OF_AN_INSTANCE)
-    flags = ("--enable-scale-out", "--max-num-seqs", str(SLOTS))
-    flags += ("--kv-cache-memory-bytes", str(KV_TOKENS * 1024))
+    flags = ["--enable-scale-out", "--max-num-seqs", str(SLOTS)]
+    flags += ["--kv-cache-memory-bytes", str(KV_TOKENS * 1024)]
     started = [
         stack.enter_context(serving(model, folder, *flags, dev_mode=True, core=number))
         for number in range(count)
