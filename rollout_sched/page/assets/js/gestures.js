@@ -1,6 +1,7 @@
 // Mouse, touch and keys on a timeline.
 
 import { hideTooltip } from "./dom.js";
+import { AXIS } from "./painter.js";
 
 const STEP = 1.3; // of a zoom by one key
 const MOVED = 4; // pixels from which on a press is a drag
@@ -86,7 +87,7 @@ function drag(timeline) {
 function press(timeline, { offsetX, offsetY }) {
   const layout = timeline.layout();
   if (offsetX >= layout.left) return timeline.choose(timeline.spanAt(offsetX, offsetY));
-  const place = Math.floor((offsetY + timeline.scroll - 20) / layout.row);
+  const place = Math.floor((offsetY + timeline.scroll - AXIS) / layout.row);
   if (place >= 0 && place < layout.instances.length) timeline.showAlone(layout.instances[place]);
   return undefined;
 }
