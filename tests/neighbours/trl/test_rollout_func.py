@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_sched.client import BlockingRollouts, RolloutScheduler, Trajectory
+from rollout_sched.client import BlockingRollouts, RolloutScheduler, Sample, Trajectory
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 from tests.neighbours.fleet import Program, fake_instance
@@ -29,12 +29,12 @@ def instances() -> Iterator[list[Program]]:
 
 
 def scheduler(
-    instances: list[Program], groups: int = 2, policy: str = "round_robin_sync"
+    instances: list[Program], groups: int = 2, policy: str = "round_robin_sync", **rewards: Any
 ) -> BlockingRollouts:
     urls = [instance.url for instance in instances]
     version = max(weight_version(instance) for instance in instances)
     return RolloutScheduler.from_toml(
-        policy, urls, prompts_per_step=groups, version=version
+        policy, urls, prompts_per_step=groups, version=version, **rewards
     ).blocking()
 
 
@@ -179,4 +179,35 @@ def test_adapters_are_refused(model: Path, instances: list[Program], tmp_path: P
         trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
         trainer.model.peft_config = {}
         with pytest.raises(CallerError, match="adapters are not merged"):
+            trainer.train()
+
+
+async def length(sample: Sample) -> float:
+    return float(len(sample.response_ids))
+
+
+def test_the_reward_of_the_scheduler_is_handed_on(
+    model: Path, instances: list[Program], tmp_path: Path
+) -> None:
+    seen: list[list[float]] = []
+
+    def same(reward: list[float], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        assert reward == [float(len(ids)) for ids in completion_ids]
+        seen.append(reward)
+        return reward
+
+    with scheduler(instances, reward=length) as rollouts:
+        args = stage.config(tmp_path, max_steps=1)
+        trainer = stage.trainer(model, args, same, rollout_func=RolloutFunc(rollouts))
+        trainer.train()
+    assert seen
+
+
+def test_a_trainer_that_waits_for_every_prompt_takes_no_filter(
+    model: Path, instances: list[Program], tmp_path: Path
+) -> None:
+    with scheduler(instances, reward=length, keep=lambda samples: False) as rollouts:
+        func = RolloutFunc(rollouts)
+        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
+        with pytest.raises(CallerError, match="filtered, but this trainer waits for every prompt"):
             trainer.train()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 
-from rollout_sched.client import BlockingRollouts, RolloutScheduler, Trajectory
+from rollout_sched.client import BlockingRollouts, RolloutScheduler, Sample, Trajectory
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutWorker
 from tests.neighbours.fleet import fake_instance
 from tests.neighbours.trl import stage
@@ -203,3 +203,28 @@ def raises(worker: RolloutWorker) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def test_rewards_of_the_scheduler_count_and_what_it_filters_is_made_up_for(model: Path) -> None:
+    async def length(sample: Sample) -> float:
+        return float(len(sample.response_ids))
+
+    async def second_in_two(samples: Sequence[Sample]) -> bool:
+        seen.add(samples[0].uid)
+        return len(seen) % 2 == 0
+
+    seen: set[str] = set()
+    with fake_instance(*stage.FAKE) as instance:
+        scheduler = RolloutScheduler.from_toml(
+            "areal", [instance.url], prompts_per_step=2, reward=length, keep=second_in_two
+        )
+        with scheduler.blocking() as rollouts:
+            worker = worker_of(rollouts, model, lambda **columns: [0.0] * stage.GENERATIONS)
+            worker.start()
+            got = taken(worker, 4 * stage.GENERATIONS)
+            worker.stop()
+    assert len({sample.group_id for sample in got}) == 4
+    for sample in got:
+        made = sum(sample.completion_mask)
+        assert sample.metrics["rewards/scheduler"] == sample.metrics["reward"] >= made > 0
+    assert len(seen) >= 8
