@@ -132,6 +132,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
     add("--log-level", choices=get_args(Level), help=f"default: {defaults['log_level']}")
     add("--log-format", choices=get_args(Format), help=f"default: {defaults['log_format']}")
+    add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")
     add("--access-log", action="store_true", help="log each call when it is over")
     retuner.add_flags(parser)
     add_flags(parser, RunOptions)

@@ -30,6 +30,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     log_level          of what is logged: debug, info, warning, error
     log_format         text or json, a line for each; as json, what else is said is logged too
     access_log         a line for each call that is over
+    otlp               URL of an OpenTelemetry collector (HTTP) that is sent traces
     grace_s            seconds that running answers get to finish when the gateway stops
     live               settings of the driver, before those of the policy file
     """
@@ -55,5 +56,6 @@ class Options(RunOptions, frozen=True, kw_only=True):
     log_level: Level = "info"
     log_format: Format = "text"
     access_log: bool = False
+    otlp: str = ""
     grace_s: float = 10.0
     live: dict[str, Any] = msgspec.field(default_factory=dict)

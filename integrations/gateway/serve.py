@@ -171,6 +171,7 @@ class Service:
         self.app = make_app(
             self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
         )
+        self._end_tracing = _tracing(self.live, self.app, options.otlp) if options.otlp else None
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
@@ -225,6 +226,8 @@ class Service:
             last_words.cancel()
             self.gateway.figures.lag.stop()
             await self.live.close()
+            if self._end_tracing is not None:
+                await asyncio.to_thread(self._end_tracing)
             for client in self._clients:
                 await client.close()
 
@@ -330,6 +333,15 @@ def _named_by_file(options: Options) -> MakeClient:
         return HttpInstance(new.url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
 
     return make
+
+
+def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[], None]:
+    """Raises CallerError without what it needs."""
+    try:
+        from rollout_sched.integrations.otel.export import export
+    except ImportError as error:
+        raise CallerError(f"--otlp needs the extra otel, rollout-sched[otel]: {error}") from error
+    return export(live.driver, app, url)
 
 
 def _log_of_aiohttp() -> logging.Logger:

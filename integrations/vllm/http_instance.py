@@ -12,6 +12,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.bearer import authorization, check_key
 from rollout_sched.integrations.http.client import Pool
+from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
@@ -29,9 +30,10 @@ from rollout_sched.integrations.vllm.instance_url import checked_url
 from rollout_sched.integrations.vllm.order_calls import OrderCalls
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
-from rollout_sched.integrations.vllm.proxy import ProxyCalls
+from rollout_sched.integrations.vllm.proxy import ProxyCall, ProxyCalls
 from rollout_sched.integrations.vllm.ranks import MOST_RANKS
 from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.integrations.vllm.trace_lines import TraceLines, renamed
 from rollout_sched.live.ports import Description, Gauges, InstanceError, OnTokens, Order, Output
 
 
@@ -127,6 +129,24 @@ class HttpInstance:
         if found.abort_path is None:
             return await self._orders.make_cuttable(order, found.dialect, model, assembly)
         return await self._orders.make(order, found.dialect, model, assembly)
+
+    def trace_orders(self, trace: TraceLines) -> None:
+        """Name with each order, in place of what a client has named, the trace that is its own."""
+        pass_on = self._proxies.pass_on
+
+        def pass_on_named(
+            order_id: str,
+            engine_id: str,
+            path: str,
+            header_lines: bytes,
+            body: bytes,
+            receiver: Receiver,
+        ) -> ProxyCall:
+            named = renamed(header_lines, trace(order_id))
+            return pass_on(order_id, engine_id, path, named, body, receiver)
+
+        self.pass_on = pass_on_named
+        self._orders.trace = trace
 
     async def abort(self, order_id: str) -> None:
         """Where the server cannot abort, the connection is cut: the answer then has the tokens

@@ -11,6 +11,7 @@ from rollout_sched.integrations.vllm.pooled_call import post
 from rollout_sched.integrations.vllm.protocol.event_stream import EventStream
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.integrations.vllm.trace_lines import TraceLines, no_trace
 from rollout_sched.live.ports import Order, Output, RequestRejected
 
 LARGEST_VOCABULARY = 2**19  # tokens, to bound answers with; models have up to 2**18
@@ -21,6 +22,7 @@ class OrderCalls:
 
     header_lines  what each call carries
     limit_s       seconds until one is given up; None: never
+    trace         lines that each call carries besides, by the order's id
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class OrderCalls:
         self._header_lines = header_lines
         self._throttle = throttle
         self._limit_s = limit_s
+        self.trace: TraceLines = no_trace
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
 
     async def make(self, order: Order, dialect: Dialect, model: str, assembly: Assembly) -> Output:
         """Raises RequestRejected if the order is at fault, else InstanceError."""
         body = dialect.body(order, model)
-        lines = self._header_lines + _session_line(order.session)
+        lines = self._header_lines + _session_line(order.session) + self.trace(order.id)
         events = EventStream()
 
         def receive(data: bytes) -> None:

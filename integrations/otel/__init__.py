@@ -1,0 +1,1 @@
+"""Traces of a live run for OpenTelemetry (the extra `otel`)."""

@@ -1,0 +1,207 @@
+"""Spans of a live run: an observer of the driver, which pays for nothing where there is none.
+
+    rl.sample        a client's request, or a trainer's sample from its first dispatch on
+      text_completion  one attempt: instance, version, tokens, how it ended, where it was before
+    rl.sync          new weights, from their publication until every instance has them
+      rl.sync.load     into one instance
+
+The names of phases are those proposed for OpenTelemetry's conventions (semantic-conventions-genai,
+issue 88), those of an attempt are of its conventions for generative AI; neither is stable. The
+parent of a sample is what its client named in `traceparent`, or the span in which a trainer has
+submitted its group; an instance is named the attempt's, so that its own spans come below that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+
+from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
+from rollout_sched.core.events import (
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLost,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+)
+from rollout_sched.core.model import Sample
+from rollout_sched.integrations.otel.generations import Generations
+from rollout_sched.integrations.vllm.trace_lines import TRACE_LINE
+from rollout_sched.live.driver import Driver
+from rollout_sched.metrics.fold import Handler
+from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.weight_times import WeightTimes
+
+#: Of an attempt, at the beginning of what follows the run's name in an order's.
+_NUMBER = re.compile(r"\d+")
+
+
+class Tracing:
+    """Of one driver; `provider` has the spans and sends them."""
+
+    def __init__(self, driver: Driver, provider: TracerProvider) -> None:
+        self._tracer = trace.get_tracer("rollout_sched", tracer_provider=provider)
+        self._driver = driver
+        self._samples: dict[str, Span] = {}
+        self._groups: dict[str, Context] = {}  # in which a group was submitted
+        self._generations = Generations(self._tracer, driver.view)
+        self._sync: Span | None = None
+        self._loads: dict[str, Span] = {}
+        driver.pump.observers.append(Folded(self, WeightTimes(self._synced)).observe)
+        for instance in driver.view.instances:
+            self._trace_orders(instance.id)
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        ends = (RequestFinished, RequestInterrupted, TurnFinished, RequestFailed)
+        handlers: dict[type[Any], Handler] = {
+            RequestSubmitted: self._asked,
+            GroupSubmitted: self._submitted,
+            Dispatch: self._dispatched,
+            Answer: self._answered,
+            Deliver: self._delivered,
+            Discard: self._discarded,
+            InstanceJoined: self._joined,
+            InstanceLost: self._lost,
+            WeightsPublished: self._published,
+            UpdateWeights: self._loading,
+            WeightsUpdated: self._loaded,
+        }
+        handlers.update(dict.fromkeys(ends, self._ended))
+        return handlers
+
+    def close(self) -> None:
+        """What is open ends now."""
+        self._generations.close()
+        open_spans = [*self._samples.values(), *self._loads.values()]
+        for span in [*open_spans, *([self._sync] if self._sync else [])]:
+            span.end()
+
+    # -- samples ---------------------------------------------------------------------------
+
+    def _asked(self, now: float, event: RequestSubmitted) -> None:
+        parent = _named_in(self._driver.payloads.get(event.request))
+        about = {"rl.request.id": event.request, "session.id": event.session}
+        self._samples[event.request] = self._begin("rl.sample", parent, about)
+
+    def _submitted(self, now: float, event: GroupSubmitted) -> None:
+        self._groups[event.group] = context.get_current()
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        if action.request not in self._samples:
+            about = {
+                "rl.request.id": action.request,
+                "rl.group.id": action.group,
+                "rl.sample.index": action.index,
+            }
+            parent = self._groups.get(action.group)
+            self._samples[action.request] = self._begin("rl.sample", parent, about)
+        self._generations.begin(action, self._samples[action.request])
+
+    def _ended(self, now: float, event: Any) -> None:
+        self._generations.end(event)
+
+    def _answered(self, now: float, action: Answer) -> None:
+        self._over(action.sample)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        for sample in action.samples:
+            self._over(sample)
+            self._groups.pop(sample.group, None)
+
+    def _over(self, sample: Sample) -> None:
+        span = self._samples.pop(sample.request, None)
+        if span is None:
+            return
+        span.set_attributes(
+            {
+                "gen_ai.usage.output_tokens": sample.response_tokens,
+                "gen_ai.response.finish_reasons": [sample.finish],
+                "rl.staleness": sample.staleness,
+                "rl.policy.versions": [segment.version for segment in sample.segments],
+            }
+        )
+        span.end()
+        self._generations.forget(sample.request)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if not action.ends:
+            return
+        span = self._samples.pop(action.request, None)
+        self._generations.forget(action.request)
+        if span is not None:
+            span.set_attribute("rl.discarded", action.reason)
+            if action.reason == "failed":
+                span.set_status(Status(StatusCode.ERROR))
+            span.end()
+        if action.reason != "surplus":  # then the group is over
+            self._groups.pop(action.group, None)
+
+    # -- instances and their weights -------------------------------------------------------
+
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        self._trace_orders(event.instance)
+
+    def _trace_orders(self, instance: str) -> None:
+        client = self._driver.supervisors[instance].client
+        trace_orders = getattr(client, "trace_orders", None)
+        if trace_orders is not None:
+            trace_orders(self.lines)
+
+    def lines(self, order_id: str) -> bytes:
+        """What is said to an instance with an order: the attempt's span."""
+        attempt = _NUMBER.match(order_id.removeprefix(f"{self._driver.epoch}-"))
+        return self._generations.lines(int(attempt[0])) if attempt else b""
+
+    def _lost(self, now: float, event: InstanceLost) -> None:
+        self._generations.lose(event.instance)
+        load = self._loads.pop(event.instance, None)
+        if load is not None:
+            load.set_status(Status(StatusCode.ERROR, "it was lost"))
+            load.end()
+
+    def _published(self, now: float, event: WeightsPublished) -> None:
+        if self._sync is not None:
+            self._sync.end()
+        about = {"rl.policy.version": event.version}
+        self._sync = self._begin("rl.sync", None, about)
+
+    def _loading(self, now: float, action: UpdateWeights) -> None:
+        parent = None if self._sync is None else trace.set_span_in_context(self._sync)
+        about = {"server.address": action.instance, "rl.policy.version": action.version}
+        self._loads[action.instance] = self._begin("rl.sync.load", parent, about)
+
+    def _loaded(self, now: float, event: WeightsUpdated) -> None:
+        load = self._loads.pop(event.instance, None)
+        if load is not None:
+            load.end()
+
+    def _synced(self, version: int, instances: int, seconds: float) -> None:
+        if self._sync is not None:
+            self._sync.set_attribute("rl.instances", instances)
+            self._sync.end()
+            self._sync = None
+
+    def _begin(self, name: str, parent: Context | None, about: dict[str, Any]) -> Span:
+        """What is not known is left out."""
+        known = {key: value for key, value in about.items() if value != ""}
+        return self._tracer.start_span(name, context=parent, attributes=known)
+
+
+def _named_in(payload: Any) -> Context | None:
+    """The parent that a client has named in its header."""
+    call = getattr(payload, "call", None)
+    if call is None:
+        return None
+    named = TRACE_LINE.findall(call.request.header_lines)
+    carrier = {key.decode().lower(): value.decode("latin-1") for key, value in named}
+    return propagate.extract(carrier)

@@ -1,0 +1,87 @@
+"""A gateway that is told of a collector sends it what an OTLP receiver reads."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.replay.scenario import load_scenario
+from tests.integrations.otel.test_tracing import NAMED, TRACE, ask
+
+
+class Collector:
+    """Takes OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self._runner: web.AppRunner
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.add_routes([web.post("/v1/traces", self._take)])
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _take(self, request: web.Request) -> web.Response:
+        assert request.content_type == "application/x-protobuf"
+        body = await request.read()
+        if body[:2] == b"\x1f\x8b":
+            body = gzip.decompress(body)
+        self.requests.append(ExportTraceServiceRequest.FromString(body))
+        return web.Response()
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+def test_what_ends_is_sent_and_all_of_it_at_the_end() -> None:
+    async def scene() -> None:
+        collector = Collector()
+        url = await collector.start()
+        server = FakeServer(EngineSettings(load_scenario("qwen7b-8xh100").instance, speed=50.0))
+        instance = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        options = Options(policy="dplb", instances=[instance], port=0, grace_s=0.5, otlp=url)
+        service = Service(options, lambda said: None)
+        await service.open()
+        await ask(service.url, **NAMED)
+        await service.close()
+        await server.close()
+        await collector.close()
+        resources = [each for request in collector.requests for each in request.resource_spans]
+        named = {
+            attribute.key: attribute.value.string_value
+            for each in resources
+            for attribute in each.resource.attributes
+        }
+        assert named["service.name"] == "rollout-sched"
+        assert named["rl.run.id"] == service.live.driver.epoch
+        spans = [span for each in resources for scope in each.scope_spans for span in scope.spans]
+        assert {span.name for span in spans} == {"rl.sample", "text_completion"}
+        assert {span.trace_id.hex() for span in spans} == {TRACE}
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_without_the_extra_the_remedy_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        monkeypatch.setitem(
+            __import__("sys").modules, "rollout_sched.integrations.otel.export", None
+        )
+        with pytest.raises(CallerError, match=r"rollout-sched\[otel\]"):
+            Service(Options(policy="dplb", instances=[], otlp="http://127.0.0.1:1"), print)
+
+    asyncio.run(scene())
