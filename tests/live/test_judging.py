@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     GroupSubmitted,
     WeightsPublished,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import GroupState, Sample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import PayloadOf, RequestRejected
@@ -125,7 +125,7 @@ def test_a_sample_is_judged_as_it_finishes_and_the_group_when_all_are() -> None:
             await stage.instance.answer(0, [9])
             await until(lambda: "a/0" in stage.judge.asked)
             assert not stage.driver.view.in_flight, "it holds no slot"
-            assert stage.driver.view.groups("judging") == 1
+            assert stage.driver.view.groups(GroupState.JUDGING) == 1
             assert not stage.delivered
             await stage.judge.answer("a/0", 2.0)
             await until(lambda: len(stage.delivered) == 2)

@@ -14,6 +14,7 @@ import pytest
 
 from rollout_sched import journal, load_policy, parse_policy
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model import GroupState
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.run_options import RunOptions
@@ -365,7 +366,7 @@ class TestRestarts:
                 live.trainer.submit([prompt("a", samples=1), prompt("b", samples=1)])
                 asking = asyncio.create_task(batch_of(live))
                 await before.answer(0, [7])
-                await until(lambda: live.driver.view.groups("complete") == 1)
+                await until(lambda: live.driver.view.groups(GroupState.COMPLETE) == 1)
                 left = await killed(live, tmp_path / "2")
                 asking.cancel()
             after, grader = Scripted(), Grader(first_token)
