@@ -38,7 +38,6 @@ STATE = RunState(
         2,
         1,
         1,
-        1,
         2,
         Launch(2, 1, 1.5),
         1,
