@@ -13,6 +13,7 @@ from rollout_sched.core.actions import Judge, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
     Event,
+    GroupJudged,
     GroupSubmitted,
     RequestSubmitted,
     RequestWithdrawn,
@@ -82,6 +83,7 @@ class Driver:
         for kind, carry_out in (*self.front.orders.items(), *self.lending.orders.items()):
             self.pump.on(kind, carry_out)
         self.pump.on(Wake, self.pump.wake)
+        self.pump.on(Judge, self._fail_unjudged)
         self.judging: Judging | None = None
 
     @property
@@ -125,6 +127,10 @@ class Driver:
         """Have groups judged that are submitted to be, from now on."""
         self.judging = Judging(self.pump, self.front.payloads, judge)
         self.pump.on(Judge, self.judging.settle)
+
+    def _fail_unjudged(self, action: Judge) -> None:
+        self.payloads.note_group_error(action.group, CallerError("nobody judges groups here"))
+        self.pump.tell(GroupJudged(action.group, action.judgement, "failed"))
 
     def _end_all(self, error: Exception) -> None:
         if self.judging is not None:

@@ -263,3 +263,22 @@ def test_a_scheduler_that_breaks_fails_what_is_judged() -> None:
             await until(lambda: sorted(stage.judge.cancelled) == ["a/0", "a/1"])
 
     run(scene())
+
+
+def test_where_nobody_judges_a_group_fails_and_says_so() -> None:
+    failed: dict[str, Exception | None] = {}
+
+    async def scene() -> None:
+        instance = Scripted()
+        driver = Driver(make_scheduler(), on_group_failed=failed.__setitem__)
+        await driver.add_instance(instance)
+        driver.tell(BatchRequested())
+        submitted = GroupSubmitted("a", 1, 1, 9, judged=True)
+        driver.submit_group(submitted, lambda index: TokenPayload([1], {}))
+        await instance.answer(0, [7])
+        await until(lambda: "a" in failed)
+        assert driver.broken is None
+        await driver.close()
+
+    run(scene())
+    assert str(failed["a"]) == "nobody judges groups here"
