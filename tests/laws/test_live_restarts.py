@@ -8,6 +8,7 @@ nothing had happened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 import pytest
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Order
 from rollout_sched.live.run_options import RunOptions
@@ -30,6 +33,7 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 SPEC = load_scenario("tiny-cpu-2").instance
 STEP, STEPS, SAMPLES = 3, 5, 2
 MOST_TOKENS = 100
+LEASE_S = 0.05
 
 T = TypeVar("T")
 
@@ -74,13 +78,14 @@ class Life:
         version: int,
         *,
         drifts: bool,
-        keep: Keep | None,
+        keep: Keep | None = None,
+        lease_s: float = 0.0,
     ) -> None:
         self.over = asyncio.Event()
         self._events = events
         self._dead = False
         options = RunOptions(store=folder, prompts_per_step=STEP, stream_every=2)
-        settings = Settings(poll_s=0.05, stream_s=0.01)
+        settings = Settings(poll_s=0.05, stream_s=0.01, lease_s=lease_s)
         self.live = LiveScheduler(policy, options, settings=settings, reward=worth, keep=keep)
         self.live.driver.pump.observers.append(self._count)
         self.live.driver.take_up_weights(load)
@@ -230,6 +235,93 @@ async def trained(
     kept = [prompt.uid for prompt in PROMPTS if prompt.uid not in trainer.filtered]
     assert Counter(uid for uid, _ in came) == dict.fromkeys(kept, SAMPLES)
     return trainer
+
+
+class Book:
+    """What the trainers of one run know together."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+        self.acknowledged: dict[int, str] = {}
+        self.submitted = False
+        self.refused = 0
+
+
+class OneOfSeveral:
+    """A trainer that dies between what it receives and what it acknowledges, comes back under its
+    name, or is too slow for its lease."""
+
+    def __init__(self, name: str, book: Book, dice: random.Random) -> None:
+        self._name = name
+        self._book = book
+        self._dice = dice
+        self._received: int | None = None
+
+    async def train(self, live: LiveScheduler) -> None:
+        book = self._book
+        while True:
+            number = self._received
+            try:
+                batch = await live.trainer.next_batch(number, trainer=self._name)
+            except LeaseEnded:
+                assert number is not None
+                book.refused += 1
+                self._received = None
+                continue
+            if number is not None:
+                assert book.acknowledged.setdefault(number, self._name) == self._name
+            if batch is None:
+                return
+            assert batch.number not in book.acknowledged, "acknowledged, and delivered again"
+            assert book.batches.setdefault(batch.number, batch) == batch
+            await self._work(live, batch)
+
+    async def _work(self, live: LiveScheduler, batch: Batch) -> None:
+        befalls = self._dice.random()
+        if befalls < 0.2:
+            self._received = None  # its checkpoint is older
+            return
+        await asyncio.sleep(3 * LEASE_S if befalls < 0.4 else 0.0)
+        self._received = batch.number
+        with contextlib.suppress(CallerError):  # the other was faster
+            await live.trainer.publish_weights(live.trainer.version + 1, load, said=b"at once")
+
+
+@pytest.mark.parametrize("policy", ["round_robin_sync", "areal"])
+@pytest.mark.parametrize("seed", range(2))
+def test_two_trainers_share_a_run_that_is_killed(policy: str, seed: int, tmp_path: Path) -> None:
+    """Every prompt is acknowledged once, by one of them."""
+
+    async def scene() -> None:
+        dice, book = random.Random(f"{policy}/{seed}/two"), Book()
+        pair = [OneOfSeveral(name, book, dice) for name in ("t1", "t2")]
+        for life in range(6):
+            events = dice.randrange(20, 200) if life < 5 else float("inf")
+            await live_once(load_policy(policy), tmp_path, events, book, pair)
+        trained = Counter(uid for n in book.acknowledged for uid in book.batches[n].groups())
+        assert trained == {prompt.uid: 1 for prompt in PROMPTS}
+
+    asyncio.run(bounded(scene()))
+
+
+async def live_once(
+    policy: PolicyFile, folder: Path, events: float, book: Book, pair: list[OneOfSeveral]
+) -> None:
+    async with Life(policy, folder, events, 0, drifts=False, lease_s=LEASE_S) as one:
+        training = asyncio.gather(*(trainer.train(one.live) for trainer in pair))
+        killed = asyncio.ensure_future(one.over.wait())
+        if not book.submitted:
+            one.live.trainer.submit(PROMPTS)
+            one.live.trainer.close_submissions()
+            await one.live.trainer.durable()
+            book.submitted = True
+        await asyncio.wait({training, killed}, return_when=asyncio.FIRST_COMPLETED)
+        one.die()
+        if training.done():
+            training.result()
+        training.cancel()
+        killed.cancel()
+        await asyncio.gather(training, return_exceptions=True)
 
 
 async def bounded(scene: Coroutine[Any, Any, T]) -> T:

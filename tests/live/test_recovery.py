@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 
 import pytest
@@ -18,7 +19,7 @@ from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
 from rollout_sched.store.changes import Changes
 from rollout_sched.store.errors import StoreError
-from rollout_sched.store.store import Store
+from rollout_sched.store.store import LOG_BYTES, Store
 
 PROMPT = Prompt("a", [1, 2, 3], 1, 9)
 WAITING = RequestFacts(0, 2, "waiting", (Segment(0, 2, "i0"),), last_attempt=7, last_instance="i0")
@@ -171,3 +172,47 @@ def test_what_was_filtered_is_told_as_such(tmp_path):
     }
     found = recovered(tmp_path, facts=stored)
     assert found.lost == [LostGroup("f", None), LostGroup("g", None)]
+
+
+#: Seconds of CPU that it may take to take a run up, and how many bytes this one has: enough to see
+#: what grows faster than it should, few enough for a slow machine.
+MOST_S, LIVE_BYTES = 2.0, 50 * 2**20
+
+
+def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_path):
+    tokens, capacity = 6400, 2**20
+    with closing(Store(tmp_path, durable="off", capacity=capacity)) as store:
+        transcripts, number = StoredTranscripts(store), 0
+        while store.live_bytes < LIVE_BYTES:
+            changes = Changes()
+            changes.put(facts.RUN, ONE, encoded(RunFacts(4.5, 3, serials=number)))
+            for _ in range(50):
+                put_group(changes, transcripts, f"g{number}", tokens)
+                number += 1
+            store.apply(changes)
+            store.tidy()
+        for gone in set(range(number)) - set(range(0, number, 4)):
+            changes = Changes()
+            transcripts.forget(f"g{gone}/0", changes)
+            changes.drop(facts.GROUP, f"g{gone}")
+            store.apply(changes)
+            store.tidy()
+        assert store.disk_bytes <= 2 * store.live_bytes + 8 * capacity + LOG_BYTES
+    begun = time.process_time()
+    with closing(Store(tmp_path, durable="off", capacity=capacity)) as store:
+        found = recover(store, StoredTranscripts(store))
+    assert time.process_time() - begun < MOST_S
+    assert len(found.state.groups) == number // 4
+    assert not found.lost
+
+
+def put_group(changes, transcripts, uid, tokens):
+    fact, ids = facts.encoded_prompt(Prompt(uid, [1, 2, 3], 1, tokens), tool=None)
+    changes.put(facts.PROMPT, uid, fact)
+    changes.append(facts.prompt_owner(uid), 0, ids)
+    request = RequestFacts(0, 2, "waiting", (Segment(0, tokens, "i0"),), last_attempt=1)
+    group = GroupFacts(uid, 1, 1, 3, tokens, uid, state="active", requests=(request,))
+    changes.put(facts.GROUP, uid, encoded(group))
+    transcript = TokenTranscript()
+    transcript.keep(1, tokens, Piece([5] * tokens, [-0.5] * tokens))
+    transcripts.write(f"{uid}/0", transcript, changes)
