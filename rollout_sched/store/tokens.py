@@ -7,10 +7,7 @@ number of observed ids), the ids, the observed ids, the log-probabilities.
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,29 +30,26 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 def encode(tokens: Tokens) -> bytes:
-    """Raises OverflowError for an id beyond 31 bits."""
-    observed = () if tokens.observed is None else tokens.observed
+    """Raises struct.error for an id beyond 31 bits."""
+    ids, observed = tokens.ids, tokens.observed or ()
     width, logprobs = 0, b""
     if tokens.logprobs is not None:
         width, logprobs = _encoded_logprobs(tokens.logprobs)
-    head = _HEAD.pack(width, tokens.observed is not None, len(tokens.ids), len(observed))
-    ids = _bytes(array("i", tokens.ids))
-    return b"".join((head, ids, _bytes(array("i", observed)), logprobs))
+    made, returned = len(ids), len(observed)
+    head = _HEAD.pack(width, tokens.observed is not None, made, returned)
+    # Thrice as fast as an array or numpy reads a list.
+    return head + struct.pack(f"<{made + returned}i", *ids, *observed) + logprobs
 
 
 def _encoded_logprobs(logprobs: Sequence[float]) -> tuple[int, bytes]:
-    """As float32 where each of them is one. An array reads a list twice as fast as numpy does."""
-    drawn = np.frombuffer(array("d", logprobs))
-    with np.errstate(over="ignore"):
-        short = drawn.astype("<f4")
-    exact = bool((short == drawn).all())
-    return (4, short.tobytes()) if exact else (8, drawn.astype("<f8").tobytes())
-
-
-def _bytes(values: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    """As float32 where each of them is one."""
+    long = struct.pack(f"<{len(logprobs)}d", *logprobs)
+    try:
+        short = struct.pack(f"<{len(logprobs)}f", *logprobs)
+    except OverflowError:
+        return 8, long
+    exact = np.frombuffer(short, "<f4").astype("<f8").tobytes() == long
+    return (4, short) if exact else (8, long)
 
 
 def counts(head: bytes) -> tuple[int, int, bool]:
