@@ -134,7 +134,7 @@ class BatchDelivery:
         if found:
             self.leases.take(found[0].number, trainer, self._clock())
             return _joined(found)
-        if self._ended is None or (self._ended.error is None and self._may_come(trainer)):
+        if self._ended is None or (self._ended.error is None and self.leases.may_come_to(trainer)):
             raise NotYet
         if self._ended.error is not None:
             raise self._ended.error
@@ -190,7 +190,7 @@ class BatchDelivery:
         if self._closed or self._for(trainer, arrived, parts):
             return True
         return self._ended is not None and not (
-            self._ended.error is None and self._may_come(trainer)
+            self._ended.error is None and self.leases.may_come_to(trainer)
         )
 
     def _for(self, trainer: str, arrived: Position, parts: bool) -> list[Batch]:
@@ -201,9 +201,6 @@ class BatchDelivery:
             if parts or self._is_whole(number):
                 return here[_arrived(here, arrived) :]
         return []
-
-    def _may_come(self, trainer: str) -> bool:
-        return self.leases.may_come_to(trainer)
 
     def _acknowledge(self, number: int, part: int | None, trainer: str) -> None:
         """An acknowledgement that comes twice does not count for the batch after."""

@@ -12,7 +12,7 @@ from rollout_sched.core.events import BatchRequested, SubmissionsClosed
 from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.leases import TRAINER, LeaseFacts, Leases
+from rollout_sched.live.leases import TRAINER, Leases
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.publications import Publications
@@ -80,7 +80,7 @@ class TrainerSession:
         self._weights = Publications(driver, keeper)
         self.batches = BatchDelivery(
             self._request,
-            Leases(driver.settings.lease_s, self._lease_changed),
+            Leases(driver.settings.lease_s, None if keeper is None else keeper.leased),
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
@@ -215,10 +215,6 @@ class TrainerSession:
             return  # the driver is broken then, and says so
         self.batches.deliver(batch)
         self._check_end()
-
-    def _lease_changed(self, batch: int, lease: LeaseFacts | None) -> None:
-        if self._keeper is not None:
-            self._keeper.leased(batch, lease)
 
     def _acknowledged(self, batch: int) -> None:
         self.submissions.acknowledged(batch)

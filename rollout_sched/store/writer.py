@@ -28,6 +28,9 @@ HEADROOM = 2**26
 MOST_WAITING = 2**28
 
 
+_CLOSED = "the store was closed"
+
+
 class StoreWriter:
     """Applies changes to a store, in order, those that wait together in one transaction.
 
@@ -60,8 +63,8 @@ class StoreWriter:
         Raises StoreBroken there."""
         promise: Future[None] = Future()
         with self._changed:
-            if self.broken is not None:
-                promise.set_exception(self.broken)
+            if self.broken is not None or self._closing:
+                promise.set_exception(self.broken or StoreBroken(_CLOSED))
                 return promise
             if changes is not None:
                 self._waiting.add(changes)
@@ -116,7 +119,7 @@ class StoreWriter:
                 else:
                     self._fail(error, promises)
             if closing:
-                self._break(promises, StoreBroken(self.full or "the store was closed"))
+                self._break(promises, StoreBroken(self.full or _CLOSED))
                 return
 
     def _next(self, *, again: bool) -> tuple[Changes, list[Future[None]], bool]:

@@ -160,3 +160,11 @@ def test_a_promise_that_was_cancelled_hurts_nobody(writer):
     gone.cancel()
     kept.result(LONG_S)
     assert writer.broken is None
+
+
+def test_what_is_asked_of_a_closed_store_is_answered(tmp_path):
+    """Whoever is cancelled while it closes may still ask, and must not wait for ever."""
+    writer = StoreWriter(Store(tmp_path), print)
+    writer.close()
+    with pytest.raises(StoreBroken, match="was closed"):
+        writer.promise().result(LONG_S)
