@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the fleet")
     quick = parser.parse_args().quick
-    instances, slots, seeds = (64, 8, 3) if quick else (1024, 4, 3)
+    instances, slots, seeds = (64, 8, 3) if quick else (1024, 4, 12)
     requests = instances * slots * PER_SLOT
     print(
         f"{requests:,} requests on {instances:,} instances of {slots} slots, {FRONTS} fronts, "
