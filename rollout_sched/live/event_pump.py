@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,7 +101,10 @@ class EventPump:
                 log.exception("an answer could not be handed over")
 
     def wake(self, action: Wake) -> None:
-        self._loop.call_at(self._origin + (action.at - self._earlier_s), self.tell, Woke())
+        when = self._origin + (action.at - self._earlier_s)
+        while self._earlier_s + (when - self._origin) < action.at:  # the sums are rounded
+            when = math.nextafter(when, math.inf)
+        self._loop.call_at(when, self.tell, Woke())
 
     def fail(self, error: Exception) -> None:
         """The scheduler's own state can no longer be trusted: everybody who waits is told."""

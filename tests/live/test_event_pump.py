@@ -132,17 +132,23 @@ def test_it_wakes_the_scheduler_when_that_asked_for_it() -> None:
     run(scene())
 
 
-def test_time_goes_on_from_just_where_an_earlier_run_has_ended() -> None:
+@pytest.mark.parametrize(("began", "earlier"), [(5.8, 0.43), (18.03, 0.61), (0.0, 7.0)])
+def test_time_goes_on_from_just_where_an_earlier_run_has_ended(
+    began: float, earlier: float
+) -> None:
     """Not from a rounding before it, at which that run could not be restored."""
 
     async def scene() -> None:
-        await asyncio.sleep(5.8)
+        await asyncio.sleep(began)
         it = Pumped()
-        it.pump.go_on_from(0.43)
-        assert it.pump.now == 0.43
-        it.pump.wake(Wake(1.43))
-        await asyncio.sleep(1.1)
-        assert [event for event, _ in it.seen] == [ev.Woke()]
+        it.pump.go_on_from(earlier)
+        assert it.pump.now == earlier
+        times: list[float] = []
+        it.pump.observers.append(lambda now, *_: times.append(now))
+        it.pump.wake(Wake(earlier + 0.13))
+        await asyncio.sleep(0.2)
+        assert len(times) == 1
+        assert times[0] >= earlier + 0.13, "it would ask to be woken again, without end"
 
     virtual_loop.run(scene())
 

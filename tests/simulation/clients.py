@@ -21,7 +21,7 @@ PATIENCE_S = 300.0
 ATTACK_S = 100.0
 
 #: Nobody could answer; where nothing has gone wrong, somebody can.
-NOBODY = (502, 503)
+NOBODY = (500, 502, 503)
 
 #: Attacks that are refused before anybody else hears of them.
 REFUSED = ("n bomb", "deep", "huge head", "slow body", "bad key")

@@ -10,14 +10,15 @@ from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
 from tests.simulation.kernel import Process
+from tests.simulation.plan import STEP_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PORT = 8000
 
-#: Seconds of an engine step, and of a weight load.
-STEP_S, LOAD_S = 0.01, 0.3
+#: Seconds that a weight load takes.
+LOAD_S = 0.3
 
 #: Of the lengths that nobody asks for.
 MEDIAN_TOKENS = 60

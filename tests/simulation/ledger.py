@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rollout_sched.live.samples import Batch, Prompt, Sample
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.weights import FIRST
 
 
 class LawBroken(AssertionError):
@@ -21,6 +22,9 @@ def hold(law: str, holds: object, found: object = "") -> None:
 class Ledger:
     """Of one run, over all lives of its gateway and its trainer.
 
+    `bound`: of staleness; `in_place`: weights are changed under requests that run; `restarts`:
+    instances are; `may_lose`: a loss of power may take what was promised.
+
     accepted      groups whose submission was answered
     acknowledged  batches that the trainer has asked for what follows, and was answered
     trained       groups, each once
@@ -28,7 +32,14 @@ class Ledger:
     """
 
     def __init__(
-        self, prompts: Iterable[Prompt], bound: int | None, drift: float, *, may_lose: bool
+        self,
+        prompts: Iterable[Prompt],
+        bound: int | None,
+        drift: float,
+        *,
+        in_place: bool = False,
+        restarts: bool = False,
+        may_lose: bool = False,
     ) -> None:
         self.prompts = {prompt.uid: prompt for prompt in prompts}
         self.accepted: set[str] = set()
@@ -38,6 +49,8 @@ class Ledger:
         self.published = [0]
         self._bound = bound
         self._drift = drift
+        self._in_place = in_place
+        self._restarts = restarts
         self._may_lose = may_lose
 
     def delivered(self, batch: Batch) -> None:
@@ -65,11 +78,31 @@ class Ledger:
         made = len(sample.response_ids)
         hold("a response keeps to its limit", 0 < made <= prompt.max_tokens, sample)
         hold("what was published made it", max(sample.versions) <= max(self.published), sample)
-        wanted = said(prompt.prompt_ids, sample.versions, self._drift)
-        hold("tokens are what their versions say", sample.response_ids == wanted, (sample, wanted))
+        self._check_tokens(sample, prompt.prompt_ids, version)
         name = text.name(text.read(prompt.prompt_ids))
         logprobs = text.logprobs(name, 0, made)
         hold("log-probabilities are the tokens'", sample.rollout_log_probs == logprobs, sample)
+
+    def _check_tokens(self, sample: Sample, prompt: list[int], version: int) -> None:
+        """Each is what the version says that it is labelled with.
+
+        With two exceptions for what a stream brought that broke off, which is without labels. Where
+        weights are changed under requests it may be what a newer version says. And it may be what
+        the weights of a start say, if the gateway stopped before it noticed that the instance had
+        been restarted.
+        """
+        ids, labels = sample.response_ids, sample.versions
+        true = said(prompt, labels, self._drift)
+        others = range(min(labels) + 1, version + 1) if self._in_place else range(0)
+        for other in [FIRST, *others] if self._restarts else others:
+            by = [other if other == FIRST else max(other, label) for label in labels]
+            may_be = said(prompt, by, self._drift)
+            last = sample.segments[-1].start if other == FIRST else len(ids)
+            true = [
+                a if a == made or place >= last else b
+                for place, (a, b, made) in enumerate(zip(true, may_be, ids, strict=True))
+            ]
+        hold("tokens are what their versions say", ids == true, (sample, true))
 
     def train(self, batch: Batch) -> None:
         """The trainer has trained a whole batch, and its checkpoint says so."""

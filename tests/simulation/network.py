@@ -222,6 +222,7 @@ class End(asyncio.Transport):
         self._socket: FakeSocket
         self._breaks_in: int | None = None
         self._outbox: list[bytes | None] = []  # that no packet carries yet; None: no more comes
+        self._returned: list[bytes | None] = []  # before that: what could not arrive
         self._arrives_at = 0.0  # the last packet that is on its way
         self._inbox: list[bytes | None] = []
         self._unread = 0  # bytes that were written and not read by the other end
@@ -322,8 +323,10 @@ class End(asyncio.Transport):
 
     def flush(self) -> None:
         """Have what was written travel, if anything can."""
-        if self._outbox and self._network.passes(*self.link_hosts):
-            packets, self._outbox = self._outbox, []
+        waiting = self._returned or self._outbox
+        if waiting and self._network.passes(*self.link_hosts):
+            packets = self._returned + self._outbox
+            self._returned, self._outbox = [], []
             now = self.process.time()
             dice = self._dice
             took = self._network.latency_s * (1 + dice.random() + 20 * (dice.random() < 0.02))
@@ -335,7 +338,7 @@ class End(asyncio.Transport):
     def send_again(self, packets: list[bytes | None]) -> None:
         """What has not arrived, once something can; a system that is gone remembers nothing."""
         if not self.process.dead:
-            self._outbox[:0] = packets
+            self._returned += packets
             self._network.note(self)
 
     @property
@@ -392,7 +395,7 @@ class End(asyncio.Transport):
         """Its process is dead."""
         self._lost = self._closing = True
         if silently:
-            self._outbox.clear()
+            self._returned, self._outbox = [], []
             self._other.lose_sight()
         elif self._inbox or self._dice.random() < 0.5:
             self._tell_reset()
@@ -428,5 +431,5 @@ class End(asyncio.Transport):
     def _free(self) -> None:
         if self._sock is not None:
             self._sock.close()
-        if not self._outbox:
+        if not (self._returned or self._outbox):
             self._network.forget(self)

@@ -16,8 +16,11 @@ from tests.simulation import faults
 #: Policies beside the presets.
 POLICIES = Path(__file__).parent / "policies"
 
-#: Virtual seconds within which all faults lie.
-CALM_S = 30.0
+#: Seconds of an engine step.
+STEP_S = 0.01
+
+#: Virtual seconds within which all faults lie, however long the work is.
+LONGEST_S = 40.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[faults.Any]
 
     @property
+    def horizon_s(self) -> float:
+        """About when the work is done if nothing goes wrong, and a little more; faults lie before
+        it."""
+        steps = -(-self.groups // self.prompts_per_step)
+        waves = -(-self.prompts_per_step * self.samples // (self.slots * self.instances))
+        step_s = self.train_s + waves * self.max_tokens * STEP_S * 0.7 + 0.3
+        return min(LONGEST_S, 2 + 1.5 * steps * step_s)
+
+    @property
     def calm_s(self) -> float:
         return max((fault.over_s for fault in self.faults), default=0.0)
 
@@ -75,14 +87,13 @@ def policies() -> list[str]:
 def draw(seed: int) -> Plan:
     """The run of this seed."""
     dice = Random(f"plan/{seed}")
-    samples, step, instances = dice.randint(1, 4), dice.randint(1, 4), dice.randint(1, 3)
+    step, instances = dice.randint(1, 4), dice.randint(1, 3)
     durable: Durable = dice.choice(["batch", "batch", "event", "off"])
-    calls = dice.choice([0, 0, 5, 15])
-    return Plan(
+    calm = Plan(
         seed=seed,
         policy=dice.choice(policies()),
         groups=step * dice.randint(1, 6) + dice.choice([0, 0, 1]),
-        samples=samples,
+        samples=dice.randint(1, 4),
         max_tokens=dice.choice([20, 100, 300]),
         prompts_per_step=step,
         parts=dice.random() < 0.3,
@@ -95,14 +106,19 @@ def draw(seed: int) -> Plan:
         drift=dice.choice([0.0, 0.0, 0.03, 1.0]),
         train_s=dice.choice([0.0, 0.3, 3.0]),
         latency_s=dice.choice([0.0001, 0.002, 0.03]),
-        calls=calls,
-        attacks=_attacks(dice) if calls else [],
-        faults=faults.draw(dice, CALM_S, instances, power=durable != "off"),
+        calls=dice.choice([0, 0, 5, 15]),
+        attacks=[],
+        faults=[],
+    )
+    return msgspec.structs.replace(
+        calm,
+        attacks=_attacks(dice, calm.horizon_s) if calm.calls else [],
+        faults=faults.draw(dice, calm.horizon_s, instances, power=durable != "off"),
     )
 
 
-def _attacks(dice: Random) -> list[tuple[float, str]]:
+def _attacks(dice: Random, until_s: float) -> list[tuple[float, str]]:
     number = dice.choice([0, 0, 3, 10])
     return sorted(
-        (round(dice.uniform(0, CALM_S), 3), dice.choice(list(ATTACKS))) for _ in range(number)
+        (round(dice.uniform(0, until_s), 3), dice.choice(list(ATTACKS))) for _ in range(number)
     )

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from tests.simulation.clients import REFUSED
-from tests.simulation.plan import CALM_S, Plan, draw
+from tests.simulation.plan import Plan, draw
 from tests.simulation.world import Outcome, run
 
 #: One seed in so many is run twice, and each time as before.
@@ -46,7 +46,7 @@ def blame(plan: Plan) -> Outcome:
     """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
     calm = msgspec.structs.replace(plan, faults=[], calls=15, attacks=[])
     dice = Random(f"blame/{plan.seed}")
-    attacks = sorted((dice.uniform(0, CALM_S), dice.choice(REFUSED)) for _ in range(20))
+    attacks = sorted((dice.uniform(0, plan.horizon_s), dice.choice(REFUSED)) for _ in range(20))
     alone = run(calm)
     if alone.broken:
         return alone

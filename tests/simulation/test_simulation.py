@@ -103,8 +103,8 @@ def test_a_submission_that_is_forgotten_is_seen(monkeypatch):
         """It is said to be durable, and is not."""
 
     monkeypatch.setattr(TrainerSession, "durable", promise_nothing)
-    plan = msgspec.structs.replace(with_faults(), durable="batch")
-    plan = msgspec.structs.replace(plan, faults=[msgspec.structs.replace(GONE, at_s=2.0)])
+    plan = msgspec.structs.replace(with_faults(), durable="batch", latency_s=0.0001)
+    plan = msgspec.structs.replace(plan, faults=[msgspec.structs.replace(GONE, at_s=1.1)])
     assert "what was accepted is not forgotten" in run(plan).broken
 
 

@@ -38,11 +38,11 @@ from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from tests.simulation import clients, faults, gateway, trainer
 from tests.simulation.gateway import Gateway
-from tests.simulation.instance import STEP_S, Instance
+from tests.simulation.instance import Instance
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.ledger import LawBroken, Ledger, hold
 from tests.simulation.network import Network
-from tests.simulation.plan import CALM_S, Plan
+from tests.simulation.plan import STEP_S, Plan
 from tests.simulation.seams import simulated
 from tests.simulation.trainer import Trainer
 
@@ -55,6 +55,9 @@ QUIET_S = 60.0
 
 #: Lines of the journal that are shown of a run that failed.
 SHOWN = 30
+
+#: After which an instance has the weights of its start again.
+RESTARTING = (faults.InstanceDies, faults.InstanceStandsStill, faults.InstanceLies)
 
 STRANGER = "127.0.2.9"
 
@@ -103,13 +106,21 @@ class World:
         self._digest = hashlib.sha256()
         policy = load_policy(plan.policy)
         prompts = _prompts(plan)
-        bound = staleness_bound(policy.build().freshness)
-        self.ledger = Ledger(prompts, bound, plan.drift, may_lose=False)
+        roles = policy.build()
+        self.ledger = Ledger(
+            prompts,
+            staleness_bound(roles.freshness),
+            plan.drift,
+            in_place=roles.interruption.at_update == "in_place",
+            restarts=any(isinstance(fault, RESTARTING) for fault in plan.faults),
+            may_lose=False,
+        )
         self.instances = [Instance(self, number) for number in range(plan.instances)]
         self.gateway = Gateway(
             self, folder, msgspec.structs.replace(SETTINGS, durable=plan.durable)
         )
         self.trainer = Trainer(self, prompts)
+        self._attacks: list[asyncio.Task[Any]] = []
         self.calls = [clients.Call(self, number) for number in range(plan.calls)]
 
     # -- what others ask of it -------------------------------------------------------------
@@ -153,14 +164,16 @@ class World:
         dice = Random(f"clients/{self.plan.seed}")
         for call in self.calls:
             process = self.spawn(f"client {call.number}", f"127.0.3.{call.number + 1}")
-            process.start(call.make(dice.uniform(1.5, CALM_S)))
+            process.start(call.make(dice.uniform(1.5, self.plan.horizon_s)))
         for number, (at_s, kind) in enumerate(self.plan.attacks):
             process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
-            process.start(clients.attack(self, number, at_s, kind))
+            self._attacks.append(process.start(clients.attack(self, number, at_s, kind)))
         await asyncio.sleep(self.plan.calm_s)
         self.note("all is mended")
         await self._until(self._is_done, LIVENESS_S + self._work_s(), "everything ends")
         self.work = self.journal
+        attacked = clients.ATTACK_S + self.plan.horizon_s
+        await self._until(lambda: all(a.done() for a in self._attacks), attacked, "every call ends")
         self.ledger.check_end()
         self._check_calls()
         await self._until(lambda: not self.left(), QUIET_S, "nothing is left")
@@ -231,6 +244,8 @@ class World:
         folder = self.gateway.store
         process = self.gateway.process
         assert process is not None
+        assert self.gateway.disk is not None
+        self.gateway.disk.crash_in = None  # it did not come to that
         await self.gateway.stop(again=False)
         hold("no task is left", not process.tasks, process.tasks)
         store = Store(folder)
@@ -270,14 +285,19 @@ class World:
         if fault.model:
             await asyncio.sleep(fault.for_s / 2)
             instance.die(silently=False)
-            instance.start(fault.label, fault.model)
+            instance.start(self._label(fault), fault.model)
             await asyncio.sleep(fault.for_s / 2)
             instance.die(silently=False)
         else:
             await asyncio.sleep(fault.for_s)
         if instance.server is None:
             self.note(f"instance {fault.instance} is back")
-            instance.start(fault.label)
+            instance.start(self._label(fault))
+
+    def _label(self, fault: faults.InstanceDies) -> str:
+        """Of weights that somebody has published by now: newer ones are refused for good."""
+        known = fault.label == "default" or int(fault.label) <= max(self.ledger.published)
+        return fault.label if known else "default"
 
     async def _stands_still(self, fault: faults.InstanceStandsStill) -> None:
         instance = self.instances[fault.instance]
