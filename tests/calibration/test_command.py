@@ -12,6 +12,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,11 @@ def test_an_interrupt_writes_what_is_known(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     with serving(speed=20.0) as url:
         command = [sys.executable, "-m", "rollout_sched", "calibrate", url, "--minutes", "60"]
-        process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+        # A shell's background job ignores interrupts, and so would its children.
+        heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen(
+            [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, preexec_fn=heard
+        )
         try:
             while generated(url) < ENOUGH:
                 assert process.poll() is None
