@@ -47,6 +47,7 @@ EVENTS: list[ev.Event] = [
     ev.InstanceLost("i0", "gone"),
     ev.Restored(STATE),
     ev.Retuned({"batching": {"over_prompts": 1.25}}),
+    ev.GroupJudged("g", 1, "kept"),
 ]
 
 
