@@ -66,7 +66,7 @@ class Pool:
         self._origin = Origin(url, ssl)
         self._limit = limit
         self._max_answer = max_answer
-        self._connections: set[ClientConnection] = set()
+        self._connections: dict[ClientConnection, None] = {}  # in the order in which they came
         self._idle = IdleConnections(keepalive_s)
         self._dialler = Dialler(self, self._origin, connect_s, self._start_waiting)
         self._waiting: deque[Exchange] = deque()
@@ -139,7 +139,7 @@ class Pool:
         return asyncio.get_running_loop().time()
 
     def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
-        self._connections.add(connection)
+        self._connections[connection] = None
         if first is not None and first.paused:
             # uvloop begins to read when this returns, whatever we say now.
             asyncio.get_running_loop().call_soon(self._carry_first, connection, first)
@@ -163,7 +163,7 @@ class Pool:
             self._start_waiting()
 
     def left(self, connection: ClientConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._idle.forget(connection)
         self._start_waiting()
 

@@ -40,8 +40,8 @@ class Connections:
     __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.served: set[Served] = set()
-        self.handed: set[Waiting] = set()
+        self.served: dict[Served, None] = {}  # in the order in which they came
+        self.handed: dict[Waiting, None] = {}
         self.refused = 0
         self.now = 0.0
         self._limits = limits
@@ -64,24 +64,24 @@ class Connections:
         if len(self.served) + len(self.handed) >= self._limits.max_connections:
             self.refused += 1
             return False
-        self.served.add(connection)
+        self.served[connection] = None
         return True
 
     def leave(self, connection: Served) -> None:
-        self.served.discard(connection)
+        self.served.pop(connection, None)
         if not self.served and self._emptied is not None:
             self._emptied.set()
 
     def hand_over(self, connection: Served, handed: Waiting) -> None:
         """A connection is somebody else's to answer."""
-        self.handed.add(handed)
+        self.handed[handed] = None
         self.leave(connection)
 
     def replace(self, connection: Served, other: Served) -> None:
         """A connection is looked after by another object from now on."""
         if connection in self.served:
-            self.served.add(other)
-            self.served.discard(connection)
+            self.served[other] = None
+            self.served.pop(connection, None)
 
     async def end(self, grace_s: float) -> None:
         """Let the answers under way finish for up to `grace_s` seconds, then drop the rest."""

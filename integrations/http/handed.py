@@ -90,7 +90,7 @@ class Handed(asyncio.Protocol):
         return self._fallback.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.handed.discard(self)
+        self._server.connections.handed.pop(self, None)
         self._server.bodies.used -= self._held
         self._held = 0
         self._fallback.connection_lost(exc)

@@ -43,6 +43,9 @@ _FIRST_WITH_SPANS = (0, 32)
 
 MOST_SLOTS = 2**20
 
+#: A status that says that something is not there, unlike others from 500 on.
+_NOT_IMPLEMENTED = 501
+
 
 class Findings(msgspec.Struct, frozen=True):
     """What was found.
@@ -89,10 +92,10 @@ async def detect(
     generates, aborts, dev_aborts, *dev = await asyncio.gather(
         # Without its required fields the request is refused before anything is generated, and
         # the list of ids to abort is missing.
-        control.send("POST", Generate.target, {}),
-        control.send("POST", endpoints.OPEN_ABORT, {}),
+        _probe(control, "POST", Generate.target),
+        _probe(control, "POST", endpoints.OPEN_ABORT),
         *(
-            control.get(path)
+            _probe(control, "GET", path)
             for path in (endpoints.DEV_ABORT, *(p for p, _ in _DEV_ENDPOINTS.values()))
         ),
     )
@@ -129,6 +132,15 @@ async def detect(
         paused=paused,
     )
     return Findings(description, dialect, abort_path, tuple(notes))
+
+
+async def _probe(control: Control, method: str, path: str) -> Answer:
+    """What is answered where something may be offered. Raises InstanceError for a failure, which
+    says nothing of that: what was taken for missing then would be missed until it joins anew."""
+    answer = await control.send(method, path, {} if method == "POST" else None)
+    if answer.status >= 500 and answer.status != _NOT_IMPLEMENTED:
+        raise refusal(answer.status, answer.body, path)
+    return answer
 
 
 def _dialect(endpoint: Way, probe: Answer, notes: list[str]) -> Dialect:
@@ -211,7 +223,7 @@ async def read_is_paused(control: Control) -> bool | None:
 
 async def read_weight_version(control: Control) -> int | None:
     """The policy version that its label names; None where it names none, or is not told."""
-    answer = await control.get(endpoints.WEIGHT_INFO)
+    answer = await _probe(control, "GET", endpoints.WEIGHT_INFO)
     if answer.status != 200:
         return None
     told = decoded(endpoints.WEIGHT_INFO, answer.body, dict[str, Any])
@@ -220,7 +232,7 @@ async def read_weight_version(control: Control) -> int | None:
 
 async def _vllm_version(control: Control) -> tuple[int, ...]:
     """(major, minor); () where it is not told, which is smaller than any."""
-    answer = await control.get(endpoints.VERSION)
+    answer = await _probe(control, "GET", endpoints.VERSION)
     if answer.status != 200:
         return ()
     told = str(decoded(endpoints.VERSION, answer.body, dict[str, Any]).get("version"))

@@ -79,7 +79,7 @@ class InstanceSupervisor:
             self._pause,
             self.control_lock,
             on_resumed=self.health.forget_progress,
-            on_wrong=self._lose,
+            on_wrong=self._lose_disbelieved,
         )
         self._started_at: float | None = None  # as it said last
         self.awaits_weights = False
@@ -233,7 +233,7 @@ class InstanceSupervisor:
         others = (
             other.description
             for other in self._owner.supervisors.values()
-            if other is not self and other.description is not None
+            if other is not self and other.joined and other.description is not None
         )
         return with_the_fleets_model(self.client, description, others)
 
@@ -270,9 +270,7 @@ class InstanceSupervisor:
             return
         if poll.restarted:
             # The connections of those that ran before are broken, so these came after.
-            for running in self._under_way():
-                self._owner.attempts.disbelieve(running.dispatch.attempt)
-            self._lose("it was restarted")
+            self._lose_disbelieved("it was restarted")
             return
         if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
             assert self.description is not None  # it has joined
@@ -309,6 +307,13 @@ class InstanceSupervisor:
 
     def _lose(self, reason: str) -> None:
         self._leave_fleet(MembershipMove.LOSE, reason, reason)
+
+    def _lose_disbelieved(self, reason: str) -> None:
+        """It has other weights than is known: what its streams have brought counts as of those that
+        it should have, so nothing is gone on from."""
+        for running in self._under_way():
+            self._owner.attempts.disbelieve(running.dispatch.attempt)
+        self._lose(reason)
 
     def _leave_fleet(self, move: MembershipMove, away: str, lost: str) -> None:
         """`away`: why it cannot join; `lost`: what the driver is told."""

@@ -73,7 +73,7 @@ class FakeServer:
             self.engine.adapters,
             settings.vocabulary,
         )
-        self._open: set[asyncio.Transport | None] = set()  # of the requests under way
+        self._open: dict[asyncio.Transport | None, None] = {}  # of the requests under way
         self._down = False
         self._runner: web.AppRunner | None = None
         self.dialects: dict[str, Dialect] = {
@@ -130,7 +130,7 @@ class FakeServer:
         self._down = False
 
     def _hang_up_all(self) -> None:
-        for transport in self._open:
+        for transport in tuple(self._open):
             if transport is not None:
                 transport.abort()
 
@@ -139,7 +139,7 @@ class FakeServer:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         transport = request.transport
-        self._open.add(transport)
+        self._open[transport] = None
         try:
             return await handler(request)
         except Refusal as refusal:
@@ -147,7 +147,7 @@ class FakeServer:
         except InstanceError as error:
             return _refused(Refusal(500, str(error)))
         finally:
-            self._open.discard(transport)
+            self._open.pop(transport, None)
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -594,6 +594,25 @@ class TestModels:
 
         run(scene())
 
+    def test_what_those_served_that_are_away_does_not_count(self) -> None:
+        """Two that were started with another model by mistake, and are now started with the right
+        one, would wait for each other for ever."""
+
+        async def scene() -> None:
+            first, second = Scripted("i0"), Scripted("i1")
+            for instance in (first, second):
+                instance.description = msgspec.structs.replace(instance.description, model="wrong")
+            async with Stage(first, second, settings=QUICK) as stage:
+                supervisors = stage.driver.supervisors.values()
+                first.dead = second.dead = True
+                await until(lambda: not any(each.joined for each in supervisors))
+                for instance in (first, second):
+                    restart(instance, model="right")
+                    instance.dead = False
+                await until(lambda: all(each.joined for each in supervisors))
+
+        run(scene())
+
     def test_of_two_that_come_together_one_is_first(self) -> None:
         async def scene() -> None:
             first, second = pausable(Scripted("i0"), model="a"), pausable(Scripted("i1"), model="b")
@@ -642,6 +661,35 @@ class TestModels:
 
 
 class TestWatching:
+    def test_what_one_with_other_weights_has_streamed_is_not_gone_on_from(self) -> None:
+        """It would count as of the weights that it should have."""
+
+        async def load(client: Any, version: int) -> None:
+            """The label is what tells."""
+
+        async def scene() -> None:
+            instance = Scripted()
+            offers = frozenset({"generate", "pause", "weight_info"})
+            instance.description = msgspec.structs.replace(
+                instance.description, capabilities=offers
+            )
+            async with Stage(instance, settings=QUICK) as stage:
+                stage.driver.publish(1, load)
+                await until(lambda: stage.driver.view.run.fleet_version == 1)
+                client = stage.ask(stream_every=2)
+                await instance.order()
+                await instance.stream(0, [5, 6])
+                instance.weights = 0
+                stage.driver.supervisors["i0"].suspect()
+                await until(lambda: stage.events(InstanceLost))
+                instance.weights = 1
+                again = await instance.order(1)
+                assert list(again.token_ids) == PROMPT
+                await instance.answer(1, [7])
+                await until(lambda: client.sample)
+
+        run(scene())
+
     def test_one_that_hangs_is_noticed_within_its_bound(self) -> None:
         class Hanging(Scripted):
             hangs = False

@@ -42,7 +42,7 @@ class Call:
     @property
     def is_lied_to(self) -> bool:
         """It was given an answer, and not its own; nor was it told that there is none."""
-        refused = re.match(r"wrong: [\w ]+: 50[023] ", self.came)
+        refused = re.match(r"wrong: [\w ]+: (50[023]|404) ", self.came)  # 404: another model
         return self.came.startswith("wrong: ") and not refused and b'"error"' not in self.answer
 
     async def make(self, at_s: float) -> None:

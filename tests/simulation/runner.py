@@ -81,10 +81,11 @@ def _check_until(seed: int, end: float | None) -> Outcome | None:
 
 
 def shrunk(plan: Plan) -> Outcome:
-    """A plan that fails, without the faults, attacks and calls that it does not need for that."""
+    """A plan that breaks a law, without the faults, attacks and calls that it does not need."""
     best = run(plan)
     for _ in range(SHRINKING_RUNS):
-        smaller = next((o for o in map(run, _smaller(best.plan)) if o.broken), None)
+        outcomes = map(run, _smaller(best.plan))
+        smaller = next((o for o in outcomes if o.broken and o.law == best.law), None)
         if smaller is None:
             return best
         best = smaller

@@ -74,7 +74,7 @@ class Trainer:
             part = await self._next(rollouts)
             if part is None:
                 return
-            if part.part == 0 or not self._world.plan.parts:
+            if parts and parts[-1].number != part.number:
                 parts = []
             parts.append(part)
             await self._reach("received")

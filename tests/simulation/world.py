@@ -91,6 +91,11 @@ class Outcome(msgspec.Struct, frozen=True):
     calls: list[tuple[float, str, bytes]] = []
     virtual_s: float = 0.0
 
+    @property
+    def law(self) -> str:
+        """The one that was broken, without what was found."""
+        return self.broken.partition(":")[0]
+
 
 class World:
     """Everything of one run."""

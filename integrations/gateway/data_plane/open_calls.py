@@ -25,7 +25,7 @@ class OpenCalls:
 
     requests    responses that clients wait for
     body_bytes  of the bodies that go to instances for them
-    replies     where their answers go
+    replies     where their answers go, in the order in which they came
     pacer       who of them goes first
     responses   how those ended that are over
     """
@@ -34,18 +34,18 @@ class OpenCalls:
         self.limits = limits
         self.requests = 0
         self.body_bytes = 0
-        self.replies: set[OpenReply] = set()
+        self.replies: dict[OpenReply, None] = {}
         self.pacer = Pacer()
         self.responses = responses or Responses()
 
     def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
         """A call of so many responses and bytes."""
-        self.replies.add(reply)
+        self.replies[reply] = None
         self.requests += count
         self.body_bytes += body_bytes
 
     def leave(self, reply: OpenReply, count: int, body_bytes: int) -> None:
-        self.replies.discard(reply)
+        self.replies.pop(reply, None)
         self.requests -= count
         self.body_bytes -= body_bytes
 

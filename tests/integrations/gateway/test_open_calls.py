@@ -17,7 +17,7 @@ def test_who_leaves_makes_room_for_the_next() -> None:
     calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
     calls.enter(one, 2, 60)
     calls.enter(two, 1, 40)
-    assert (calls.requests, calls.body_bytes, calls.replies) == (3, 100, {one, two})
+    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (3, 100, [one, two])
     with pytest.raises(NotNow, match="3 responses are waited for here, of at most 3"):
         calls.check_room(1, 0)
     calls.leave(two, 1, 40)
@@ -25,7 +25,7 @@ def test_who_leaves_makes_room_for_the_next() -> None:
     with pytest.raises(NotNow, match="bodies of 60 bytes are here, of at most 100"):
         calls.check_room(1, 41)
     calls.leave(one, 2, 60)
-    assert (calls.requests, calls.body_bytes, calls.replies) == (0, 0, set())
+    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])
 
 
 def test_what_would_never_fit_is_told_so() -> None:

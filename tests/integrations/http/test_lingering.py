@@ -79,7 +79,7 @@ def test_it_is_counted_until_it_is_lost():
     async def run():
         lingering = make(Closable())
         connections = lingering._connections
-        assert connections.served == {lingering}
+        assert list(connections.served) == [lingering]
         lingering.connection_lost(None)
         assert not connections.served
 

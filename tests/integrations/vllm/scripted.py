@@ -86,6 +86,7 @@ class ScriptedVllm:
         self.scale_out = True
         self.handlers: dict[tuple[str, str], Handler] = {}
         self.missing: set[str] = set()
+        self.failing: set[str] = set()
         self._url = ""
         for path in ("/pause", "/resume"):
             self.handlers["POST", path] = self._query_call
@@ -161,6 +162,8 @@ class ScriptedVllm:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        if path in self.failing:
+            return web.json_response({"error": "it failed"}, status=500)
         if path in self.missing:
             return web.json_response({"detail": "Not Found"}, status=404)
         guarded = path.startswith(("/v1", "/inference"))

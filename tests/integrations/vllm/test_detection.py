@@ -227,6 +227,22 @@ def test_no_metrics():
         describe(server)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/inference/v1/generate", "/abort_requests", "/pause", "/collective_rpc"),
+        *("/update_weight_version", "/weight_info", "/version"),
+    ],
+)
+def test_what_fails_is_not_what_is_missing(path):
+    """Without /update_weight_version, say, its tokens would keep the label of a start, and all of
+    them be too old for ever."""
+    server = ScriptedVllm()
+    server.failing.add(path)
+    with pytest.raises(InstanceError, match=f"{path} answered 500"):
+        describe(server)
+
+
 def test_a_server_of_another_kind():
     server = ScriptedVllm()
     server.handlers.clear()
