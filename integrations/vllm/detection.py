@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -89,7 +90,7 @@ async def detect(
         raise InstanceError("/v1/models does not tell max_model_len: is it vLLM?")
     text = await _metrics(control)
     cache = metrics_text.cache_config(text, kv_tokens)
-    generates, aborts, dev_aborts, *dev = await asyncio.gather(
+    generates, aborts, dev_aborts, *dev = await _all(
         # Without its required fields the request is refused before anything is generated, and
         # the list of ids to abort is missing.
         _probe(control, "POST", Generate.target),
@@ -132,6 +133,15 @@ async def detect(
         paused=paused,
     )
     return Findings(description, dialect, abort_path, tuple(notes))
+
+
+async def _all(*probes: Coroutine[Any, Any, Answer]) -> list[Answer]:
+    """Each answer. Raises the first error, when none is under way any more."""
+    answers = await asyncio.gather(*probes, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 async def _probe(control: Control, method: str, path: str) -> Answer:
