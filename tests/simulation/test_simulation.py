@@ -27,7 +27,26 @@ from tests.simulation.world import run
 NAMED = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["seeds"]
 
 #: A run that nothing befalls.
-CALM = msgspec.structs.replace(draw(0), faults=[], attacks=[], calls=3, groups=4, samples=2)
+CALM = msgspec.structs.replace(
+    draw(0),
+    policy="round_robin_sync",
+    groups=4,
+    samples=2,
+    prompts_per_step=2,
+    max_tokens=100,
+    parts=False,
+    stream_every=0,
+    durable="batch",
+    drift=1.0,
+    instances=2,
+    slots=16,
+    kv_blocks=400,
+    latency_s=0.03,
+    train_s=0.0,
+    calls=3,
+    attacks=[],
+    faults=[],
+)
 
 #: A machine that is gone for a while.
 GONE = faults.GatewayDies(at_s=1.8, for_s=3.0, power="rows")
