@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from aiohttp import web_app
 
 from rollout_sched.client.new_weights import Reload, update_of
 from rollout_sched.config import load_policy
@@ -496,6 +497,7 @@ def _clean_up(world: World) -> None:
             for task in asyncio.all_tasks(world.kernel):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             world.kernel.processes.clear()
+            web_app._cached_build_middleware.cache_clear()  # which keeps whole applications
             gc.collect()
     finally:
         sys.unraisablehook = hook
