@@ -130,6 +130,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     megabytes = defaults["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
     add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
+    stopping = f"for what runs when it stops (default: {defaults['grace_s']:g})"
+    add("--grace-s", type=natural, metavar="SECONDS", help=stopping)
     add("--log-level", choices=get_args(Level), help=f"default: {defaults['log_level']}")
     add("--log-format", choices=get_args(Format), help=f"default: {defaults['log_format']}")
     add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")

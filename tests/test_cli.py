@@ -472,6 +472,10 @@ class TestServe:
     ) -> None:
         assert self.options(monkeypatch) == Options(policy="dplb", instances=["http://a:1"])
 
+    def test_how_long_it_drains(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.options(monkeypatch, "--grace-s", "300").grace_s == 300
+        assert self.options(monkeypatch, "--grace-s", "0").grace_s == 0
+
     def test_every_option_of_a_run_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for field in msgspec.structs.fields(RunOptions):
             flag = "--" + field.name.replace("_", "-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz.answers import Answers
 from tests.fuzz.calls import Calls
 from tests.fuzz.control_calls import ControlCalls
+from tests.fuzz.endpoints_files import EndpointsFiles
 from tests.fuzz.envelope import Envelope
 from tests.fuzz.http_client import Client
 from tests.fuzz.http_server import Server
@@ -30,5 +31,6 @@ TARGETS: dict[str, Target] = {
         policies(),
         scenarios(),
         TraceFiles(),
+        EndpointsFiles(),
     )
 }

@@ -28,6 +28,7 @@ INPUTS = {
     "policies": 200,
     "scenarios": 400,
     "traces": 600,
+    "endpoints": 300,
 }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
@@ -31,7 +33,7 @@ endpoints:
 def write(path: Path, *ports: int) -> None:
     """Replaced as a whole, as those do who write such files."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"endpoints": [{"address": "a", "port": p} for p in ports]}))
+    new.write_text(listed(*ports))
     new.replace(path)
 
 
@@ -57,9 +59,17 @@ class TestReading:
             ('{"endpoints": [{"address": "a", "port": 0}]}', r"endpoints\[0\]\.port"),
             ('{"endpoints": [{"address": "", "port": 1}]}', "address"),
             (
-                '{"endpoints": [{"address": "a", "port": 1}, {"address": "a", "port": 1}]}',
-                "http://a:1 is there twice",
+                '{"endpoints": [{"address": "a", "port": 1}, {"address": "A", "port": 1}]}',
+                r"http://A:1 is there twice, endpoints\[0\] and endpoints\[1\]; leave one",
             ),
+            ('{"endpoints": {"address": "a", "port": 1}}', "array"),
+            ('{"endpoints": [{"address": "a", "port": true}]}', r"endpoints\[0\]\.port"),
+            ('{"endpoints": [{"address": 7, "port": 1}]}', r"endpoints\[0\]\.address"),
+            ('{"endpoints": [{"address": "a:1", "port": 1}]}', r"\[0\]: address 'a:1' .* own"),
+            ('{"endpoints": [{"address": "http://a", "port": 1}]}', "no http:// before it"),
+            ('{"endpoints": [{"address": "a b", "port": 1}]}', "no host's name or IP"),
+            ('{"since": ' + "[" * 100_000, "RecursionError"),
+            ('{"endpoints": [{"address": "a", "po', "truncated"),
         ],
     )
     def test_what_is_no_use(self, text: str, says: str, tmp_path: Path) -> None:
@@ -67,6 +77,33 @@ class TestReading:
         path.write_text(text)
         with pytest.raises(CallerError, match=says):
             read_endpoints(path)
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("endpoints:", "array"),
+            ("endpoints:\n- {address: a, po", "flow mapping"),
+            ("endpoints: []\n---\nendpoints: []", "single document"),
+            ("endpoints: [{address: a, port: !!bool x}]", "KeyError"),
+            ("since: 2026-13-45\nendpoints: []", "month must be"),
+            ("endpoints: [{address: 10, port: 1}]", r"endpoints\[0\]\.address"),
+        ],
+    )
+    def test_yaml_that_is_no_use(self, text: str, says: str, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text(text)
+        with pytest.raises(CallerError, match=says) as told:
+            read_endpoints(path)
+        assert str(told.value).startswith(f"{path}: ")
+        assert str(told.value).endswith(
+            "it takes `endpoints:` and a list of {address, port}, as docs/gateway.md has it"
+        )
+        assert "\n" not in str(told.value)
+
+    def test_what_is_not_read_may_be_anything(self, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints: [{name: 7, address: a, port: 1, labels: [on], gpu: {}}]\nv: 2")
+        assert [endpoint.url for endpoint in read_endpoints(path)] == ["http://a:1"]
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(CallerError, match="No such file"):
@@ -97,10 +134,55 @@ def test_a_gateway_follows_it(path: Path) -> None:
     run(scene)
 
 
+class Looks:
+    """Stands for the path of a file: each look finds the next text, and then always the last."""
+
+    suffix = ".json"
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = [text.encode() for text in texts]
+        self.reads = 0
+
+    def __str__(self) -> str:
+        return "endpoints.json"
+
+    def read_bytes(self) -> bytes:
+        self.reads += 1
+        return self.texts[min(self.reads, len(self.texts)) - 1]
+
+
+def listed(*ports: int) -> str:
+    return json.dumps({"endpoints": [{"address": "a", "port": port} for port in ports]})
+
+
+class ConfigMapMount:
+    """A ConfigMap as kubelet mounts it: the file is a link into `..data`, itself a link to a folder
+    of that version, which is replaced by a rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._versions = 0
+        self.file = folder / "endpoints.json"
+        self.file.symlink_to("..data/endpoints.json")
+
+    def update(self, text: str) -> None:
+        self._versions += 1
+        version = self._folder / f"..2026_11_23_{self._versions}"
+        version.mkdir()
+        (version / "endpoints.json").write_text(text)
+        data, new = self._folder / "..data", self._folder / "..data_tmp"
+        before = data.resolve() if data.exists() else None
+        new.symlink_to(version.name)
+        new.rename(data)
+        if before is not None:
+            (before / "endpoints.json").unlink()
+            before.rmdir()
+
+
 class Fleet:
     """Those that were added and not removed; `changes` in their order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Any) -> None:
         self.here: builtins.set[str] = set()
         self.changes: list[str] = []
         self.refused: builtins.set[str] = set()
@@ -163,6 +245,70 @@ class TestWatching:
         run(scene)
         assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
 
+    def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            mount = ConfigMapMount(tmp_path)
+            mount.update(listed(1, 2))
+            fleet = Fleet(mount.file)
+            await fleet.file.open()
+            assert fleet.here == {"http://a:1", "http://a:2"}
+            mount.update(listed(2, 3))
+            await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
+            mount.update(listed(3))
+            await until(lambda: fleet.here == {"http://a:3"})
+            await fleet.file.close()
+
+        run(scene)
+
+    def test_half_a_list_is_not_followed(self) -> None:
+        """Who writes into the file itself leaves a whole list that is too short, for a moment."""
+
+        async def scene() -> None:
+            before, half, whole = listed(1, 2), listed(1), listed(1, 2, 3)
+            looks = Looks(before, before, half, whole, half, whole, whole)
+            fleet = Fleet(looks)
+            await fleet.file.open()
+            await until(lambda: len(fleet.here) == 3)
+            assert not [change for change in fleet.changes if change.startswith("-")]
+            await fleet.file.close()
+
+        run(scene)
+
+    def test_what_never_stood_is_not_complained_of(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def scene() -> None:
+            looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
+            fleet = Fleet(looks)
+            await fleet.file.open()
+            await until(lambda: len(fleet.here) == 2)
+            await fleet.file.close()
+
+        run(scene)
+        assert not caplog.records
+
+    def test_a_disk_that_hangs_holds_nobody_up(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(endpoints_file, "READ_S", 0.01)
+        answers = threading.Event()
+
+        class Hung(Looks):
+            def read_bytes(self) -> bytes:
+                if self.reads == 1:
+                    answers.wait(20)
+                return super().read_bytes()
+
+        async def scene() -> None:
+            fleet = Fleet(Hung(listed(1), listed(1, 2)))
+            await fleet.file.open()
+            await until(lambda: caplog.records)
+            assert fleet.here == {"http://a:1"}
+            answers.set()
+            await until(lambda: len(fleet.here) == 2)
+            await fleet.file.close()
+
+        run(scene)
+        assert "its disk has not answered for 0.01 s" in caplog.text
+
     def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
         async def scene() -> None:
             fleet = Fleet(path)
@@ -192,6 +338,18 @@ class TestWatching:
 
         run(scene)
         assert "here already" in caplog.text
+
+    def test_one_that_somebody_else_added_is_not_removed(self, path: Path) -> None:
+        async def scene() -> None:
+            fleet = Fleet(path)
+            fleet.refused = {"http://a:1"}
+            await fleet.file.open()
+            write(path, 3)
+            await until(lambda: fleet.here == {"http://a:3"})
+            assert "-http://a:1" not in fleet.changes
+            await fleet.file.close()
+
+        run(scene)
 
     def test_a_file_that_is_no_use_at_start_is_the_callers_fault(self, path: Path) -> None:
         async def scene() -> None:
