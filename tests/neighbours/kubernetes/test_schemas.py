@@ -1,0 +1,40 @@
+"""What docs/kubernetes holds, by the schemas of Kubernetes: no field that it does not know."""
+
+from __future__ import annotations
+
+import kubernetes_validate
+import pytest
+
+from tests.kubernetes.manifests import Object, objects, patch, pod_templates
+
+#: Sidecars (`restartPolicy` of an initContainer) and `preStop.sleep` are there since 1.30.
+VERSIONS = ("1.31", "1.37")
+FOLDERS = ("gateway", "elastic")
+
+
+def valid(thing: Object, version: str) -> None:
+    kubernetes_validate.validate(thing, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_objects(folder: str, version: str) -> None:
+    for thing in objects(folder):
+        if not thing["apiVersion"].startswith("ray.io/"):
+            valid(thing, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_sidecar(version: str) -> None:
+    """A patch: its volumes are whole once merged (`kubectl kustomize`)."""
+    (_, template), *_ = pod_templates(patch("elastic/sidecar.yaml"))
+    spec = {"containers": template["spec"]["initContainers"]}
+    spec["volumes"] = [v for v in template["spec"]["volumes"] if v["name"] != "endpoints"]
+    valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "it"}, "spec": spec}, version)
+
+
+def test_a_field_that_is_misspelt_is_found() -> None:
+    thing = next(thing for thing in objects("gateway") if thing["kind"] == "Service")
+    thing["spec"]["selektor"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="selektor"):
+        valid(thing, VERSIONS[-1])
