@@ -1,0 +1,123 @@
+"""Frames over a TCP connection, in order: a link between two processes.
+
+Each frame has its length before it, four bytes, the most significant first. The end of a connection
+is the end of who was there: a process that dies closes it, a machine that vanishes does not answer
+the kernel's questions and is given up after `SILENCE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from rollout_sched.core.errors import RolloutError
+
+log = logging.getLogger(__name__)
+
+#: Bytes of the longest frame; and of all that is not sent yet, at which who is there has long
+#: stopped reading.
+MOST_BYTES = 2**30
+
+#: Seconds after which a machine that does not answer has vanished; it is asked so many times.
+SILENCE_S = 15
+QUESTIONS = 3
+
+_LENGTH = 4
+
+
+class LinkEnded(RolloutError, RuntimeError):
+    """The connection is over: nothing can be sent."""
+
+
+class FrameConnection(asyncio.Protocol):
+    """One end. `on_frame` is called with each frame, `on_end` once with why it is over, however it
+    ends. What raises in `on_frame` ends the connection."""
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+        self.on_frame = on_frame
+        self.on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._why = ""
+
+    def send(self, frame: bytes) -> None:
+        """Raises LinkEnded."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise LinkEnded(f"the link is over: {self._why or 'it was never open'}")
+        if len(frame) + transport.get_write_buffer_size() > MOST_BYTES:
+            self._abort(f"more than {MOST_BYTES:,} bytes have not been read there")
+            raise LinkEnded(f"the link is over: {self._why}")
+        transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
+
+    def close(self) -> None:
+        """What was sent goes out first."""
+        if self._transport is not None:
+            self._why = self._why or "closed here"
+            self._transport.close()
+
+    # -- what the event loop says ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        _give_up_the_silent(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        at = 0
+        while len(received) >= at + _LENGTH:
+            length = int.from_bytes(received[at : at + _LENGTH], "big")
+            if length > MOST_BYTES:
+                self._abort(f"a frame of {length:,} bytes; what is there is no scheduler or front")
+                return
+            end = at + _LENGTH + length
+            if len(received) < end:
+                break
+            frame = bytes(received[at + _LENGTH : end])
+            at = end
+            try:
+                self.on_frame(frame)
+            except Exception as error:
+                log.exception("a frame could not be taken")
+                self._abort(f"{type(error).__name__}: {error}")
+                return
+            if self._transport is None or self._transport.is_closing():
+                return
+        del received[:at]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.on_end(self._why or str(error or "closed there"))
+
+    def _abort(self, why: str) -> None:
+        self._why = self._why or why
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _give_up_the_silent(taken: socket.socket | None) -> None:
+    """Where the system can: ask who says nothing, and wait for no answer without end."""
+    if taken is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    every_s = SILENCE_S // QUESTIONS
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, QUESTIONS)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+async def listen(
+    accept: Callable[[], FrameConnection], address: str, port: int = 0
+) -> asyncio.Server:
+    """Raises OSError. `accept` makes the end of each that connects."""
+    return await asyncio.get_running_loop().create_server(accept, address, port)
+
+
+async def dial(connection: FrameConnection, address: str, port: int) -> None:
+    """Raises OSError."""
+    await asyncio.get_running_loop().create_connection(lambda: connection, address, port)
