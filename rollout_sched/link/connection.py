@@ -16,8 +16,8 @@ from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the longest frame; and of all that is not sent yet, at which who is there has long
-#: stopped reading.
+#: Bytes of the longest frame, and of all that is not sent yet: then who is there has long stopped
+#: reading.
 MOST_BYTES = 2**30
 
 #: Seconds after which a machine that does not answer has vanished; it is asked so many times.
@@ -33,11 +33,15 @@ class LinkEnded(RolloutError, RuntimeError):
 
 class FrameConnection(asyncio.Protocol):
     """One end. `on_frame` is called with each frame, `on_end` once with why it is over, however it
-    ends. What raises in `on_frame` ends the connection."""
+    ends. What raises in `on_frame` ends the connection.
+
+    most_bytes  of a frame that comes; a longer one ends the connection
+    """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
         self.on_frame = on_frame
         self.on_end = on_end
+        self.most_bytes = MOST_BYTES
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._why = ""
@@ -71,7 +75,7 @@ class FrameConnection(asyncio.Protocol):
         at = 0
         while len(received) >= at + _LENGTH:
             length = int.from_bytes(received[at : at + _LENGTH], "big")
-            if length > MOST_BYTES:
+            if length > self.most_bytes:
                 self._abort(f"a frame of {length:,} bytes; what is there is no scheduler or front")
                 return
             end = at + _LENGTH + length

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from rollout_sched.link import connection as connections
 from rollout_sched.link.connection import FrameConnection, LinkEnded, dial, listen
-
-
-def runs(scene: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
-
-    @functools.wraps(scene)
-    def test(*given: Any, **named: Any) -> None:
-        asyncio.run(scene(*given, **named))
-
-    return test
+from tests.link.scenes import runs
 
 
 class End(NamedTuple):

@@ -1,0 +1,136 @@
+"""A front's way to the process of its scheduler, and back to it whenever it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from rollout_sched.link.connection import FrameConnection, LinkEnded, dial
+from rollout_sched.link.listener import Hello
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a scheduler that is away is asked again; at first, and at most.
+RETRY_S = 0.1
+MOST_RETRY_S = 2.0
+
+#: Seconds for the scheduler's process to take a connection and to answer the hello.
+ANSWER_S = 10.0
+
+
+class Place(NamedTuple):
+    """Where a scheduler's process listens, and its key, which may be another at each start."""
+
+    address: str
+    port: int
+    key: str
+
+
+class Front(Protocol):
+    """What the scheduler talks to."""
+
+    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None: ...
+
+    def receive(self, frame: bytes) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+
+class LinkDialler:
+    """Keeps `front` connected, under its `name`. `locate` is asked where the scheduler is before
+    each try; what it raises is logged, and it is asked again."""
+
+    def __init__(self, front: Front, name: str, locate: Callable[[], Awaitable[Place]]) -> None:
+        self._front = front
+        self._name = name
+        self._locate = locate
+        self._dialling: asyncio.Task[None] | None = None
+        self._said = ""
+
+    def open(self) -> None:
+        self._dialling = asyncio.get_running_loop().create_task(self._dial_for_ever())
+
+    async def close(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._dialling
+
+    async def _dial_for_ever(self) -> None:
+        wait_s = RETRY_S
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    call = await self._connected()
+            except Exception as error:  # whatever it is, the scheduler may be back in a moment
+                self._complain(error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(MOST_RETRY_S, 2 * wait_s)
+                continue
+            wait_s, self._said = RETRY_S, ""
+            try:
+                why = await asyncio.shield(call.over)
+            except asyncio.CancelledError:
+                call.connection.close()
+                raise
+            self._front.disconnected()
+            log.warning("front %s has lost its scheduler: %s", self._name, why)
+
+    async def _connected(self) -> _Call:
+        """Once it was welcomed. Raises OSError, LinkEnded or what `locate` raises."""
+        place = await self._locate()
+        call = _Call(self._front)
+        try:
+            await dial(call.connection, place.address, place.port)
+            call.connection.send(msgspec.msgpack.encode(Hello(self._name, place.key)))
+            await asyncio.wait({call.welcomed, call.over}, return_when=asyncio.FIRST_COMPLETED)
+            if call.over.done():
+                raise LinkEnded(call.over.result())
+        except BaseException:
+            call.connection.close()
+            if call.welcomed.done():
+                self._front.disconnected()
+            raise
+        return call
+
+    def _complain(self, error: Exception) -> None:
+        said = f"{type(error).__name__}: {error}"
+        if said != self._said:
+            log.warning("front %s has no scheduler yet: %s", self._name, said)
+            self._said = said
+
+
+class _Call:
+    """A connection to the scheduler's process.
+
+    welcomed  done when the front has heard who the scheduler is
+    over      why it ended, once it has
+    """
+
+    def __init__(self, front: Front) -> None:
+        loop = asyncio.get_running_loop()
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[str] = loop.create_future()
+        self._front = front
+        self.connection = FrameConnection(self._frame, self._end)
+
+    def _frame(self, frame: bytes) -> None:
+        if self.welcomed.done():
+            self._front.receive(frame)
+            return
+        self._front.connect(frame, self._send)
+        self.welcomed.set_result(None)
+
+    def _send(self, frame: bytes) -> None:
+        """What is said to who has gone is lost; that it has gone is told elsewhere."""
+        with contextlib.suppress(LinkEnded):
+            self.connection.send(frame)
+
+    def _end(self, why: str) -> None:
+        if not self.over.done():
+            self.over.set_result(why)
