@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -88,7 +88,8 @@ class LinkDialler:
         try:
             await dial(call.connection, place.address, place.port)
             call.connection.send(msgspec.msgpack.encode(Hello(self._name, place.key)))
-            await asyncio.wait({call.welcomed, call.over}, return_when=asyncio.FIRST_COMPLETED)
+            answers: list[asyncio.Future[Any]] = [call.welcomed, call.over]
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
             if call.over.done():
                 raise LinkEnded(call.over.result())
         except BaseException:
