@@ -13,6 +13,7 @@ from rollout_sched.integrations.vllm.protocol.answers import (
     finish_of,
     spans_of,
 )
+from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import (
     AnswerUntrue,
     InstanceError,
@@ -28,13 +29,15 @@ ById = dict[int, PromptToken]
 
 class Chunk(msgspec.Struct):
     """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all,
-    `prompt` with the first: one entry for each token of the context but the first."""
+    `prompt` with the first: one entry for each token of the context but the first. `id`: what
+    it says that it answers, "" if nothing."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
     finish: str | None = None
     versions: list[VersionSpan] | None = None
     prompt: list[ById] | None = None
+    id: str = ""
 
 
 class Assembly:
@@ -47,6 +50,7 @@ class Assembly:
     def __init__(
         self, order: Order, on_tokens: OnTokens | None = None, *, labelled: bool = False
     ) -> None:
+        self._id = order.id
         self._limit = order.max_new_tokens
         self._context = order.token_ids
         self._wants_prompt = order.sampling.get("prompt_logprobs") is not None
@@ -61,6 +65,8 @@ class Assembly:
 
     def add(self, chunk: Chunk) -> None:
         tokens = len(chunk.token_ids)
+        if names_another(chunk.id, self._id):
+            raise AnswerUntrue(f"it answered {self._id} with {chunk.id[:80]!r}, another's answer")
         if self._finish is not None and (tokens or chunk.finish is not None):
             raise AnswerUntrue("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:

@@ -75,6 +75,7 @@ class _GenerateChoice(msgspec.Struct):
 class _GenerateAnswer(msgspec.Struct):
     choices: list[_GenerateChoice]
     prompt_logprobs: _PromptLogprobs = None
+    request_id: str | None = None
 
 
 class Generate:
@@ -108,9 +109,9 @@ class Generate:
 
     def read(self, data: bytes) -> Chunk:
         answer = decoded(self._decode, data)
-        choice = _only(answer.choices)
+        choice, told = _only(answer.choices), answer.request_id or ""
         if choice is None:
-            return Chunk([])
+            return Chunk([], id=told)
         logprobs = None
         if choice.logprobs is not None:
             content = choice.logprobs.content
@@ -119,7 +120,7 @@ class Generate:
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs name other tokens than its answer")
         versions, prompt = choice.weight_versions, _prompt_tokens(answer.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told)
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -136,6 +137,7 @@ class _CompletionChoice(msgspec.Struct):
 
 class _CompletionAnswer(msgspec.Struct):
     choices: list[_CompletionChoice]
+    id: str | None = None
 
 
 class Completions:
@@ -174,14 +176,15 @@ class Completions:
         return _encoded(request)
 
     def read(self, data: bytes) -> Chunk:
-        choice = _only(decoded(self._decode, data).choices)
+        answer = decoded(self._decode, data)
+        choice, told = _only(answer.choices), answer.id or ""
         if choice is None:
-            return Chunk([])
+            return Chunk([], id=told)
         if choice.token_ids is None:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         versions, prompt = choice.weight_versions, _prompt_tokens(choice.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told)
 
 
 def _prompt_tokens(told: _PromptLogprobs) -> list[ById] | None:

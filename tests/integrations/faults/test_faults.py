@@ -178,7 +178,7 @@ def test_a_client_is_told_that_its_stream_cannot_be_true(tmp_path: Path) -> None
     assert any("more after its end" in reason for reason in reasons(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["generate", "completions, streamed"])
+@pytest.mark.parametrize("name", WAYS)
 def test_answers_under_anothers_id_are_not_passed_on(tmp_path: Path, name: str) -> None:
     async def scene() -> None:
         async with house(tmp_path) as the:

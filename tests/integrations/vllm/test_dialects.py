@@ -94,6 +94,14 @@ def test_completions_is_read():
     assert chunk.versions is None
 
 
+@pytest.mark.parametrize(("dialect", "key"), [(Generate(), "request_id"), (Completions(), "id")])
+def test_what_it_answers_is_read(dialect, key):
+    end = {"index": 0, "token_ids": [1], "finish_reason": "stop"}
+    for choices in ([end], []):
+        assert dialect.read(encoded({key: "of-run-1", "choices": choices})).id == "of-run-1"
+        assert dialect.read(encoded({"choices": choices})).id == ""
+
+
 @pytest.mark.parametrize("dialect", [Generate(), Completions()])
 def test_the_usage_chunk_is_an_empty_piece(dialect):
     chunk = dialect.read(b'{"choices": [], "usage": {"prompt_tokens": 3}}')
