@@ -87,7 +87,9 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 	  for figures in decision_cost replay_speed store_speed; do \
 	    $$python benchmarks/$$figures.py || missed=1; \
 	  done; \
-	done; exit $$missed
+	done; \
+	$(BIN)/python -m benchmarks.metrics_cost || missed=1; \
+	exit $$missed
 
 # Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
 # About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.

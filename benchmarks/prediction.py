@@ -6,15 +6,17 @@ it was, is the trace of a replay with the calibrated constants. Nothing of the w
 the calibration.
 
 Each repetition calibrates for a while and then runs every workload under every policy, in another
-order each time, so that a machine which gets slower does so for all. The constants are fitted to
-all calibrations together. A cell is a workload under a policy; its error is the median over the
-repetitions of predicted / measured, less 1.
+order each time. The constants are fitted to all calibrations together, and scaled for each run by
+how fast the same few requests were before and after it (`machine_pace.py`). A cell is a workload
+under a policy; its error is the median over the repetitions of predicted / measured, less 1.
 
 The rule: over all cells and both figures (makespan, from the first dispatch to the last delivery,
 and t90, which is 90 % of a step's samples), errors are at most 5 % in the median and 10 % at the
 worst. Preemptions stand beside them and are not judged. Exits with 1 for a miss.
 
-The variants of the last table are fits with fewer terms, to show what each term is worth.
+The variants of the last table are fits with fewer terms, and constants that are not scaled, to show
+what each is worth. `--keep`
+leaves all that was measured in a folder, and `--again` predicts from that, without servers.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks import prediction_record
+from benchmarks.machine_pace import Pace, PaceMaker, between, scaled
+from benchmarks.prediction_record import Arm, Record
 from benchmarks.prediction_table import Cell, Figures, Pair, table
 from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.calibration.measurements import Measurements
@@ -82,13 +87,15 @@ WORKLOADS = {
 }
 
 
-class Arm(NamedTuple):
-    """One run on real servers: what it did, and the trace of it."""
+class Lived(NamedTuple):
+    """One run on real servers: what it did, the trace of it, and how much longer steps took than
+    when the servers were calibrated."""
 
     workload: str
     policy: str
     measured: Figures
     trace: Trace
+    slowness: float = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,24 +105,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--calibrate-s", type=float, default=25.0, help="seconds of each repetition")
     add("--policy", action="append", dest="policies", choices=POLICIES)
     add("--workload", action="append", dest="workloads", choices=WORKLOADS)
-    add("--out", type=Path, help="the measured runs and the calibration, as JSON")
+    add("--keep", type=Path, metavar="FOLDER", help="leave all that was measured there")
+    add("--again", type=Path, metavar="FOLDER", help="predict what was left there")
+    add("--out", type=Path, help="the figures, as JSON")
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        model, urls = _servers(stack, folder)
-        calibration, measurements, arms = asyncio.run(_measure(options, folder, model, urls))
-    cells = predicted(arms, world(calibration, calibration.fit.cost))
+        folder = options.again or options.keep
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.again is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            _record(options, folder).write(folder)
+        record = prediction_record.read(folder)
+        lived = [_lived(arm, record, folder) for arm in record.arms]
+    found = record.calibration
+    cells = predicted(lived, world(found, found.fit.cost))
     variants = {
-        name: predicted(arms, world(calibration, cost))
-        for name, cost in _variants(calibration, measurements).items()
+        name: predicted(lived, world(found, cost)) for name, cost in _variants(record).items()
     }
-    found = table(cells, variants)
+    at_one_pace = [one._replace(slowness=1.0) for one in lived]
+    variants["at one pace"] = predicted(at_one_pace, world(found, found.fit.cost))
+    judged = table(cells, variants)
     if options.out is not None:
-        told = {"calibration": calibration, "cells": cells, "variants": variants}
+        told = {"calibration": found, "cells": cells, "variants": variants}
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
-    print(_about(calibration))
-    print(found.text)
-    return 0 if found.kept else 1
+    print(_about(found))
+    print(judged.text)
+    return 0 if judged.kept else 1
+
+
+def _record(options: argparse.Namespace, folder: Path) -> Record:
+    with ExitStack() as stack:
+        model, urls = _servers(stack, folder)
+        return asyncio.run(_measure(options, folder, model, urls))
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
@@ -136,54 +158,56 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
 
 async def _measure(
     options: argparse.Namespace, folder: Path, model: Path, urls: list[str]
-) -> tuple[Calibration, Measurements, list[Arm]]:
-    dice, measurements, arms = random.Random(0), Measurements(), list[Arm]()
+) -> Record:
+    instances = [HttpInstance(url) for url in urls]
+    try:
+        for instance in instances:
+            await instance.describe()
+        return await _repeat(options, folder, model, urls, instances)
+    finally:
+        for instance in instances:
+            await instance.close()
+
+
+async def _repeat(
+    options: argparse.Namespace,
+    folder: Path,
+    model: Path,
+    urls: list[str],
+    instances: Sequence[HttpInstance],
+) -> Record:
+    dice, measurements, arms, paces = random.Random(0), Measurements(), list[Arm](), list[Pace]()
     wanted = [
         (workload, policy)
         for workload in options.workloads or WORKLOADS
         for policy in options.policies or POLICIES
     ]
-    calibration = None
+    limits = await read_limits(instances[0].control)
+    maker = PaceMaker(instances, SLOTS, seed=-1)
+    calibration, now = None, await maker.take()
     for repetition in range(options.repetitions):
-        calibration = await _calibrate(urls, model, measurements, options.calibrate_s, repetition)
-        for workload, policy in dice.sample(wanted, len(wanted)):
-            record = folder / f"{repetition}-{workload}-{policy}.jsonl"
-            asked = prompts(WORKLOADS[workload], repetition)
-            before = await _preempted(urls)
-            await run(urls, policy, asked, Reload(str(model)), record)
-            recording = Recording(record)
-            arm = Arm(workload, policy, figures(recording, before), trace_of(recording))
-            arms.append(arm)
-            print(f"{repetition} {workload} {policy}: {arm.measured}", file=sys.stderr)
-    assert calibration is not None, "at least one repetition"
-    return calibration, measurements, arms
-
-
-async def _preempted(urls: list[str]) -> int:
-    """How often, since the servers were started."""
-    instances = [HttpInstance(url) for url in urls]
-    try:
-        return sum([(await instance.gauges()).preemptions for instance in instances])
-    finally:
-        for instance in instances:
-            await instance.close()
-
-
-async def _calibrate(
-    urls: list[str], model: Path, measurements: Measurements, seconds: float, seed: int
-) -> Calibration:
-    instances = [HttpInstance(url) for url in urls]
-    try:
-        for instance in instances:
-            await instance.describe()
-        limits = await read_limits(instances[0].control)
         calibrator = Calibrator(
-            instances, limits, seed=seed, report=lambda *_: None, measurements=measurements
+            instances, limits, seed=repetition, report=lambda *_: None, measurements=measurements
         )
-        return await calibrator.run(seconds, str(model))
-    finally:
-        for instance in instances:
-            await instance.close()
+        calibration = await calibrator.run(options.calibrate_s, str(model))
+        before, now = now, await maker.take()
+        paces.append(between(before, now))
+        for workload, policy in dice.sample(wanted, len(wanted)):
+            asked = prompts(WORKLOADS[workload], repetition)
+            journal = folder / prediction_record.journal_of(workload, policy, repetition)
+            preempted = await _preempted(instances)
+            await run(urls, policy, asked, Reload(str(model)), journal)
+            preempted = await _preempted(instances) - preempted
+            before, now = now, await maker.take()
+            arms.append(Arm(journal.name, workload, policy, preempted, between(before, now)))
+            print(f"{journal.stem}: {figures(Recording(journal))}", file=sys.stderr)
+    assert calibration is not None, "at least one repetition"
+    return Record(calibration, paces, list(measurements.whole.items()), arms)
+
+
+async def _preempted(instances: Sequence[HttpInstance]) -> int:
+    """How often, since the servers were started."""
+    return sum([(await instance.gauges()).preemptions for instance in instances])
 
 
 def prompts(work: Work, seed: int) -> list[Prompt]:
@@ -240,12 +264,20 @@ class _Ends:
         self.last = now
 
 
-def figures(recording: Recording, preempted: int = 0) -> Figures:
-    """The same of a live run and of a replay, out of its journal. `preempted`: before it began."""
+def figures(recording: Recording) -> Figures:
+    """The same of a live run and of a replay, out of its journal."""
     ends, metrics = _Ends(), Metrics(SLOTS)
     total_s = recording.tell([metrics.observe, Folded(ends).observe])
     summary = metrics.summary(total_s)
-    return Figures(ends.last - (ends.first or 0.0), summary.t90_s, summary.preemptions - preempted)
+    return Figures(ends.last - (ends.first or 0.0), summary.t90_s, summary.preemptions)
+
+
+def _lived(arm: Arm, record: Record, folder: Path) -> Lived:
+    """Polls may have missed the last preemptions, so they are the servers'."""
+    recording = Recording(folder / arm.journal)
+    measured = figures(recording)._replace(preemptions=arm.preempted)
+    trace, slowness = trace_of(recording), record.slowness(arm)
+    return Lived(arm.workload, arm.policy, measured, trace, slowness)
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -276,20 +308,23 @@ def world(found: Calibration, cost: CostModel) -> Scenario:
     )
 
 
-def predicted(arms: Sequence[Arm], scenario: Scenario) -> list[Cell]:
-    """Each arm's trace replayed under its policy."""
+def predicted(runs: Sequence[Lived], scenario: Scenario) -> list[Cell]:
+    """Each run's trace replayed under its policy."""
     pairs: dict[tuple[str, str], list[Pair]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for arm in arms:
+        for lived in runs:
             record = Path(folder) / "replayed.jsonl"
-            policy = load_policy(arm.policy)
-            run_policy(policy, arm.trace, scenario, steps=STEPS, journal_path=record)
-            pair = Pair(arm.measured, figures(Recording(record)))
-            pairs.setdefault((arm.workload, arm.policy), []).append(pair)
+            policy = load_policy(lived.policy)
+            cost = scaled(scenario.cost, lived.slowness)
+            now = msgspec.structs.replace(scenario, cost=cost)
+            run_policy(policy, lived.trace, now, steps=STEPS, journal_path=record)
+            pair = Pair(lived.measured, figures(Recording(record)))
+            pairs.setdefault((lived.workload, lived.policy), []).append(pair)
     return [Cell(workload, policy, found) for (workload, policy), found in sorted(pairs.items())]
 
 
-def _variants(found: Calibration, measurements: Measurements) -> dict[str, CostModel]:
+def _variants(record: Record) -> dict[str, CostModel]:
+    found, measurements = record.calibration, record.measurements
     room, tokens = found.room, found.max_num_batched_tokens
     terms = ("request_s", "prefill_s", "sequence_s", "context_s", "attention_s")
     return {
@@ -304,8 +339,8 @@ def _about(found: Calibration) -> str:
     return (
         f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
         f"{found.measured} times, spread {spread}, fit error {fit.mean_error:.1%} mean and "
-        f"{fit.max_error:.1%} at the most.\n{constants}; call_s {fit.call_s:.4g}, answer_s "
-        f"{fit.answer_s:.4g}, reload_s {found.reload_s or 0.0:.4g}\n"
+        f"{fit.max_error:.1%} at the most.\n{constants}; call_s {fit.call_s:.4g}, writing_s "
+        f"{found.writing_s or 0.0:.4g}, reload_s {found.reload_s or 0.0:.4g}\n"
     )
 
 

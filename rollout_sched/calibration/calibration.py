@@ -43,6 +43,7 @@ class Calibration(msgspec.Struct, frozen=True):
     prefix_caching  as it was seen, or told; None where neither
     pause_s         for a pause and a resume; None where it offers none
     reload_s        for a pause, loading a checkpoint and a resume; None where none was named
+    writing_s       of each token of an answer, beside the engine; None of one in process
     whole           whether every burst that was planned was measured
     """
 
@@ -59,6 +60,7 @@ class Calibration(msgspec.Struct, frozen=True):
     prefix_caching: bool | None
     pause_s: float | None = None
     reload_s: float | None = None
+    writing_s: float | None = None
     whole: bool = True
     in_process: bool = False
 
@@ -125,7 +127,7 @@ class Calibrator:
         for burst in [*tried, *tried]:
             times = await self._prober.burst(burst)
             if times:
-                seconds[burst] = min(times)
+                seconds[burst] = min(time.last_s for time in times)
         if len(seconds) < len(tried):
             raise CallerError(
                 f"{self._prober.instances[0].name} serves others without a pause: take it out of "
@@ -207,6 +209,7 @@ class Calibrator:
                 disturbed=self._prober.disturbed,
                 context=max(burst.kv_tokens for burst in bursts),
                 prefix_caching=limits.prefix_caching if seen is None else bool(seen),
+                writing_s=measured.writing_s,
                 whole=self._whole,
             ),
             **found,

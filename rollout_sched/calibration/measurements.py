@@ -6,39 +6,55 @@ from collections.abc import Collection, Iterable
 from statistics import median, quantiles
 
 from rollout_sched.calibration.burst_steps import steps_of
+from rollout_sched.calibration.burst_times import BurstTime, writing_s
 from rollout_sched.calibration.bursts import Burst
 from rollout_sched.simulators.instance.cost_fit import Fit, Span, fit_spans
 
 
 class Measurements:
-    """Seconds of bursts, each measured several times."""
+    """Times of bursts, each measured several times."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Burst, list[float]] = {}
+        self.times: dict[Burst, list[BurstTime]] = {}
 
-    def add(self, burst: Burst, seconds: list[float]) -> None:
-        self.seconds.setdefault(burst, []).extend(seconds)
+    def add(self, burst: Burst, times: list[BurstTime]) -> None:
+        self.times.setdefault(burst, []).extend(times)
 
     @property
-    def whole(self) -> dict[Burst, list[float]]:
+    def whole(self) -> dict[Burst, list[BurstTime]]:
         """Those of which there is any."""
-        return {burst: seconds for burst, seconds in self.seconds.items() if seconds}
+        return {burst: times for burst, times in self.times.items() if times}
+
+    @property
+    def seconds(self) -> dict[Burst, list[float]]:
+        """Until the last answer."""
+        return {burst: [time.last_s for time in times] for burst, times in self.whole.items()}
 
     @property
     def medians(self) -> dict[Burst, float]:
         """Of each burst: what a neighbour on the machine disturbs now and then is left out."""
-        return {burst: median(seconds) for burst, seconds in self.whole.items()}
+        return {burst: median(seconds) for burst, seconds in self.seconds.items()}
 
     @property
     def spread(self) -> float | None:
-        return spread(self.whole.values())
+        return spread(self.seconds.values())
+
+    @property
+    def writing_s(self) -> float:
+        """Of each token of an answer, beside the engine."""
+        return writing_s(self.whole)
 
     def fit(self, slots: int, max_num_batched_tokens: int, leave_out: Collection[str] = ()) -> Fit:
         """The constants that explain the medians best; those named in `leave_out` are 0. Raises
         ValueError if nothing was measured."""
+        token_s = self.writing_s
         return fit_spans(
             (
-                Span(steps_of(burst, slots, max_num_batched_tokens), seconds, 1, burst.answered)
+                Span(
+                    steps_of(burst, slots, max_num_batched_tokens),
+                    max(seconds - token_s * burst.answered, seconds / 2),
+                    calls=1,
+                )
                 for burst, seconds in self.medians.items()
             ),
             leave_out=leave_out,

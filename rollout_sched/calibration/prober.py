@@ -7,6 +7,7 @@ import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rollout_sched.calibration.burst_times import BurstTime
 from rollout_sched.calibration.bursts import Burst
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import (
@@ -52,15 +53,14 @@ class Prober:
         self._run = f"calibrate-{self._dice.getrandbits(64):x}"
         self._sent = 0
 
-    async def burst(self, burst: Burst) -> list[float]:
-        """Seconds from the first request to the last answer, of each instance that served nobody
-        else.
+    async def burst(self, burst: Burst) -> list[BurstTime]:
+        """The times of each instance that served nobody else.
 
         Raises CallerError if one is busy with others' requests and stays so, or ends a response
         itself; InstanceError if one fails.
         """
         times = await asyncio.gather(*(self._timed(each, burst) for each in self.instances))
-        kept = [seconds for seconds in times if seconds is not None]
+        kept = [time for time in times if time is not None]
         self.disturbed += len(times) - len(kept)
         return kept
 
@@ -88,19 +88,25 @@ class Prober:
         await instance.resume()
         return self._now() - start
 
-    async def _timed(self, instance: InstanceClient, burst: Burst) -> float | None:
+    async def _timed(self, instance: InstanceClient, burst: Burst) -> BurstTime | None:
         """None if it served others meanwhile."""
         before = await self._when_idle(instance)
         lengths = burst.lengths
         orders = [self._order(burst.prompt, new) for new in lengths]
+        answered_at: list[float] = []
+
+        async def generate(order: Order) -> Output:
+            output = await self._generate(instance, order)
+            answered_at.append(self._now())
+            return output
+
         start = self._now()
-        outputs = await _all(self._generate(instance, order) for order in orders)
-        seconds = self._now() - start
+        outputs = await _all(map(generate, orders))
         for new, output in zip(lengths, outputs, strict=True):
             _check_whole(instance, new, output)
         after = await instance.gauges()
         others = after.generated_tokens - before.generated_tokens > sum(lengths)
-        return None if others else seconds
+        return None if others else BurstTime(answered_at[0] - start, answered_at[-1] - start)
 
     async def _when_idle(self, instance: InstanceClient) -> Gauges:
         deadline = self._now() + _PATIENCE_S

@@ -37,10 +37,10 @@ def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
         f"Measured up to {found.context:,} tokens of context in a batch: what is beyond is "
         "extrapolated."
     )
-    if fit.call_s:
+    if found.writing_s is not None:
         yield (
             f"Beside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms a call, "
-            f"{fit.answer_s * 1e6:.1f} us for each token of an answer."
+            f"{found.writing_s * 1e6:.1f} us for each token of an answer."
         )
     if found.disturbed:
         yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."

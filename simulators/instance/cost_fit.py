@@ -48,22 +48,17 @@ class Span(NamedTuple):
     seconds: float
     calls: int = 0
     """round trips, one after the other"""
-    answered: int = 0
-    """tokens of the answers that came with the last step: they are written out afterwards, when no
-    step hides it"""
 
 
 class Fit(NamedTuple):
     """A fitted cost model and how far it is from what it was fitted to (relative).
 
     call_s    seconds of each call, beside the engine's
-    answer_s  of each token that is written out after the last step
     errors    predicted / recorded - 1 of each span
     """
 
     cost: CostModel
     call_s: float
-    answer_s: float
     errors: list[float]
 
     @property
@@ -87,7 +82,6 @@ _CONSTANTS = (
     "request_s",
     "prefill_s",
     "call_s",
-    "answer_s",
 )
 
 #: Columns and target are scaled to about one: what is less than this is rounding.
@@ -140,10 +134,10 @@ def fit_spans(spans: Iterable[Span], exponent: float = 1.6, leave_out: Collectio
     ratio = 10.0**best_ratio
     _, constants = table.fit_at(ratio)
     found = dict(zip(_CONSTANTS, constants.tolist(), strict=True))
-    call_s, answer_s = found.pop("call_s"), found.pop("answer_s")
+    call_s = found.pop("call_s")
     cost = CostModel(**found, token_s=ratio * found["weights_s"], exponent=exponent)
     predicted = table.columns(ratio) @ constants
-    return Fit(cost, call_s, answer_s, (predicted / table.seconds - 1).tolist())
+    return Fit(cost, call_s, (predicted / table.seconds - 1).tolist())
 
 
 class _Table:
@@ -156,8 +150,7 @@ class _Table:
         steps = [row for span in spans for row in span.steps]
         self._steps = np.asarray(steps, dtype=np.float64)
         self._starts = np.cumsum([0, *sizes[:-1]])
-        outside = [(span.calls, span.answered) for span in spans]
-        self._outside = np.asarray(outside, dtype=np.float64)
+        self._calls = np.asarray([span.calls for span in spans], dtype=np.float64)
         self.seconds = np.asarray([span.seconds for span in spans], dtype=np.float64)
         self._exponent = exponent
         self._fitted = np.asarray([name not in leave_out for name in _CONSTANTS])
@@ -173,7 +166,7 @@ class _Table:
         prefills = number * (prefill > 0)
         each = [number, matmul, number * sequences, context, attention, requests, prefills]
         sums: Floats = np.add.reduceat(np.stack(each, axis=1), self._starts, axis=0)
-        columns: Floats = np.column_stack([sums, self._outside]) * self._fitted
+        columns: Floats = np.column_stack([sums, self._calls]) * self._fitted
         return columns
 
     def fit_at(self, ratio: float) -> tuple[float, Floats]:

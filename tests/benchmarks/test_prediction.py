@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from benchmarks import prediction
-from benchmarks.prediction import Arm, figures, predicted, prompts, trace_of, world
+from benchmarks.prediction import Lived, figures, predicted, prompts, trace_of, world
 from benchmarks.prediction_table import errors
 from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.inspection.recording import Recording
@@ -75,7 +75,7 @@ def test_what_is_calibrated_predicts_what_happens(
     recording = Recording(record)
     lived = figures(recording)
     cells = predicted(
-        [Arm(workload, policy, lived, trace_of(recording))], world(found, found.fit.cost)
+        [Lived(workload, policy, lived, trace_of(recording))], world(found, found.fit.cost)
     )
     assert (lived.preemptions > 0) == (workload == "tight")
     _, worst = errors(cells)

@@ -11,7 +11,7 @@ from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.calibration.measurements import Measurements
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.engine_limits import EngineLimits
-from rollout_sched.live.ports import Order
+from rollout_sched.live.ports import OnTokens, Order, Output
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.instance.step_time import StepTime
@@ -45,6 +45,31 @@ def test_any_step_is_foretold_within_two_per_cent(cost: CostModel) -> None:
     for tokens in (100, 1000, 8000):
         step = (0, tokens, 0, tokens * tokens / 2, 1)
         assert found.step(*step) == pytest.approx(true.step(*step), rel=0.02), step
+
+
+def test_what_answers_take_beside_the_engine_is_none_of_its_constants() -> None:
+    """A server that writes them one after the other, 100 us for each token: as long for the last
+    step's answers of a burst as a third of its steps. Other constants must not have that."""
+
+    async def scene() -> Calibration:
+        server, writes = virtual.instance(), asyncio.Lock()
+        generate = server.generate
+
+        async def written(order: Order, on_tokens: OnTokens | None = None) -> Output:
+            output = await generate(order, on_tokens)
+            async with writes:
+                await asyncio.sleep(100e-6 * len(output.token_ids))
+            return output
+
+        server.generate = written  # type: ignore[method-assign]
+        return await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(120)
+
+    found = virtual.in_virtual_time(scene)
+    assert found.writing_s == pytest.approx(100e-6, rel=0.05)
+    for name in ("sequence_s", "context_s"):
+        assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.15), name
+    together = found.fit.cost.step_s + found.fit.cost.weights_s
+    assert together == pytest.approx(COST.step_s + COST.weights_s, rel=0.02)
 
 
 def test_what_a_server_says_and_how_it_behaves_is_in_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rollout_sched.calibration.burst_times import BurstTime
 from rollout_sched.calibration.bursts import Burst
 from rollout_sched.calibration.measurements import Measurements, spread
 
@@ -11,7 +12,7 @@ from rollout_sched.calibration.measurements import Measurements, spread
 def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:
     measurements = Measurements()
     for seconds in (1.0, 1.02, 9.0):
-        measurements.add(Burst(1, 32, 8), [seconds])
+        measurements.add(Burst(1, 32, 8), [BurstTime(seconds, seconds)])
     assert measurements.medians == {Burst(1, 32, 8): 1.02}
 
 
@@ -31,7 +32,8 @@ def test_steps_of_a_constant_time() -> None:
     measurements = Measurements()
     for batch in (1, 4):
         for new in (1, 9):
-            measurements.add(Burst(batch, 32, new), [0.01 * new])
+            time = BurstTime(0.01 * new, 0.01 * new)
+            measurements.add(Burst(batch, 32, new), [time])
     fit = measurements.fit(8, 2048)
     assert fit.max_error < 1e-6
     assert fit.cost.step_s + fit.cost.weights_s == pytest.approx(0.01)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.calibration.burst_times import BurstTime
 from rollout_sched.calibration.bursts import Burst
 from rollout_sched.calibration.prober import IDS, Prober
 from rollout_sched.core.errors import CallerError
@@ -20,8 +21,8 @@ from tests.calibration.virtual import COST
 Answer = Callable[[Order], Awaitable[Output]]
 
 
-def probed(burst: Burst, answer: Answer | None = None, before: Any = None) -> list[float]:
-    async def scene() -> list[float]:
+def probed(burst: Burst, answer: Answer | None = None, before: Any = None) -> list[BurstTime]:
+    async def scene() -> list[BurstTime]:
         server = virtual.instance()
         if answer is not None:
             server.generate = answer  # type: ignore[method-assign, assignment]
@@ -35,7 +36,16 @@ def probed(burst: Burst, answer: Answer | None = None, before: Any = None) -> li
 def test_a_burst_takes_what_its_steps_take() -> None:
     time = StepTime(COST)
     by_hand = time.step(0, 3 * 40, 0, 3 * 40 * 40 / 2, 3) + time.jump(4, 3, 3 * 41)
-    assert probed(Burst(3, 40, 5)) == [pytest.approx(by_hand)]
+    assert probed(Burst(3, 40, 5)) == [(pytest.approx(by_hand), pytest.approx(by_hand))]
+
+
+def test_the_first_answer_and_the_last() -> None:
+    async def answer(order: Order) -> Output:
+        number = int(order.id.rpartition("-")[2])
+        await asyncio.sleep(1.0 + number)
+        return Output([1] * order.max_new_tokens, None, "length")
+
+    assert probed(Burst(4, 20, 2), answer) == [(pytest.approx(2.0), pytest.approx(5.0))]
 
 
 def test_no_two_prompts_are_alike() -> None:
@@ -88,7 +98,7 @@ def test_others_who_are_served_meanwhile_spoil_a_time() -> None:
 
 
 def test_others_who_end_soon_are_waited_for() -> None:
-    async def scene() -> list[float]:
+    async def scene() -> list[BurstTime]:
         server = virtual.instance()
         order = Order("x", [1], 400, "", {"ignore_eos": True})
         theirs = asyncio.ensure_future(server.generate(order))

@@ -20,13 +20,14 @@ FOUND = Calibration(
     instances=2,
     room=Room(64, 131072, 8192),
     limits=EngineLimits(32, None, None, "0.32.0"),
-    fit=Fit(CostModel(1.23456e-3, 0.0, 11.7e-6, context_s=1e-7), 2.5e-3, 15e-6, [0.01, -0.05]),
+    fit=Fit(CostModel(1.23456e-3, 0.0, 11.7e-6, context_s=1e-7), 2.5e-3, [0.01, -0.05]),
     bursts=28,
     measured=84,
     spread=0.012,
     disturbed=3,
     context=40_000,
     prefix_caching=None,
+    writing_s=15e-6,
 )
 
 
@@ -74,7 +75,7 @@ def test_what_is_known_is_not_called_unknown() -> None:
     cost = CostModel(1e-3, 1e-3, 1e-5, 1.6, 1e-5, 1e-7, 1e-9, 1e-4, 1e-3)
     text, _ = written(
         limits=limits,
-        fit=Fit(cost, 0.0, 0.0, [0.0]),
+        fit=Fit(cost, 0.0, [0.0]),
         prefix_caching=True,
         pause_s=0.1,
         reload_s=1.0,

@@ -19,6 +19,17 @@ MAX_MODEL_LEN = 2048
 KV_TOKENS = 16384  # of the tiny model in float32, at 1 KiB a token
 BLOCK_SIZE = 32
 
+#: One process beside the API's, for both share few cores with the client: a third would spin on the
+#: core of the others while it waits. And nothing is compiled when the first request comes.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
 
 class Server:
     """A vLLM process: where it answers, once it does."""
@@ -66,7 +77,7 @@ def serving(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *flags],
-            env={**os.environ, **environment},
+            env={**os.environ, **ENVIRONMENT, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
