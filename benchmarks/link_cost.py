@@ -65,6 +65,7 @@ class Stub:
         self.asked = 0
         self.name = name
         self.over = False
+        self._epoch = host.epoch
         self._reports: list[Report] = []
         self._front: ConnectedFront = host.connect(name, self._take)
 
@@ -90,7 +91,7 @@ class Stub:
     def say(self) -> None:
         began = time.process_time()
         reports, self._reports = self._reports, []
-        frame = encode(Reports(1, reports))
+        frame = encode(Reports(self._epoch, reports))
         self.spent_s += time.process_time() - began
         self._front.receive(frame)
 
@@ -98,7 +99,7 @@ class Stub:
 async def requests() -> float:
     """Microseconds of the host's for each."""
     driver = Driver(load_policy("dplb").scheduler(1), settings=Settings(poll_s=1000.0))
-    host = Host(driver, 1)
+    host = Host(driver)
     for number in range(INSTANCES):
         await driver.add_instance(Silent(f"i{number}"))  # type: ignore[arg-type]
     stubs = [Stub(host, f"f{number}") for number in range(FRONTS)]

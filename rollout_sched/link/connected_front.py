@@ -22,7 +22,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.link.group_pieces import group_of, keep
+from rollout_sched.link.group_pieces import group_of, keep, keep_streamed
 from rollout_sched.link.messages import (
     Act,
     GoesOn,
@@ -32,6 +32,7 @@ from rollout_sched.link.messages import (
     Refused,
     Relinquished,
     RestartSuspected,
+    Streamed,
     encode,
     read_reports,
 )
@@ -39,7 +40,6 @@ from rollout_sched.link.outbox import Outbox
 from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
 from rollout_sched.live.answer_checks import Settle
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payload_book import drop
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.running_attempts import blame_of, may_be_restarted
 
@@ -72,7 +72,7 @@ class ConnectedFront:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        epoch: str,
         driver: Driver,
         owners: Owners,
         send: Callable[[bytes], None],
@@ -101,6 +101,7 @@ class ConnectedFront:
             ToolReturned: self._tool_is_over,
             TrajectoryEnded: self._tool_is_over,
             PieceMade: self._piece_made,
+            Streamed: self._streamed,
             RestartSuspected: self._restart_suspected,
             Relinquished: self._relinquished,
         }
@@ -137,26 +138,27 @@ class ConnectedFront:
         if attempt.reads:
             self.order(action)
         else:  # it was never sent
-            self._give_up(attempt)
+            self.tell(self._break_off(attempt))
 
-    def _give_up(self, attempt: RemoteAttempt) -> None:
-        """Nothing of it will come any more; what its stream has brought there is gone."""
-        dispatch = attempt.dispatch
-        self.attempts.take(dispatch.attempt)
-        payload = self._driver.payloads.get(dispatch.request)
-        if payload is not None:
-            drop(payload, dispatch.attempt)
-        self._tell(RequestInterrupted(dispatch.request, dispatch.attempt, 0))
+    def _break_off(self, attempt: RemoteAttempt) -> RequestInterrupted:
+        """Nothing of it will come any more; what its stream has brought here is gone on from."""
+        request, number = attempt.dispatch.request, attempt.dispatch.attempt
+        self.attempts.take(number)
+        payload = self._driver.payloads.get(request)
+        kept = 0 if payload is None else payload.transcript.streamed(number)
+        if payload is not None and kept:
+            payload.transcript.keep(number, kept, payload.transcript.partial(number, kept))
+        return RequestInterrupted(request, number, kept)
 
-    def end(self) -> None:
-        """It is gone, and so is what it had under way."""
+    def end(self) -> list[RequestInterrupted | TrajectoryEnded]:
+        """It is gone: what the scheduler is to be told of what it had under way, as soon as its
+        groups are somebody else's."""
         self._outbox.close()
         for task in self._tasks:
             task.cancel()
-        for attempt in self.attempts.every():
-            self._give_up(attempt)
-        for request, number in self.turns.items():
-            self._tell(TrajectoryEnded(request, number, "failed"))
+        attempts = [self._break_off(attempt) for attempt in self.attempts.every()]
+        turns = [TrajectoryEnded(name, number, "failed") for name, number in self.turns.items()]
+        return [*attempts, *turns]
 
     def lose(self, instance: str) -> None:
         """It has said all that it will of an instance that is lost."""
@@ -178,7 +180,7 @@ class ConnectedFront:
         for report in reports.reports:
             self._heard[type(report)](report)
 
-    def _tell(self, event: Any) -> None:
+    def tell(self, event: Any) -> None:
         try:
             self._driver.tell(event)
         except CallerError as error:
@@ -195,20 +197,20 @@ class ConnectedFront:
 
     def _withdrawn(self, event: RequestWithdrawn) -> None:
         if self._owners.is_owned(self, event.request):
-            self._tell(event)
+            self.tell(event)
 
     def _arrived(self, event: TokensArrived) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is not None:
             attempt.streamed = event.tokens
-            self._tell(event)
+            self.tell(event)
 
     def _passed(self, event: PrefixVerified) -> None:
         attempt, view = self.attempts.get(event.attempt), self._driver.view
         if attempt is None or view.is_stopping(event.attempt):
             self.order(GoesOn(event.attempt, None))
             return
-        self._tell(event)
+        self.tell(event)
         attempt.dispatch = view.going_on(attempt.dispatch)
         self.order(GoesOn(event.attempt, attempt.dispatch))
 
@@ -218,6 +220,11 @@ class ConnectedFront:
         acting = self.turns.get(made.request) == made.attempt
         if (wanted or acting) and self._owners.is_owned(self, group_of(made.request)):
             keep(self._driver.payloads, made)
+
+    def _streamed(self, said: Streamed) -> None:
+        wanted = self._driver.view.versions_of(said.attempt) is not None
+        if wanted and self._owners.is_owned(self, group_of(said.request)):
+            keep_streamed(self._driver.payloads, said)
 
     def _restart_suspected(self, report: RestartSuspected) -> None:
         supervisor = self._driver.supervisors.get(report.instance)
@@ -230,7 +237,7 @@ class ConnectedFront:
     def _tool_is_over(self, event: ToolReturned | TrajectoryEnded) -> None:
         if self.turns.get(event.request) == event.attempt:
             del self.turns[event.request]
-            self._tell(event)
+            self.tell(event)
 
     # -- how attempts end ------------------------------------------------------------------
 
@@ -262,7 +269,7 @@ class ConnectedFront:
     def _believe(self, attempt: RemoteAttempt, event: Ended) -> None:
         if self.attempts.take(event.attempt) is None:
             return
-        self._tell(event)
+        self.tell(event)
         turn_over = isinstance(event, TurnFinished)
         if turn_over and self._driver.view.is_acting(event.request, event.attempt):
             self.turns[event.request] = event.attempt
@@ -280,7 +287,7 @@ class ConnectedFront:
                 Discard(request, event.tokens, "untrue", False, number, group, index)
             )
         elif event.tokens:
-            self._tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
+            self.tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
         if may_be_restarted(error):
             self._restart_suspected(RestartSuspected(dispatch.instance))
         self._tell_failed(
@@ -294,7 +301,7 @@ class ConnectedFront:
 
     def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
         self._driver.payloads.note_error(dispatch, InstanceError(event.reason))
-        self._tell(event)
+        self.tell(event)
 
     # -- small things ----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rollout_sched.link.messages import LetGo, PieceMade, TakeGroup
+from rollout_sched.link.messages import LetGo, PieceMade, Streamed, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.transcript import Piece, TokenTranscript
 from rollout_sched.store.tokens import Tokens, decode, encode
@@ -22,6 +22,7 @@ class GroupPieces:
         self._payloads = payloads
         self._groups: set[str] = set()
         self._verified: dict[str, Sequence[float]] = {}  # that the scheduler has, by request
+        self._streamed: dict[int, int] = {}  # tokens that it has of attempts under way
 
     def take(self, order: TakeGroup) -> None:
         self._groups.add(order.group)
@@ -34,9 +35,21 @@ class GroupPieces:
         for request in order.requests:
             self._verified.pop(request, None)
 
+    def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:
+        """What is new of the first `tokens` tokens of a stream; None if the request is a
+        client's."""
+        payload = self._payloads.get(request)
+        if payload is None or group_of(request) not in self._groups:
+            return None
+        piece = cast(TokenTranscript, payload.transcript).partial(attempt, tokens)
+        start = self._streamed.get(attempt, 0)
+        self._streamed[attempt] = tokens
+        return Streamed(request, attempt, start, _encoded(_slice(piece, start, tokens)))
+
     def of(self, request: str, attempt: int) -> PieceMade | None:
         """What an attempt that has ended, or its tool, has added; None if that is nothing, or the
         request is a client's."""
+        start = self._streamed.pop(attempt, 0)
         payload = self._payloads.get(request)
         if payload is None or group_of(request) not in self._groups:
             return None
@@ -48,7 +61,10 @@ class GroupPieces:
         piece = transcript.piece(attempt)
         if piece is None and not passed:
             return None
-        return PieceMade(request, attempt, _encoded(piece), tuple(passed))
+        if piece is not None:
+            start = min(start, len(piece.token_ids))
+            piece = _slice(piece, start, len(piece.token_ids))
+        return PieceMade(request, attempt, _encoded(piece), tuple(passed), start)
 
 
 def keep(payloads: PayloadBook, made: PieceMade) -> None:
@@ -56,13 +72,29 @@ def keep(payloads: PayloadBook, made: PieceMade) -> None:
     transcript = _transcript(payloads, made)
     if made.tokens:
         tokens = decode(made.tokens)
-        logprobs = None if tokens.logprobs is None else list(tokens.logprobs)
-        ids = list(tokens.ids)
+        piece = _begun(transcript, made)
+        ids = [*piece.token_ids, *tokens.ids]
+        logprobs = None
+        if tokens.logprobs is not None and piece.logprobs is not None:
+            logprobs = [*piece.logprobs, *tokens.logprobs]
         transcript.keep(made.attempt, len(ids), Piece(ids, logprobs))
         if tokens.observed is not None:
             transcript.observe(made.attempt, tokens.observed)
     if made.verified:
         transcript.verified(made.verified)
+
+
+def keep_streamed(payloads: PayloadBook, said: Streamed) -> None:
+    """Likewise, as what the stream of its attempt has brought."""
+    tokens = decode(said.tokens)
+    _transcript(payloads, said).collect(said.attempt)(tokens.ids, tokens.logprobs)
+
+
+def _begun(transcript: TokenTranscript, made: PieceMade) -> Piece:
+    """What of a piece was streamed."""
+    if not made.start:
+        return Piece([], [])
+    return _slice(transcript.partial(made.attempt, made.start), 0, made.start)
 
 
 def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
@@ -82,10 +114,15 @@ def group_of(request: str) -> str:
     return request.rpartition("/")[0]
 
 
-def _transcript(payloads: PayloadBook, made: PieceMade) -> TokenTranscript:
+def _transcript(payloads: PayloadBook, made: PieceMade | Streamed) -> TokenTranscript:
     group, _, index = made.request.rpartition("/")
     payload = payloads.of_sample(group, int(index), made.request)
     return cast(TokenTranscript, payload.transcript)
+
+
+def _slice(piece: Piece, start: int, end: int) -> Piece:
+    logprobs = None if piece.logprobs is None else piece.logprobs[start:end]
+    return Piece(piece.token_ids[start:end], logprobs, piece.observed)
 
 
 def _encoded(piece: Piece | None) -> bytes:

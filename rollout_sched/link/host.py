@@ -29,10 +29,9 @@ class Host:
     from there. Instances are watched over here, whoever sends them requests.
     """
 
-    def __init__(self, driver: Driver, epoch: int) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.fronts: dict[str, ConnectedFront] = {}
         self._driver = driver
-        self._epoch = epoch
         self._owners: dict[str, ConnectedFront] = {}
         self._here: dict[type[Any], Callable[[Any], None]] = driver.front.orders
         self._attempts = FleetAttempts(driver.attempts, self.fronts.values(), driver.versions)
@@ -46,6 +45,11 @@ class Host:
         pump.watch(self._fleet_changed, InstanceJoined, InstanceLost)
 
     @property
+    def epoch(self) -> str:
+        """Of the scheduler: frames of another are refused."""
+        return self._driver.epoch
+
+    @property
     def owned(self) -> int:
         """Clients' requests and groups that are at other fronts."""
         return len(self._owners)
@@ -57,7 +61,7 @@ class Host:
         before = self.fronts.get(name)
         if before is not None:
             self.disconnect(before)
-        front = ConnectedFront(name, self._epoch, self._driver, self, send)
+        front = ConnectedFront(name, self.epoch, self._driver, self, send)
         self.fronts[name] = front
         front.order(FleetChanged(self._driver.max_model_len()))
         return front
@@ -67,13 +71,15 @@ class Host:
         if self.fronts.get(front.name) is not front:
             return
         del self.fronts[front.name]
+        ends = front.end()
         for group, recipe in front.groups.items():
             self._give(group, recipe)
         clients = [name for name, owner in self._owners.items() if owner is front]
         for request in clients:
             del self._owners[request]
             self._driver.tell(RequestWithdrawn(request))
-        front.end()
+        for event in ends:
+            front.tell(event)
         self._attempts.gone(front)
 
     def _fleet_changed(self, event: InstanceJoined | InstanceLost) -> None:

@@ -66,13 +66,25 @@ class Lose(_Message, frozen=True):
 
 
 class PieceMade(_Message, frozen=True):
-    """What an attempt of a group's request has made, as `store.tokens` writes it. `verified`: the
-    log-probabilities of the request's leading tokens, where newer weights have passed them."""
+    """What an attempt of a group's request has made, as `store.tokens` writes it, from token
+    `start` on: those before it were Streamed. `verified`: the log-probabilities of the request's
+    leading tokens, where newer weights have passed them."""
 
     request: str
     attempt: int
     tokens: bytes
     verified: tuple[float, ...] = ()
+    start: int = 0
+
+
+class Streamed(_Message, frozen=True):
+    """What the stream of an attempt of a group's request has brought from token `start` on, as
+    `store.tokens` writes it: ahead of the TokensArrived that counts it."""
+
+    request: str
+    attempt: int
+    start: int
+    tokens: bytes
 
 
 class TakeGroup(_Message, frozen=True):
@@ -153,6 +165,7 @@ Report = (
     | ToolReturned
     | TrajectoryEnded
     | PieceMade
+    | Streamed
     | RestartSuspected
     | Relinquished
 )
@@ -161,12 +174,12 @@ Report = (
 
 
 class Orders(msgspec.Struct, frozen=True):
-    epoch: int
+    epoch: str
     orders: list[Order]
 
 
 class Reports(msgspec.Struct, frozen=True):
-    epoch: int
+    epoch: str
     reports: list[Report]
 
 

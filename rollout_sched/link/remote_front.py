@@ -12,6 +12,7 @@ from rollout_sched.core.events import (
     RequestInterrupted,
     RequestSubmitted,
     RequestWithdrawn,
+    TokensArrived,
     ToolReturned,
     TurnFinished,
 )
@@ -58,7 +59,7 @@ class RemoteFront:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        epoch: str,
         run_id: str,
         *,
         send: Callable[[bytes], None],
@@ -190,7 +191,11 @@ class RemoteFront:
     # -- what it tells ---------------------------------------------------------------------
 
     def _tell(self, event: Any) -> None:
-        if isinstance(event, _MAKES):
+        if isinstance(event, TokensArrived):
+            streamed = self._pieces.streamed(event.request, event.attempt, event.tokens)
+            if streamed is not None:
+                self._outbox.put(streamed)
+        elif isinstance(event, _MAKES):
             self._say_made(event.request, event.attempt)
         self._outbox.put(event)
 

@@ -79,6 +79,7 @@ class LiveScheduler:
                 policy.name,
             )
         self.policy = policy.name
+        self.seed = run.seed
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
             self.lengths = LengthStore(run.length_history)

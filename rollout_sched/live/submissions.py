@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -23,6 +23,9 @@ from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trajectory import Tool
 
+#: Asks for a group whose samples another process can make, too, of its prompt.
+Place = Callable[[Prompt, GroupSubmitted, PayloadFactory], None]
+
 
 class Submissions:
     """Groups by uid: here until they are delivered or fail, and then until that has arrived.
@@ -32,6 +35,7 @@ class Submissions:
 
     prompts       of the groups that are here
     open_samples  asked for in these, queued or running
+    place         who asks the scheduler for groups without a tool; None: the driver is asked
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Submissions:
         self.payloads = payloads
         self.prompts: dict[str, Prompt] = {}
         self.open_samples = 0
+        self.place: Place | None = None
         self._driver = driver
         self._lengths = lengths
         self._keeper = keeper
@@ -167,8 +172,12 @@ class Submissions:
         def payload(index: int) -> TokenPayload:
             return self.payloads.new(prompt, index, tool)
 
+        submitted = self._submitted(prompt)
         try:
-            self._driver.submit_group(self._submitted(prompt), payload)
+            if self.place is None or tool is not None:
+                self._driver.submit_group(submitted, payload)
+            else:
+                self.place(prompt, submitted, payload)
         except BaseException:
             del self.prompts[prompt.uid]
             raise

@@ -118,8 +118,8 @@ class TokenTranscript:
         self._pieces.setdefault(attempt, Piece([], [])).observed = list(token_ids)
 
     def collect(self, attempt: int) -> OnTokens:
-        """Takes what the stream of an attempt brings."""
-        stream = self._streams[attempt] = Piece([], [])
+        """Takes what the stream of an attempt brings, after what it has brought."""
+        stream = self._streams.setdefault(attempt, Piece([], []))
 
         def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
             stream.token_ids.extend(token_ids)

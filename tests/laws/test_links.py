@@ -36,7 +36,7 @@ from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import load_scenario
 from tests.laws.test_twins import PRESETS
-from tests.link.wires import EPOCH, Joined
+from tests.link.wires import Joined
 
 #: Few slots and a slow engine: a run takes some seconds, of which every one has work under way.
 SPEC = msgspec.structs.replace(load_scenario("tiny-cpu-2").instance, max_num_seqs=4)
@@ -121,7 +121,7 @@ class Run:
             on_deliver=lambda action, payloads: self.batches.put_nowait((action, payloads)),
             on_group_failed=lambda group, error: self.failed.append(f"{group}: {error}"),
         )
-        self.host = Host(self.driver, EPOCH)
+        self.host = Host(self.driver)
         self.instances: dict[str, InstanceClient] = {}
         delays: Iterator[float] = cycle(world.delays)
         self.fronts = [

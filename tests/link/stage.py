@@ -17,7 +17,7 @@ from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
-from tests.link.wires import EPOCH, Joined
+from tests.link.wires import Joined
 from tests.live.scripted import Scripted
 
 PROMPT = [1, 2, 3]
@@ -52,7 +52,7 @@ class Stage:
             on_deliver=lambda action, payloads: self.batches.append((action, payloads)),
             on_group_failed=lambda group, error: self.failed.append((group, str(error))),
         )
-        self.host = Host(self.driver, EPOCH)
+        self.host = Host(self.driver)
         self.instance = Scripted()
         self.instances: dict[str, InstanceClient] = {"i0": self.instance}
         self.fronts = [self.join(f"f{number}") for number in range(fronts)]

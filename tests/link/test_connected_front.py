@@ -16,13 +16,13 @@ def test_reports_of_another_epoch_are_refused() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             front = stage.fronts[0].connected
-            front.receive(encode(Reports(0, [])))
+            front.receive(encode(Reports("old", [])))
             assert front.refused == 0
             stage.ask()
             await stage.instance.order()
             (running,) = front.attempts.every()
             request, number = running.dispatch.request, running.dispatch.attempt
-            front.receive(encode(Reports(0, [RequestFinished(request, number, 3)])))
+            front.receive(encode(Reports("old", [RequestFinished(request, number, 3)])))
             assert front.refused == 1
             assert len(front.attempts) == 1
 

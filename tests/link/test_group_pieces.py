@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.link.group_pieces import GroupPieces, group_of, keep, pieces_of
+from rollout_sched.link.group_pieces import (
+    GroupPieces,
+    group_of,
+    keep,
+    keep_streamed,
+    pieces_of,
+)
 from rollout_sched.link.messages import LetGo, PieceMade, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
@@ -48,6 +54,39 @@ def test_what_was_made_is_said_once() -> None:
     payload: Any = host.get("g/0")
     assert payload.transcript.pieces == front.transcript().pieces
     assert front.pieces.of("g/0", 4) is None, "it made nothing"
+
+
+def test_of_a_piece_that_was_streamed_only_the_rest_is_said() -> None:
+    front, host = Front(), book()
+    bring = front.transcript().collect(3)
+    for ids in ([7], [8, 9], []):
+        bring(ids, [-0.5] * len(ids))
+        said = front.pieces.streamed("g/0", 3, front.transcript().streamed(3))
+        assert said is not None
+        keep_streamed(host, said)
+    payload: Any = host.get("g/0")
+    assert payload.transcript.partial(3, 3) == Piece([7, 8, 9], [-0.5] * 3)
+    front.transcript().keep(3, 4, Piece([7, 8, 9, 10], [-0.5] * 4))
+    made = front.pieces.of("g/0", 3)
+    assert made is not None
+    assert made.start == 3
+    keep(host, made)
+    assert payload.transcript.pieces == front.transcript().pieces
+    assert not payload.transcript.streamed(3)
+
+
+def test_a_piece_may_be_less_than_was_streamed() -> None:
+    front, host = Front(), book()
+    front.transcript().collect(3)([7, 8, 9], None)
+    said = front.pieces.streamed("g/0", 3, 3)
+    assert said is not None
+    keep_streamed(host, said)
+    front.transcript().keep(3, 2, Piece([7, 8], None))
+    made = front.pieces.of("g/0", 3)
+    assert made is not None
+    keep(host, made)
+    payload: Any = host.get("g/0")
+    assert payload.transcript.pieces == [(3, Piece([7, 8], None))]
 
 
 def test_what_a_tool_has_returned_follows_its_turn() -> None:

@@ -14,6 +14,7 @@ from rollout_sched.link.messages import (
     PieceMade,
     Relinquished,
     Reports,
+    Streamed,
     TakeGroup,
     encode,
     read_orders,
@@ -27,7 +28,7 @@ def test_orders() -> None:
     sample = Sample("r", "r", 0, 3, 2, (Segment(1, 2, "i0"),), 0, "stop")
     piece = PieceMade("g/0", 2, b"\x00\x01", (-0.5,))
     frame = Orders(
-        7,
+        "run",
         [
             DISPATCH,
             Interrupt("g/0", 3, "i0"),
@@ -43,11 +44,12 @@ def test_orders() -> None:
 
 def test_reports() -> None:
     frame = Reports(
-        7,
+        "run",
         [
             RequestSubmitted("r", "r", 3, 9),
             TokensArrived("r", 1, 2),
-            PieceMade("g/0", 2, b""),
+            Streamed("g/0", 2, 0, b""),
+            PieceMade("g/0", 2, b"", start=2),
             RequestFinished("g/0", 2, 2, ((1, 2),), "length"),
             Relinquished("i0"),
         ],
@@ -55,7 +57,7 @@ def test_reports() -> None:
     assert read_reports(encode(frame)) == frame
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders(1, [DISPATCH]))])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders("run", [DISPATCH]))])
 def test_what_is_no_report(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_reports(frame)
@@ -63,5 +65,5 @@ def test_what_is_no_report(frame: bytes) -> None:
 
 def test_an_event_carries_no_tokens() -> None:
     """About a hundred bytes for each thing that happens, whatever was made."""
-    frame = encode(Reports(1, [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))]))
+    frame = encode(Reports("run", [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))]))
     assert len(frame) < 120

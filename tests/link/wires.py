@@ -14,7 +14,7 @@ from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
 
-EPOCH = 1
+EPOCH = "run"
 
 
 class Wire:

@@ -1,0 +1,57 @@
+"""What a front makes the samples of a group of, as the scheduler's process tells it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from rollout_sched.live.draft_test import DraftTest
+from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.sample_payloads import SamplePayloads
+from rollout_sched.live.samples import Prompt
+from rollout_sched.live.settings import Settings
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer to a front that connects.
+
+    epoch         of the scheduler
+    settings      of its driver, which are the front's, too
+    keeps_partial whether what was made of an interrupted response is gone on from
+    stream_every  tokens between partial results of an instance
+    leniency      of the test of drafts; None: none are tested
+    seed          of its dice
+    """
+
+    epoch: str
+    settings: Settings
+    keeps_partial: bool
+    stream_every: int
+    leniency: float | None
+    seed: int
+
+
+def encoded(told: Welcome | Prompt) -> bytes:
+    return _ENCODER.encode(told)
+
+
+def read_welcome(frame: bytes) -> Welcome:
+    """Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(frame, type=Welcome)
+
+
+class Recipes:
+    """Reads the prompts that groups are made of, for one epoch."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        leniency = welcome.leniency
+        test = None if leniency is None else DraftTest(leniency, welcome.seed)
+        self._payloads = SamplePayloads(welcome.stream_every, test, lambda: 0)
+
+    def factory(self, recipe: bytes) -> PayloadFactory:
+        """Of the samples of a group. Raises msgspec.DecodeError."""
+        prompt = msgspec.msgpack.decode(recipe, type=Prompt)
+        return partial(self._payloads.new, prompt)
