@@ -20,9 +20,12 @@ from rollout_sched.simulators.instance.cost_model import CostModel
 #: Seconds of each yardstick.
 Pace = tuple[float, ...]
 
+#: How often each is measured at a moment.
+_ROUNDS = 3
+
 
 def yardsticks(slots: int) -> tuple[Burst, ...]:
-    """Half a second in all: few sequences, many, and with more context."""
+    """Half a second in all on a small server: few sequences, many, and with more context."""
     return Burst(2, SHORT, 32), Burst(slots, SHORT, 32), Burst(slots, 4 * SHORT, 16)
 
 
@@ -34,8 +37,13 @@ class PaceMaker:
         self._yardsticks = yardsticks(slots)
 
     async def take(self) -> Pace:
-        found = [await self._prober.burst(burst) for burst in self._yardsticks]
-        return tuple(mean(time.last_s for time in times) for times in found)
+        rounds = [
+            [await self._prober.burst(burst) for burst in self._yardsticks] for _ in range(_ROUNDS)
+        ]
+        return tuple(
+            median(time.last_s for times in each for time in times)
+            for each in zip(*rounds, strict=True)
+        )
 
 
 def between(before: Pace, after: Pace) -> Pace:

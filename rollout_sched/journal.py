@@ -13,6 +13,7 @@ import logging
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -41,13 +42,14 @@ class JournalError(CallerError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a journal was recorded under."""
+    """What a journal was recorded under; `part`: how many files it had filled before this one."""
 
     schema: str
     policy: str
     prompts_per_step: int
     version: int = 0
     seed: int = 0
+    part: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -127,13 +129,33 @@ def line_of(record: Header | Entry) -> bytes:
     return _ENCODER.encode(record) + b"\n"
 
 
+def earlier(path: str | Path) -> Path:
+    """Where a file that was full goes, when its journal goes on in another."""
+    return Path(f"{path}.1")
+
+
 def read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
-    """The header and the entries of a journal. Raises JournalError naming the line.
+    """The header and the entries of a journal, with those of the file that it has filled before.
+    Raises JournalError naming the line.
 
     A last line that was cut, as by a crash, is taken as the end, and logged.
     """
+    header, entries = _read(path)
+    if not header.part:
+        return header, entries
+    before = earlier(path)
+    first, begun = _read(before) if before.exists() else (header, iter(()))
+    if first != msgspec.structs.replace(header, part=0):
+        raise JournalError(
+            f"{path}: it begins in the middle of a run, whose first file is gone: {before} would be"
+            f" that; only what begins with the first event can be told again"
+        )
+    return first, chain(begun, entries)
+
+
+def _read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
     lines = _lines(path)
-    header = _decode(path, *next(lines, (1, b"")), Header)
+    header: Header = _decode(path, *next(lines, (1, b"")), Header)
     if header.schema != SCHEMA:
         raise JournalError(f"{path}:1: schema is {header.schema!r}, this version reads {SCHEMA!r}")
     return header, _entries(path, lines)

@@ -7,10 +7,12 @@ import logging
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event
-from rollout_sched.journal import Entry, Header, LineFile, line_of
+from rollout_sched.journal import Entry, Header, LineFile, earlier, line_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ class JournalKeeper:
     Raises CallerError for a file that is there already, which may be all that is left of a crash.
 
     `bound`: bytes after which the file becomes `<path>.1`, in the place of the one before, and a
-    new one is begun; None: it may grow. Only what begins with the first event can be told again.
+    new one is begun; None: it may grow. Only what begins with the first event can be told again,
+    that is the second file with the first.
     """
 
     def __init__(self, path: Path, header: Header, *, bound: int | None = None) -> None:
@@ -44,10 +47,10 @@ class JournalKeeper:
         self.path = path
         self.broken = ""
         self._empty = True
-        self._header = line_of(header)
+        self._header = header
         self._bound = bound
         self._size = 0
-        self._pending = bytearray(self._header)
+        self._pending = bytearray(line_of(header))
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(SYNC_S, self._write)
         self._writing: asyncio.Future[None] | None = None
@@ -94,9 +97,10 @@ class JournalKeeper:
         """Called in a thread."""
         if self._bound is not None and self._size > self._bound:
             self._file.close()
-            self.path.replace(f"{self.path}.1")
+            self.path.replace(earlier(self.path))
             self._file = LineFile(self.path, over=False)
-            lines, self._size = self._header + lines, 0
+            self._header = replace(self._header, part=self._header.part + 1)
+            lines, self._size = line_of(self._header) + lines, 0
         self._file.append(lines, sync=True)
         self._size += len(lines)
 

@@ -13,7 +13,7 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import RequestWithdrawn, Woke
-from rollout_sched.journal import SCHEMA, Header
+from rollout_sched.journal import SCHEMA, Header, JournalError
 from rollout_sched.live import journal_keeper
 from rollout_sched.live.journal_keeper import JournalKeeper
 from tests.live.scripted import until
@@ -173,14 +173,11 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_bounded_journal_goes_on_in_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
-    path = tmp_path / "journal"
+def bounded(path: Path, bound: int) -> Path:
+    """Two hundred events."""
 
     async def scene() -> None:
-        keeper = JournalKeeper(path, HEADER, bound=1000)
+        keeper = JournalKeeper(path, HEADER, bound=bound)
         for number in range(200):
             keeper.observe(float(number), RequestWithdrawn("x" * 50), [])
             await until(lambda: not keeper._pending, 60)
@@ -188,10 +185,26 @@ def test_a_bounded_journal_goes_on_in_another_file(
         assert not keeper.broken
 
     asyncio.run(scene())
-    times = []
-    for part in (tmp_path / "journal.1", path):
-        header, entries = journal.read(part)
-        assert header == HEADER
-        times += [entry.now for entry in entries]
-    assert times == [float(number) for number in range(200 - len(times), 200)]
+    return path
+
+
+def test_a_bounded_journal_goes_on_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
+    path = bounded(tmp_path / "journal", bound=12_000)
+    assert (tmp_path / "journal.1").stat().st_size > 12_000
+    header, entries = journal.read(path)
+    assert header == HEADER
+    assert [entry.now for entry in entries] == [float(number) for number in range(200)]
+
+
+def test_two_files_at_most_and_what_begins_in_the_middle_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
+    path = bounded(tmp_path / "journal", bound=1000)
     assert sum(part.stat().st_size for part in tmp_path.iterdir()) < 4000
+    for part in (path, tmp_path / "journal.1"):
+        with pytest.raises(JournalError, match="begins in the middle of a run"):
+            journal.read(part)
