@@ -115,19 +115,19 @@ class World:
             await asyncio.sleep(0)
             if self.scraped and time.process_time() > scraped_at + 1.0:
                 scraped_at = time.process_time()
-                self.metrics.page()
+                await self.metrics.page()
         spent = time.process_time() - began - sum(stub.spent_s for stub in stubs)
         answered = sum(stub.answered for stub in stubs)
         for stub in stubs:
             stub.over = True
         return spent / answered * 1e6
 
-    def scrape_ms(self) -> tuple[float, int]:
+    async def scrape_ms(self) -> tuple[float, int]:
         """CPU of one scrape, and its bytes."""
         took = []
         for _ in range(SCRAPES):
             began = time.process_time()
-            page, _ = self.metrics.page()
+            page, _ = await self.metrics.page()
             took.append(time.process_time() - began)
         return median(took) * 1e3, len(page)
 
@@ -147,7 +147,7 @@ async def scrape(instances: int) -> tuple[float, int]:
     world = World()
     try:
         await world.join(instances)
-        return world.scrape_ms()
+        return await world.scrape_ms()
     finally:
         await world.close()
 

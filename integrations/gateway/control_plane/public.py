@@ -48,7 +48,7 @@ class Public:
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        page, content_type = self._metrics.page(request.headers.get("Accept", ""))
+        page, content_type = await self._metrics.page(request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def models(self, request: web.Request) -> web.Response:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import InstanceReported, Woke
+from rollout_sched.integrations.gateway.control_plane import prometheus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from tests.integrations.gateway.house import House, Upstream, run
@@ -25,9 +28,9 @@ DOC = Path(__file__).resolve().parents[3] / "docs/observability.md"
 OURS = "rollout_sched_"
 
 
-def families(gateway: Gateway) -> dict[str, Metric]:
+async def families(gateway: Gateway) -> dict[str, Metric]:
     """By the name under which a query finds them."""
-    page, content_type = GatewayMetrics(gateway).page()
+    page, content_type = await GatewayMetrics(gateway).page()
     assert content_type.startswith("text/plain; version=0.0.4")
     read = text_string_to_metric_families(page.decode())
     return {_queried(family): family for family in read if family.name.startswith(OURS)}
@@ -52,7 +55,7 @@ def documented() -> dict[str, tuple[str, str]]:
 def test_the_documentation_has_what_is_exposed(tmp_path: Path) -> None:
     async def scene() -> None:
         async with House(Upstream(), journal=tmp_path / "journal") as house:
-            exposed = families(house.service.gateway)
+            exposed = await families(house.service.gateway)
         assert {
             name: (family.type, family.documentation) for name, family in exposed.items()
         } == documented()
@@ -67,7 +70,7 @@ def test_labels_are_those_of_the_documentation(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with House(Upstream(), journal=tmp_path / "journal") as house:
-            exposed = families(house.service.gateway)
+            exposed = await families(house.service.gateway)
         for name, family in exposed.items():
             shown = {label for one in family.samples for label in one.labels} - {"le"}
             assert shown <= said[name], name
@@ -83,7 +86,7 @@ def test_buckets_are_cumulative() -> None:
             samples = tuple(sample("g/0", staleness=age) for age in (0, 2, 99))
             for observe in pump.observers:
                 observe(0.0, Woke(), [Deliver(0, 0, samples)])
-            family = families(house.service.gateway)["rollout_sched_staleness_versions"]
+            family = (await families(house.service.gateway))["rollout_sched_staleness_versions"]
         buckets = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
         assert (buckets["0.0"], buckets["1.0"], buckets["2.0"], buckets["+Inf"]) == (1, 1, 2, 3)
         rest = {one.name.removeprefix(family.name): one.value for one in family.samples}
@@ -110,7 +113,7 @@ def test_names_come_back_as_they_are(name: str) -> None:
         async with House() as house:
             gateway = house.service.gateway
             gateway.figures.counters.reports[name] = InstanceReported(name, 0, 0, 0.0)
-            page, _ = GatewayMetrics(gateway).page()
+            page, _ = await GatewayMetrics(gateway).page()
         lines = [line for line in page.decode().split("\n") if "_instance_" in line]
         told = [line for line in lines if not line.startswith("#")]
         assert {
@@ -129,13 +132,13 @@ def _unescaped(text: str) -> str:
 def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
     async def scene() -> None:
         async with House() as house:
-            assert "rollout_sched_journal_broken" not in families(house.service.gateway)
+            assert "rollout_sched_journal_broken" not in await families(house.service.gateway)
         async with House(journal=tmp_path / "journal") as house:
             gateway = house.service.gateway
-            assert values(families(gateway)["rollout_sched_journal_broken"]) == {(): 0}
+            assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 0}
             assert gateway.journal is not None
             gateway.journal.broken = "No space left on device"
-            assert values(families(gateway)["rollout_sched_journal_broken"]) == {(): 1}
+            assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 1}
             _, state = await house.ask("GET", "/admin/state")
             assert state["journal"]["broken"] == "No space left on device"
 
@@ -149,7 +152,7 @@ def test_sessions_that_moved_and_anomalies_are_told() -> None:
             scheduler.anomalies["late"] += 2
             for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
                 scheduler.sessions.sent(name, instance)
-            exposed = families(house.service.gateway)
+            exposed = await families(house.service.gateway)
             assert values(exposed["rollout_sched_sessions"]) == {(): 2}
             assert values(exposed["rollout_sched_session_moves_total"]) == {(): 1}
             assert values(exposed["rollout_sched_anomalies_total"]) == {("late",): 2}
@@ -188,7 +191,7 @@ def test_calls_by_status_and_plane() -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 400")
             writer.close()
             gateway = house.service.gateway
-            exposed = families(gateway)
+            exposed = await families(gateway)
             counted = {
                 (one.labels["plane"], one.labels["code"]): one.value
                 for one in exposed["rollout_sched_http_responses_total"].samples
@@ -228,7 +231,7 @@ def test_times_of_a_client_s_request() -> None:
         async with House(instance) as house:
             async with house.session.post("/v1/completions", json=BODY) as said:
                 assert said.status == 200
-            exposed = families(house.service.gateway)
+            exposed = await families(house.service.gateway)
         assert count(exposed["rollout_sched_request_duration_seconds"].samples) == 1
         waits = exposed["rollout_sched_queue_wait_seconds"].samples
         assert count(one for one in waits if one.labels["source"] == "client") == 1
@@ -250,5 +253,25 @@ def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
             async with house.session.get("/metrics", headers=accept) as response:
                 assert response.headers["Content-Type"].startswith("application/openmetrics-text")
                 assert (await response.text()).endswith("# EOF\n")
+
+    run(scene())
+
+
+def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes tens of milliseconds of a thousand instances."""
+    went_on = threading.Event()
+
+    def encode(registry: CollectorRegistry) -> bytes:
+        assert went_on.wait(60)
+        return b"".join(family.name.encode() for family in registry.collect())
+
+    monkeypatch.setattr(prometheus, "choose_encoder", lambda accept: (encode, "text/plain"))
+
+    async def scene() -> None:
+        async with House() as house:
+            page = asyncio.ensure_future(GatewayMetrics(house.service.gateway).page())
+            await asyncio.sleep(0)
+            went_on.set()
+            assert b"rollout_sched_requests" in (await page)[0]
 
     run(scene())
