@@ -155,6 +155,7 @@ class Service:
         logs = options.access_log
         self.data_plane = DataPlane(
             self.live.driver,
+            resumable=self.live.driver.view.keeps_partial,
             limits=limits,
             keys=auth.opening(Access.CLIENT),
             responses=Responses(logs=logs),

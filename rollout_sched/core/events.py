@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from rollout_sched.core.run_state import RunState
+from rollout_sched.core.samples import Segment
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -97,7 +98,8 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
 
     `group` names its siblings, for prediction; `session` the conversation it belongs to, whose
     last instance has its KV cache; "" for none. `priority` is as in vLLM: the least goes first, and
-    what is of a group has 0. Its id is the driver's and is never used again.
+    what is of a group has 0. Its id is the driver's and is never used again. `made`: leading tokens
+    of the response, under an earlier scheduler, from which it goes on.
     """
 
     request: str
@@ -106,6 +108,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     max_tokens: int
     session: str = ""
     priority: int = 0
+    made: tuple[Segment, ...] = ()
 
 
 class RequestWithdrawn(_Event, frozen=True):

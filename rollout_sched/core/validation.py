@@ -49,6 +49,12 @@ def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
             f"request {event.request!r}: prompt_tokens and max_tokens must be at least 1, "
             f"not {event.prompt_tokens} and {event.max_tokens}"
         )
+    made = [segment.tokens for segment in event.made]
+    if any(tokens < 1 for tokens in made) or sum(made) > event.max_tokens:
+        raise CallerError(
+            f"request {event.request!r}: segments of {made} tokens are no response of at most "
+            f"{event.max_tokens}"
+        )
     needed = event.prompt_tokens + event.max_tokens
     _check_fits(f"request {event.request!r}", needed, scheduler.fleet.largest_kv_tokens)
 

@@ -32,6 +32,7 @@ from rollout_sched.link.messages import (
     Refused,
     Relinquished,
     RestartSuspected,
+    Serves,
     Streamed,
     encode,
     read_reports,
@@ -82,6 +83,7 @@ class ConnectedFront:
         self.groups: dict[str, bytes] = {}
         self.turns: dict[str, int] = {}
         self.refused = 0
+        self._served: dict[str, int] = {}  # the versions of instances that it was told
         self._epoch = epoch
         self._driver = driver
         self._owners = owners
@@ -129,6 +131,11 @@ class ConnectedFront:
 
     def _send_dispatch(self, attempt: RemoteAttempt) -> None:
         attempt.begun, attempt.reads = self._now(), True
+        name = attempt.dispatch.instance
+        instance = self._driver.view.instance(name)
+        if instance is not None and self._served.get(name) != instance.version:
+            self._served[name] = instance.version
+            self.order(Serves(name, instance.version))
         self.order(attempt.dispatch)
 
     def interrupt(self, action: Interrupt) -> None:

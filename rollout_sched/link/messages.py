@@ -110,6 +110,13 @@ class Refused(_Message, frozen=True):
     reason: str
 
 
+class Serves(_Message, frozen=True):
+    """The version of an instance's weights, before the first Dispatch there that it is for."""
+
+    instance: str
+    version: int
+
+
 class FleetChanged(_Message, frozen=True):
     """Tokens of prompt and response that every instance takes; 0 without instances."""
 
@@ -130,6 +137,7 @@ Order = (
     | LetGo
     | Refused
     | FleetChanged
+    | Serves
 )
 
 # -- from a front ----------------------------------------------------------------------------

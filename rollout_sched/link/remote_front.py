@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from rollout_sched.core.actions import Answer, Discard
+from rollout_sched.core.actions import Answer, Discard, Dispatch
 from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
@@ -16,6 +18,7 @@ from rollout_sched.core.events import (
     ToolReturned,
     TurnFinished,
 )
+from rollout_sched.link.client_call import ClientCall, OfAttempt
 from rollout_sched.link.group_pieces import GroupPieces
 from rollout_sched.link.messages import (
     Act,
@@ -29,6 +32,7 @@ from rollout_sched.link.messages import (
     Relinquished,
     Report,
     Reports,
+    Serves,
     TakeGroup,
     encode,
     read_orders,
@@ -54,6 +58,9 @@ class RemoteFront:
     send       hands a frame to the link, which keeps their order
     make       what makes a group's payloads from its recipe
     on_broken  called once, with why, when this front cannot go on
+    on_over    called with each request of a client that has ended
+
+    calls      of its clients, by the ids of their requests
     """
 
     def __init__(
@@ -67,20 +74,27 @@ class RemoteFront:
         make: Callable[[bytes], PayloadFactory],
         settings: Settings,
         on_broken: Callable[[Exception], None],
+        on_over: Callable[[ClientCall], None] = lambda call: None,
     ) -> None:
         self.refused = 0
+        self.calls: dict[str, ClientCall] = {}
         self.max_model_len = 0
+        self._left = False
         self._prefix = f"{run_id}.{name}"
         self._epoch = epoch
         self._send = send
         self._make = make
         self._requests = 0
+        self._on_over = on_over
+        self._versions: dict[str, int] = {}  # of instances, as the scheduler knows them
         self._outbox: Outbox[Report] = Outbox(self._send_frame)
         self._link = RemoteLink(self._tell, clients, on_broken)
         self.front = Front(self._link, settings, run_id)
         self._pieces = GroupPieces(self.front.payloads)
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
+            Serves: self._serves,
+            Dispatch: self._dispatch,
             Answer: self._answer,
             Discard: self._discard,
             GoesOn: self._link.goes_on,
@@ -108,27 +122,87 @@ class RemoteFront:
         """As `Driver.submit`; what the scheduler refuses its responder hears of."""
         if self._link.broken is not None:
             raise self._link.broken
-        self._requests += 1
-        request = f"{self._prefix}.{self._requests}"
-        self.front.payloads.add(request, payload)
-        self._link.tell(
-            RequestSubmitted(
-                request, group or request, prompt_tokens, max_tokens, session, priority
-            )
+        request = self._new_id()
+        submitted = RequestSubmitted(
+            request, group or request, prompt_tokens, max_tokens, session, priority
         )
+        self._take_in(ClientCall(payload, submitted))
         return request
+
+    def take_over(self, call: ClientCall) -> None:
+        """Of a scheduler that has gone: it goes on from what it has."""
+        call.anew(self._new_id())
+        self._take_in(call)
+
+    def _new_id(self) -> str:
+        self._requests += 1
+        return f"{self._prefix}.{self._requests}"
+
+    def _take_in(self, call: ClientCall) -> None:
+        request = call.submitted.request
+        self.calls[request] = call
+        self.front.payloads.add(request, call.payload)
+        self._link.tell(call.submitted)
 
     def withdraw(self, request: str) -> None:
         """The client of a submitted request has gone."""
-        if request in self.front.payloads:
+        if request not in self.calls:
+            return
+        if self._left:
+            self._over(request)
+            self.front.payloads.discard(Discard(request, 0, "withdrawn", ends=True))
+            self._link.settle()
+        else:
             self._link.tell(RequestWithdrawn(request))
+
+    # -- its scheduler goes ----------------------------------------------------------------
+
+    def lose_scheduler(self) -> None:
+        """Nothing is told any more, and no order is taken; what is under way goes on."""
+        self._left = True
+        self._outbox.close()
+
+    async def leave(self, take_over: Callable[[ClientCall], None]) -> None:
+        """Hand the calls over that are still here, each as soon as nothing of it is under way: what
+        is, is stopped, and what it has made is kept. Groups are their scheduler's, which holds what
+        was made of them."""
+        self.lose_scheduler()
+        attempts = self.front.attempts
+        running = {one.dispatch.request: one for one in attempts.every()}
+        ends = []
+        for request, call in list(self.calls.items()):
+            attempt = running.pop(request, None)
+            if attempt is None:
+                self._hand_over(call, take_over)
+            else:
+                attempts.end(attempt)
+                attempt.ended().add_done_callback(partial(self._hand_over_late, call, take_over))
+                ends.append(attempt.ended())
+        for attempt in running.values():
+            attempt.cancel()
+        if ends:
+            await asyncio.wait(ends)
+            await asyncio.sleep(0)
+        await self.close()
+
+    def _hand_over_late(
+        self, call: ClientCall, take_over: Callable[[ClientCall], None], ended: object
+    ) -> None:
+        if call.submitted.request in self.calls:  # else its client has left meanwhile
+            self._hand_over(call, take_over)
+
+    def _hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
+        request = call.submitted.request
+        del self.calls[request]
+        self.front.payloads.refused(request)
+        take_over(call)
 
     # -- what it is told -------------------------------------------------------------------
 
     def receive(self, frame: bytes) -> None:
         """One of the scheduler's frames. Raises msgspec.DecodeError."""
         orders = read_orders(frame)
-        if orders.epoch != self._epoch:
+        if orders.epoch != self._epoch or self._left:
             self.refused += len(orders.orders)
             return
         for order in orders.orders:
@@ -147,11 +221,31 @@ class RemoteFront:
 
     def _answer(self, order: Answer) -> None:
         if order.sample.request in self.front.payloads:
+            self._over(order.sample.request)
             self.front.payloads.answer(order)
+
+    def _over(self, request: str) -> None:
+        call = self.calls.pop(request, None)
+        if call is not None:
+            self._on_over(call)
+
+    def _serves(self, order: Serves) -> None:
+        self._versions[order.instance] = order.version
+
+    def _dispatch(self, order: Dispatch) -> None:
+        call = self.calls.get(order.request)
+        if call is not None:
+            call.begun(order, self._versions[order.instance])
+        self.front.orders[Dispatch](order)
 
     def _discard(self, order: Discard) -> None:
         if not order.attempt:
             self._link.forget(order.request)
+        call = self.calls.get(order.request)
+        if call is not None:
+            call.discarded(order.attempt)
+        if order.ends:
+            self._over(order.request)
         self.front.orders[Discard](order)
 
     def _break_off(self, order: BreakOff) -> None:
@@ -181,6 +275,7 @@ class RemoteFront:
     def _refuse(self, order: Refused) -> None:
         payload = self.front.payloads.get(order.request)
         if payload is not None:
+            self._over(order.request)
             self.front.payloads.refused(order.request)
             error = RequestRejected(order.reason)
             self._link.afterwards(payload.responder.fail, "failed", error)
@@ -191,6 +286,10 @@ class RemoteFront:
     # -- what it tells ---------------------------------------------------------------------
 
     def _tell(self, event: Any) -> None:
+        if isinstance(event, OfAttempt):
+            call = self.calls.get(event.request)
+            if call is not None:
+                call.told(event)
         if isinstance(event, TokensArrived):
             streamed = self._pieces.streamed(event.request, event.attempt, event.tokens)
             if streamed is not None:

@@ -27,11 +27,15 @@ class AttemptTable:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: asyncio.TimerHandle | None = None
         if settings.stream_s:
-            self._loop.call_later(settings.stream_s, self._report_streams)
+            self._look_later()
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def every(self) -> list[LiveAttempt]:
+        return self._running.every()
 
     def on(self, instance: str) -> list[LiveAttempt]:
         """The attempts under way on an instance."""
@@ -50,6 +54,13 @@ class AttemptTable:
         running.stopped = True
         log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
         self.spawn(self._abort(running, reason))
+
+    def end(self, running: LiveAttempt) -> None:
+        """An attempt whose scheduler is gone: it ends with what it has made."""
+        if running.attempting is None:
+            self.give_up(running, "it was not sent yet")
+        else:
+            self.spawn(self._abort(running))
 
     async def _abort(self, running: LiveAttempt, reason: str = "it did not stop") -> None:
         if not await running.abort(self._settings.abort_timeout_s):
@@ -95,6 +106,8 @@ class AttemptTable:
 
     async def close(self) -> None:
         """Give up all of them; nobody is told."""
+        if self._looking is not None:
+            self._looking.cancel()
         self._running.clear()
         for task in self._tasks:
             task.cancel()
@@ -106,6 +119,9 @@ class AttemptTable:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _look_later(self) -> None:
+        self._looking = self._loop.call_later(self._settings.stream_s, self._report_streams)
+
     def _report_streams(self) -> None:
-        self._loop.call_later(self._settings.stream_s, self._report_streams)
+        self._look_later()
         self._running.report_streams()

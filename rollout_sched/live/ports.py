@@ -261,6 +261,9 @@ class Transcript(Protocol):
     def drop(self, attempt: int) -> None:
         """Forget the piece of one attempt; 0: everything."""
 
+    def detach(self) -> None:
+        """What is kept is no attempt's any more: another scheduler will number its own."""
+
     def cut(self, tokens: int) -> None:
         """Forget the last `tokens` that were generated, or everything where a tool has answered one
         of those. Called of verified requests alone."""

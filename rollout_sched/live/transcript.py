@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from rollout_sched.live.ports import OnTokens
+
+T = TypeVar("T")
 
 
 class Piece(msgspec.Struct):
@@ -18,6 +21,11 @@ class Piece(msgspec.Struct):
     token_ids: list[int]
     logprobs: list[float] | None
     observed: list[int] | None = None
+
+
+def detached(pieces: Mapping[int, T]) -> dict[int, T]:
+    """In their order, under numbers that no attempt has."""
+    return {place - len(pieces): piece for place, piece in enumerate(pieces.values())}
 
 
 class TokenTranscript:
@@ -152,6 +160,10 @@ class TokenTranscript:
         else:
             self._pieces.clear()
             self._verified = []
+
+    def detach(self) -> None:
+        self._pieces = detached(self._pieces)
+        self._streams.clear()
 
     def verified(self, logprobs: Sequence[float]) -> None:
         """The leading generated tokens have passed, and count as made by weights that give them

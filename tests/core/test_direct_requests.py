@@ -43,6 +43,30 @@ def test_answered_without_a_trainer() -> None:
     assert not told.scheduler.siblings
 
 
+def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
+    told = Told(prompts_per_step=4)
+    made = (Segment(2, 3, "i7"), Segment(3, 1, "i8"))
+    (dispatch,) = told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=made))
+    assert dispatch == Dispatch("d1", 1, "i0", PROMPT + 4, LIMIT - 4, 0, response_tokens=4)
+    (answer,) = told(RequestFinished("d1", 1, 2))
+    assert isinstance(answer, Answer)
+    assert answer.sample.segments == (*made, Segment(0, 2, "i0"))
+    assert answer.sample.response_tokens == 6
+    (answer,) = told(RequestSubmitted("d2", "g", PROMPT, 4, made=made))
+    assert isinstance(answer, Answer)
+    assert answer.sample.finish == "length"
+    assert not told.scheduler.requests
+
+
+@pytest.mark.parametrize("made", [(0,), (3, -1), (LIMIT, 1)])
+def test_what_cannot_have_been_made_is_refused(made: tuple[int, ...]) -> None:
+    told = Told(prompts_per_step=4)
+    segments = tuple(Segment(0, tokens, "i0") for tokens in made)
+    with pytest.raises(CallerError, match="are no response of at most"):
+        told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=segments))
+    assert not told.scheduler.requests
+
+
 def test_a_batch_leaves_them_alone() -> None:
     told = Told(prompts_per_step=1)
     told.submit("a")

@@ -173,7 +173,7 @@ async def _call(path: str, kind: str, body: bytes) -> None:
     live = LiveScheduler(
         parse_policy("fuzzed", {"batching": {"use": "sync"}}), settings=Settings(poll_s=1e6)
     )
-    gateway = Gateway(live, DataPlane(live.driver), _nobody)
+    gateway = Gateway(live, DataPlane(live.driver, resumable=False), _nobody)
     app = make_app(gateway, AccessControl(), max_body=MOST_BYTES, max_samples=MOST_SAMPLES)
     app.freeze()
     try:

@@ -148,7 +148,7 @@ async def ask(
     roles: dict[str, Any] = {"interruption": KEEPS_PARTIAL} if partial else {}
     scheduler = make_scheduler(batching="sync", **roles)
     driver = Driver(scheduler, settings=Settings(poll_s=1e6))
-    data_plane = DataPlane(driver)
+    data_plane = DataPlane(driver, resumable=driver.view.keeps_partial)
     client = Client(target, body, headers)
     try:
         for name in ("a", "b"):

@@ -1,7 +1,7 @@
 """The data plane: clients' calls on the hot paths become requests of the scheduler.
 
-Knows HTTP only as `Request` (see integrations.http.server) and the scheduler only through the
-driver. What a client asks for is checked before anything is queued; what may wait is bounded.
+Knows HTTP only as `Request` (see integrations.http.server) and the scheduler only as `Scheduling`.
+What a client asks for is checked before anything is queued; what may wait is bounded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollout_sched.integrations.gateway.data_plane.http_request import HttpReque
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
+from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
 from rollout_sched.integrations.gateway.data_plane.splice import Body
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
 from rollout_sched.integrations.http.bearer import BearerKeys
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
-from rollout_sched.live.driver import Driver
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"
 
@@ -43,22 +43,24 @@ CLOSED = "the gateway is shutting down"
 
 
 class DataPlane:
-    """Answers the three hot paths; `keys` are the clients', none for an open gateway."""
+    """Answers the three hot paths; `keys` are the clients', none for an open gateway. `resumable`:
+    an answer that was interrupted is gone on from, so each is asked for its token ids."""
 
     def __init__(
         self,
-        driver: Driver,
+        scheduling: Scheduling,
         *,
+        resumable: bool,
         limits: Limits | None = None,
         keys: Sequence[str] = (),
         responses: Responses | None = None,
     ) -> None:
-        self.driver = driver
+        self.scheduling = scheduling
         self.keys = BearerKeys(keys)
         self.calls = OpenCalls(limits or Limits(), responses)
         self.refused = 0
         self._closed = False
-        self._resumable = driver.view.keeps_partial
+        self._resumable = resumable
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
@@ -120,7 +122,7 @@ class DataPlane:
             body_bytes = sum([body_bytes - prompt + len(one.prompt) for one in ones])
         self.calls.check_room(len(ones), body_bytes)
         client_request = read_client_request(request, endpoint, body, envelope)
-        reply = HttpReply(self.calls, self.driver, request, len(ones), body_bytes)
+        reply = HttpReply(self.calls, self.scheduling, request, len(ones), body_bytes)
         try:
             if len(ones) == 1 and not ones[0].values:
                 reply.submitted(self._submit(client_request, ones[0], reply))
@@ -144,13 +146,13 @@ class DataPlane:
             tokens, limit = self._as_many_as_fit(tokens)
         kind: Any = StreamingCall if envelope.stream else UnaryCall
         group = envelope.group or envelopes.group_of(one.prompt)
-        return self.driver.submit(
+        return self.scheduling.submit(
             kind(call, to, limit), tokens, limit, group, envelope.session, envelope.priority
         )
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
         """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""
-        most = self.driver.max_model_len()
+        most = self.scheduling.max_model_len()
         if not most:
             raise NotNow("no instance has joined, so nobody knows how many tokens fit")
         tokens = min(tokens, max(1, most - 1))

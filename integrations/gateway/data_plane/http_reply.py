@@ -9,9 +9,9 @@ from rollout_sched.integrations.gateway.data_plane.http_request import Headers, 
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
 from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT
+from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
 from rollout_sched.integrations.vllm.protocol.event_stream import as_event
-from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome, Over
 
 log = logging.getLogger(__name__)
@@ -30,20 +30,25 @@ class HttpReply:
         "_body_bytes",
         "_calls",
         "_count",
-        "_driver",
         "_request",
         "_requests",
+        "_scheduling",
         "_streams",
         "over",
     )
 
     def __init__(
-        self, calls: OpenCalls, driver: Driver, request: HttpRequest, count: int, body_bytes: int
+        self,
+        calls: OpenCalls,
+        scheduling: Scheduling,
+        request: HttpRequest,
+        count: int,
+        body_bytes: int,
     ) -> None:
         self.over = False
         self._requests: list[str] = []
         self._calls = calls
-        self._driver = driver
+        self._scheduling = scheduling
         self._request = request
         self._count = count
         self._body_bytes = body_bytes
@@ -79,7 +84,7 @@ class HttpReply:
         """Nobody waits for the answer any more."""
         for name in self._requests:
             try:
-                self._driver.withdraw(name)
+                self._scheduling.withdraw(name)
             except Exception as error:
                 log_failure(error)
 

@@ -41,6 +41,7 @@ from rollout_sched.live.ports import (
     Over,
     RequestRejected,
 )
+from rollout_sched.live.transcript import detached
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ class StreamTranscript:
 
     def keep(self, attempt: int, tokens: int, piece: None) -> None:
         """The client has it already."""
+
+    def detach(self) -> None:
+        self._streams = detached(self._streams)
 
     def drop(self, attempt: int) -> None:
         if attempt:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,10 +31,12 @@ from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
+from rollout_sched.live.transcript import detached
 
 log = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
+Finish = Literal["stop", "length"]
 
 #: Bytes of an answer.
 MOST = 256 * 2**20
@@ -49,16 +52,19 @@ def header_lines(instance: str) -> bytes:
 
 
 class Raw(msgspec.Struct):
-    """An answer as it came; the whole response."""
+    """An answer as it came; the whole response, which `ended` so."""
 
     body: bytes
+    ended: Finish
 
 
 class Share(msgspec.Struct):
-    """A part of a response, and the answer that brought it."""
+    """A part of a response, and the answer that brought it. `ended`: how the response did, if this
+    is its last part."""
 
     part: Part
     answer: Answer
+    ended: Finish | None
 
 
 class UnaryTranscript:
@@ -86,6 +92,9 @@ class UnaryTranscript:
         if isinstance(piece, Raw) or (tokens and piece is not None):
             self._pieces[attempt] = piece
 
+    def detach(self) -> None:
+        self._pieces = detached(self._pieces)
+
     def drop(self, attempt: int) -> None:
         if attempt:
             self._pieces.pop(attempt, None)
@@ -103,6 +112,11 @@ class UnaryCall:
         self.responder = UnaryResponder(call, reply, self.transcript)
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
+        last = self.transcript.last
+        if last is not None and last.ended is not None:
+            # It was whole, and its scheduler was gone before it could say so.
+            outcome = Outcome(0, last.ended, (), None)
+            return asyncio.get_running_loop().call_soon(over, outcome)
         parts = self.transcript.parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
@@ -142,8 +156,9 @@ class UnaryCall:
         if self.call.endpoint == "generate":
             body = both_spellings(body)  # here, for the next one may be of another version
         finish = said.finish
-        if whole and finish != "abort" and not (segment and finish == "length"):
-            return Outcome(said.tokens, finish, said.spans, Raw(body))
+        ended = None if finish == "abort" or (segment and finish == "length") else finish
+        if whole and ended is not None:
+            return Outcome(said.tokens, finish, said.spans, Raw(body, ended))
         parts = self.transcript.parts()
         if finish == "abort" and not parts and self.call.request.envelope.tools:
             # What goes on is text, and nobody would read a tool's call out of it.
@@ -157,7 +172,7 @@ class UnaryCall:
                 # Without its tokens there is nothing to go on from: it starts anew.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
-        return Outcome(said.tokens, finish, said.spans, Share(part, answer))
+        return Outcome(said.tokens, finish, said.spans, Share(part, answer, ended))
 
 
 class UnaryResponder:

@@ -89,7 +89,7 @@ async def garbage(answer: Callable[[dict[str, Any]], bytes], **more: Any) -> Cou
     instance = Instance(f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}")
     driver = Driver(load_policy("dplb").scheduler(1), settings=Settings(poll_s=1000.0))
     await driver.add_instance(instance)
-    server = HttpServer(DataPlane(driver))
+    server = HttpServer(DataPlane(driver, resumable=driver.view.keeps_partial))
     listener = await server.listen("127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

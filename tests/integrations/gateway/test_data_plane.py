@@ -37,7 +37,9 @@ class Stage:
         self.instances = instances
         self.scheduler = make_scheduler(**{"batching": "sync", **roles})
         self.driver = Driver(self.scheduler, settings=Settings(poll_s=1000.0))
-        self.data_plane = DataPlane(self.driver, **(data_plane or {}))
+        self.data_plane = DataPlane(
+            self.driver, resumable=self.driver.view.keeps_partial, **(data_plane or {})
+        )
 
     async def __aenter__(self) -> Stage:
         for instance in self.instances:

@@ -1,0 +1,209 @@
+"""A front in a process of its own: clients' calls on a port, before a scheduler elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl, read_keys
+from rollout_sched.integrations.gateway.control_plane.instance_access import (
+    checked_url,
+    read_instance_keys,
+)
+from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
+from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.http_reply import error_headers
+from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.responses import Responses
+from rollout_sched.integrations.gateway.front_clients import FrontClients, FrontInstance
+from rollout_sched.integrations.gateway.front_metrics import FrontMetrics
+from rollout_sched.integrations.http import HttpServer, Request, ServerLimits
+from rollout_sched.integrations.http.server import Refusal
+from rollout_sched.link.front_calls import FrontCalls
+
+NO_SCHEDULER = "this front has no scheduler yet; try again later"
+
+
+class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """As those of `rollout-sched serve` of the same names (`options.Options`).
+
+    scheduler_url  of the gateway in the scheduler's process: what is not a client's request is
+                   answered there
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    scheduler_url: str = ""
+    api_key_file: Path | None = None
+    trainer_key_file: Path | None = None
+    admin_key_file: Path | None = None
+    instance_api_key_file: Path | None = None
+    max_requests: int = Limits().requests
+    max_body: int = 64 * 2**20
+    max_bodies: int = Limits().body_bytes
+    access_log: bool = False
+    grace_s: float = 10.0
+
+
+class FrontService:
+    """The data plane with its port. Make it inside a running event loop. Raises CallerError.
+
+    What carries frames between this and the scheduler's process calls `connect`, `receive` and
+    `disconnected`; while there is no scheduler, what runs goes on, and what comes waits.
+
+    name       unique among the fronts that are up
+    on_broken  called with why, when it cannot do what it is told: it is to be connected again
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: FrontOptions,
+        *,
+        on_broken: Callable[[Exception], None] = lambda error: None,
+        make_client: Callable[[str], FrontInstance] | None = None,
+    ) -> None:
+        self.name = name
+        self.url = ""
+        self._options = options
+        auth = _access_control(options)
+        self._clients = FrontClients(make_client or _client_maker(options))
+        # Of another start of it requests may still be known to the scheduler.
+        self.calls = FrontCalls(f"{name}-{secrets.token_hex(4)}", self._clients, on_broken)
+        self.data_plane = DataPlane(
+            self.calls,
+            resumable=True,  # by another scheduler, if not by this one
+            limits=Limits(requests=options.max_requests, body_bytes=options.max_bodies),
+            keys=auth.opening(Access.CLIENT),
+            responses=Responses(logs=options.access_log),
+        )
+        app = FrontApp(self.calls, self.data_plane, options.scheduler_url)
+        limits = ServerLimits(max_body=options.max_body, max_bodies=options.max_bodies)
+        self._server = HttpServer(app, None, limits)
+
+    # -- its port --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Raises OSError."""
+        host = self._options.host
+        listener = await self._server.listen(host, self._options.port)
+        port = listener.sockets[0].getsockname()[1]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        """Accept no more calls, let those that are here finish for the grace period, then stop."""
+        loop = asyncio.get_running_loop()
+        last_words = loop.call_later(self._options.grace_s, self.data_plane.shut_down)
+        try:
+            await self._server.close(self._options.grace_s + 1.0)
+        finally:
+            last_words.cancel()
+            await self.calls.close()
+            await self._clients.close()
+
+    # -- its scheduler ---------------------------------------------------------------------
+
+    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
+        """A scheduler is here, which may be another than before: it is told of all that is here.
+        `send` takes frames for it. Raises msgspec.DecodeError."""
+        self.calls.connect(welcome, send)
+
+    def receive(self, frame: bytes) -> None:
+        """A frame of the scheduler. Raises msgspec.DecodeError."""
+        self.calls.receive(frame)
+
+    def disconnected(self) -> None:
+        """The scheduler is gone, or cannot be reached."""
+        self.calls.disconnected()
+
+
+class FrontApp:
+    """What a front answers (`integrations.http.server.App`): clients' requests, /health, /liveness
+    and /metrics of itself; for the rest the scheduler's process is named."""
+
+    def __init__(self, calls: FrontCalls, data_plane: DataPlane, scheduler_url: str) -> None:
+        self._calls = calls
+        self._data_plane = data_plane
+        self._scheduler_url = scheduler_url.rstrip("/").encode()
+        self._metrics = FrontMetrics(calls, data_plane)
+        self._own: dict[bytes, Callable[[Request], None]] = {
+            b"/health": self._health,
+            b"/liveness": self._liveness,
+            b"/metrics": self._tell_metrics,
+        }
+
+    def wants(self, method: bytes, target: bytes) -> bool:
+        return True
+
+    def refusal(
+        self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
+    ) -> Refusal | None:
+        if method == b"GET" and target.partition(b"?")[0] in self._own:
+            return None
+        if not self._data_plane.wants(method, target):
+            return self._elsewhere(target)
+        refusal = self._data_plane.refusal(method, target, fields)
+        if refusal is None and not self._calls.known:
+            return self._not_yet()
+        return refusal
+
+    def handle(self, request: Request) -> None:
+        own = None
+        if request.method == b"GET":
+            own = self._own.get(request.target.partition(b"?")[0])
+        if own is None:
+            self._data_plane.handle(request)
+        else:
+            own(request)
+
+    def _elsewhere(self, target: bytes) -> Refusal:
+        if not self._scheduler_url:
+            text = "this front answers clients' requests only; the scheduler's process has the rest"
+            return 404, [JSON], error_body(404, text)
+        location = self._scheduler_url + target
+        text = f"this is answered by the scheduler's process, {self._scheduler_url.decode()}"
+        return 307, [JSON, (b"location", location)], error_body(307, text)
+
+    def _not_yet(self) -> Refusal:
+        headers = [*error_headers(503, self._data_plane.calls.limits)]
+        return 503, headers, error_body(503, NO_SCHEDULER)
+
+    # -- of itself -------------------------------------------------------------------------
+
+    def _health(self, request: Request) -> None:
+        """200 where a request would be worked on now."""
+        calls = self._calls
+        if not calls.connected:
+            request.answer(503, [JSON], error_body(503, "no scheduler is connected"))
+        elif not calls.max_model_len():
+            request.answer(503, [JSON], error_body(503, "no instance is here"))
+        else:
+            request.answer(200, [], b"")
+
+    def _liveness(self, request: Request) -> None:
+        request.answer(200, [], b"")
+
+    def _tell_metrics(self, request: Request) -> None:
+        page, content_type = self._metrics.page(
+            request.fields.get(b"accept", b"").decode("latin-1")
+        )
+        request.answer(200, [(b"content-type", content_type.encode())], page)
+
+
+def _access_control(options: FrontOptions) -> AccessControl:
+    files = {
+        Access.CLIENT: options.api_key_file,
+        Access.TRAINER: options.trainer_key_file,
+        Access.ADMIN: options.admin_key_file,
+    }
+    return AccessControl({of: read_keys(path) for of, path in files.items() if path is not None})
+
+
+def _client_maker(options: FrontOptions) -> Callable[[str], FrontInstance]:
+    """The scheduler's process has taken them in, so they are trusted as if they were named here."""
+    keys = read_instance_keys(options.instance_api_key_file, ())
+    return lambda url: FrontInstance(checked_url(url), api_key=keys.of(url) or keys.common)

@@ -1,0 +1,92 @@
+"""A request of a front's client, from its submission to its end: under whatever scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import (
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    Spans,
+    TokensArrived,
+)
+from rollout_sched.core.samples import Segment
+from rollout_sched.live.ports import Payload
+
+#: What says how far an attempt of a client's request has come.
+OfAttempt = TokensArrived | RequestFinished | RequestInterrupted | RequestFailed
+
+
+class _Attempt(msgspec.Struct):
+    """`version`: of its instance, when it was ordered; `most`: tokens that it may make."""
+
+    instance: str
+    version: int
+    most: int
+    tokens: int = 0
+    spans: Spans = ()
+
+    def segments(self) -> list[Segment]:
+        """As the scheduler's book has them (`core.attempts`)."""
+        if not self.tokens:
+            return []
+        if sum(tokens for _, tokens in self.spans) != self.tokens:
+            return [Segment(self.version, self.tokens, self.instance)]
+        return [Segment(version, tokens, self.instance) for version, tokens in self.spans if tokens]
+
+
+class ClientCall:
+    """What its front knows of it, so that another scheduler can go on from there.
+
+    `name`: by which its client's side knows it; `submitted`: to the present scheduler.
+    """
+
+    __slots__ = ("_attempts", "_before", "name", "payload", "submitted")
+
+    def __init__(self, payload: Payload, submitted: RequestSubmitted) -> None:
+        self.name = submitted.request
+        self.payload = payload
+        self.submitted = submitted
+        self._before: tuple[Segment, ...] = ()
+        self._attempts: dict[int, _Attempt] = {}
+
+    @property
+    def made(self) -> tuple[Segment, ...]:
+        """The tokens that its transcript has, and who made them."""
+        now = [segment for one in self._attempts.values() for segment in one.segments()]
+        return (*self._before, *now)
+
+    def begun(self, dispatch: Dispatch, version: int) -> None:
+        attempt = _Attempt(dispatch.instance, version, dispatch.max_new_tokens)
+        self._attempts[dispatch.attempt] = attempt
+
+    def told(self, event: OfAttempt) -> None:
+        """What its scheduler is told of one of its attempts."""
+        attempt = self._attempts.get(event.attempt)
+        if attempt is None:
+            return
+        if not isinstance(event, RequestFailed):
+            attempt.tokens = min(max(0, event.tokens), attempt.most)
+            if not isinstance(event, TokensArrived):
+                attempt.spans = event.spans
+        elif not event.usable:
+            del self._attempts[event.attempt]
+
+    def discarded(self, attempt: int) -> None:
+        """What that attempt has made is thrown away; 0: everything."""
+        if attempt:
+            self._attempts.pop(attempt, None)
+        else:
+            self._before = ()
+            self._attempts.clear()
+
+    def anew(self, request: str) -> RequestSubmitted:
+        """What another scheduler is told of it, under the id `request`."""
+        self._before = self.made
+        self._attempts.clear()
+        self.payload.transcript.detach()
+        self.submitted = msgspec.structs.replace(self.submitted, request=request, made=self._before)
+        return self.submitted

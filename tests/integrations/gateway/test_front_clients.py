@@ -1,0 +1,65 @@
+"""A front finds out what an instance offers before it sends anything there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.front_clients import FrontClients, FrontInstance
+from rollout_sched.live.ports import InstanceError, Order
+from tests.integrations.gateway.house import run
+from tests.integrations.vllm.scripted import ScriptedVllm
+
+
+def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
+    async def scene() -> None:
+        server = ScriptedVllm()
+        async with server.serving():
+            clients = FrontClients(FrontInstance)
+            client = clients.client(server.url)
+            looked = clients.unverified(server.url)
+            assert looked is not None
+            await looked.wait()
+            assert clients.unverified(server.url) is None
+            assert clients.client(server.url) is client
+            assert client.findings.abort_path is not None
+            await clients.close()
+
+    run(scene())
+
+
+def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rollout_sched.integrations.gateway.front_clients._AGAIN_S", (0.01, 0.02))
+
+    async def scene() -> None:
+        server = ScriptedVllm()
+        async with server.serving():
+            server.failing = {"/v1/models"}
+            clients = FrontClients(FrontInstance)
+            client = clients.client(server.url)
+            looked = clients.unverified(server.url)
+            assert looked is not None
+            await looked.wait()
+            with pytest.raises(InstanceError, match="as this front sees it"):
+                await client.generate(Order("a", [1], 1, "v0", {}))
+            server.failing = set()
+            async with asyncio.timeout(5):
+                while client.unknown:
+                    await asyncio.sleep(0.01)
+            await clients.close()
+
+    run(scene())
+
+
+def test_a_name_that_is_no_url() -> None:
+    async def scene() -> None:
+        clients = FrontClients(FrontInstance)
+        with pytest.raises(CallerError):
+            clients.client("the one over there")
+        await clients.close()
+
+    run(scene())

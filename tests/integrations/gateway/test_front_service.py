@@ -1,0 +1,334 @@
+"""Fronts with ports of their own before one scheduler, which may go and come again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from rollout_sched.config import load_policy
+from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
+from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.link.hub import Hub
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.samples import Prompt
+from rollout_sched.live.settings import Settings
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.replay.scenario import load_scenario
+from tests.live.scripted import until
+
+SPEC = load_scenario("tiny-cpu-2").instance
+SETTINGS = Settings(poll_s=0.2, abort_timeout_s=1.0)
+
+#: Enough for a scheduler to go in the middle.
+TOKENS = 400
+BODY = {"prompt": [5, 6, 7], "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+GENERATE = {
+    "token_ids": [5, 6, 7],
+    "sampling_params": {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True},
+}
+
+
+class Scene:
+    """Instances, a scheduler that may be replaced, and fronts joined to it within this process."""
+
+    def __init__(self, servers: dict[str, FakeServer], store: Path | None) -> None:
+        self.servers = servers
+        self.fronts: dict[str, FrontService] = {}
+        self.live: LiveScheduler
+        self.hub: Hub
+        self._store = store
+
+    async def begin(self, policy: str = "partial_rollout") -> None:
+        """A scheduler starts."""
+        options = RunOptions(prompts_per_step=1, stream_every=4, store=self._store)
+        self.live = LiveScheduler(load_policy(policy), options, settings=SETTINGS)
+        self.hub = Hub(self.live)
+        for url in self.servers:
+            await self.live.driver.add_instance(HttpInstance(url))
+        for front in self.fronts.values():
+            self.connect(front)
+
+    async def end(self) -> None:
+        """It stops, and its fronts see that."""
+        for front in self.fronts.values():
+            front.disconnected()
+        await self.live.close()
+
+    def connect(self, front: FrontService) -> None:
+        hub, loop, name = self.hub, asyncio.get_running_loop(), front.name
+
+        def up(frame: bytes) -> None:
+            loop.call_soon(lambda: self.hub is hub and hub.receive(name, frame))
+
+        def down(frame: bytes) -> None:
+            loop.call_soon(front.receive, frame)
+
+        front.connect(hub.connect(name, down), up)
+
+    async def front(self, name: str, **options: Any) -> FrontService:
+        front = self.fronts[name] = FrontService(name, FrontOptions(grace_s=0.5, **options))
+        await front.open()
+        self.connect(front)
+        return front
+
+
+@asynccontextmanager
+async def scene(instances: int = 1, store: Path | None = None) -> AsyncIterator[Scene]:
+    made = [FakeServer(EngineSettings(SPEC, speed=1.0, seed=1)) for _ in range(instances)]
+    servers = {f"http://127.0.0.1:{await one.start('127.0.0.1', 0)}": one for one in made}
+    one = Scene(servers, store)
+    await one.begin()
+    try:
+        yield one
+    finally:
+        for front in one.fronts.values():
+            await front.close()
+        await one.live.close()
+        for server in made:
+            await server.close()
+
+
+def run(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+async def post(url: str, path: str, body: Any) -> Any:
+    async with aiohttp.ClientSession() as client, client.post(url + path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+async def stream(url: str, path: str, body: Any, begun: asyncio.Event | None = None) -> list[Any]:
+    asked, events, last = {**body, "stream": True}, [], b""
+    async with aiohttp.ClientSession() as client, client.post(url + path, json=asked) as answer:
+        assert answer.status == 200, await answer.text()
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                events.append(json.loads(line[6:]))
+                if begun is not None:
+                    begun.set()
+            last = line if line.strip() else last
+    assert last == b"data: [DONE]\n"
+    return events
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+
+def ids_of(answer: Any) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+def covered(said: Any) -> int:
+    """Tokens that the segments of an answer cover, one after the other."""
+    end = 0
+    for segment in said["rollout_sched"]["segments"]:
+        assert segment["start"] == end
+        end = segment["end"]
+    return end
+
+
+def test_clients_are_answered_through_a_front() -> None:
+    async def play() -> None:
+        async with scene() as made:
+            front = await made.front("f0")
+            asked = made.live.driver.view
+            answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+            assert answer["usage"]["completion_tokens"] == 8
+            assert covered(answer) == 8
+            events = await stream(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+            assert text_of(events) == answer["choices"][0]["text"]
+            assert "token_ids" not in answer["choices"][0]
+            assert not asked.in_flight
+            assert not len(front.calls)
+
+    run(play)
+
+
+def test_what_is_no_clients_request_is_the_schedulers() -> None:
+    async def play() -> None:
+        async with scene() as made, aiohttp.ClientSession() as client:
+            named = await made.front("f0", scheduler_url="http://host:9000/")
+            front = await made.front("f1")
+            path = "/rollout/state?x=1"
+            async with client.get(named.url + path, allow_redirects=False) as answer:
+                assert answer.status == 307
+                assert answer.headers["Location"] == f"http://host:9000{path}"
+            async with client.post(front.url + "/update_weights", data=b"{}") as answer:
+                assert answer.status == 404
+                assert "the scheduler's process" in await answer.text()
+            async with client.get(front.url + "/health") as answer:
+                assert answer.status == 200
+            async with client.get(front.url + "/metrics") as answer:
+                assert "rollout_sched_scheduler_connected 1.0" in await answer.text()
+            front.disconnected()
+            async with client.get(front.url + "/health") as answer:
+                assert answer.status == 503
+            async with client.get(front.url + "/liveness") as answer:
+                assert answer.status == 200
+
+    run(play)
+
+
+def test_before_its_first_scheduler_a_front_says_so() -> None:
+    async def play() -> None:
+        front = FrontService("f0", FrontOptions(grace_s=0.1))
+        await front.open()
+        async with aiohttp.ClientSession() as client:
+            async with client.post(front.url + "/v1/completions", json=BODY) as answer:
+                assert answer.status == 503
+                assert answer.headers["Retry-After"] == "1"
+            async with client.get(front.url + "/health") as answer:
+                assert answer.status == 503
+        await front.close()
+
+    run(play)
+
+
+def test_only_whoever_has_a_key_is_let_in(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+
+    async def play() -> None:
+        async with scene() as made, aiohttp.ClientSession() as client:
+            front = await made.front("f0", api_key_file=keys)
+            async with client.post(front.url + "/v1/completions", json=BODY) as answer:
+                assert answer.status == 401
+            headers = {"Authorization": "Bearer sesame"}
+            body = {**BODY, "max_tokens": 4}
+            url = front.url + "/v1/completions"
+            async with client.post(url, json=body, headers=headers) as answer:
+                assert answer.status == 200
+
+    run(play)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_a_scheduler_that_restarts_costs_clients_a_pause(pause_s: float) -> None:
+    async def play() -> None:
+        async with scene(instances=2) as made:
+            front = await made.front("f0")
+            path = "/inference/v1/generate"
+            other = {**GENERATE, "token_ids": [5, 6, 8]}
+            whole = await post(front.url, path, GENERATE)
+            whole_of_other = await post(front.url, path, other)
+            streamed = await stream(front.url, "/v1/completions", BODY)
+            begun = asyncio.Event()
+            unary = asyncio.ensure_future(post(front.url, path, GENERATE))
+            streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY, begun))
+            await begun.wait()
+            await until(lambda: made.live.driver.view.in_flight == 2)
+            await made.end()
+            waiting = asyncio.ensure_future(post(front.url, path, other))
+            await asyncio.sleep(pause_s)
+            await made.begin()
+            answer, events, late = await asyncio.gather(unary, streaming, waiting)
+            assert ids_of(answer) == ids_of(whole)
+            assert ids_of(late) == ids_of(whole_of_other)
+            assert text_of(events) == text_of(streamed)
+            assert covered(answer) == TOKENS
+            assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
+            assert not len(front.calls)
+            assert not made.live.driver.view.in_flight
+            assert front.calls.refused == 0
+            # What had been made was gone on from.
+            assert made.live.driver.view.anomalies == {}
+
+    run(play)
+
+
+def test_what_ended_while_no_scheduler_was_there_is_not_made_again() -> None:
+    async def play() -> None:
+        async with scene() as made:
+            front = await made.front("f0")
+            path = "/inference/v1/generate"
+            unary = asyncio.ensure_future(post(front.url, path, GENERATE))
+            streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY))
+            remote = front.calls._remote
+            assert remote is not None
+            await until(lambda: len(remote.front.attempts) == 2)
+            await made.end()
+            await until(lambda: not len(remote.front.attempts), 30)
+            (server,) = made.servers.values()
+            assert server.engine.finished["length"] == 2
+            await made.begin()
+            answer, events = await asyncio.gather(unary, streaming)
+            assert server.engine.finished["length"] == 2
+            assert len(ids_of(answer)) == covered(answer) == TOKENS
+            assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
+
+    run(play)
+
+
+def test_a_client_that_leaves_meanwhile_is_forgotten() -> None:
+    async def play() -> None:
+        async with scene() as made:
+            front = await made.front("f0")
+            asking = [
+                asyncio.ensure_future(
+                    post(front.url, "/v1/completions", {**BODY, "prompt": [7, n]})
+                )
+                for n in range(3)
+            ]
+            await until(lambda: made.live.driver.view.in_flight == 3)
+            await made.end()
+            asking[0].cancel()
+            await until(lambda: len(front.calls) == 2)
+            await made.begin()
+            asking[1].cancel()
+            await asking[2]
+            await until(lambda: not len(front.calls))
+            assert not made.live.driver.view.in_flight
+
+    run(play)
+
+
+def test_a_group_goes_on_where_the_store_has_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with scene(store=tmp_path / "store") as made:
+            await made.front("f0")
+            sampling = {"temperature": 0.0, "ignore_eos": True}
+            prompt = Prompt("a", [5, 6, 7], 2, TOKENS, sampling, [{"seed": 1}, {"seed": 2}])
+            made.live.trainer.submit([prompt])
+            waiting = asyncio.ensure_future(made.live.trainer.next_batch())
+            transcripts = made.live.driver.payloads
+            await until(lambda: len(transcripts) == 2, 20)
+            waiting.cancel()
+            await made.end()
+            await made.begin()
+            batch = await made.live.trainer.next_batch(timeout_s=30)
+            assert batch is not None
+            first, second = batch.samples
+            assert first.response_ids == second.response_ids
+            assert len(first.response_ids) == TOKENS
+
+    run(play)
+
+
+def test_hostile_frames_are_refused_and_change_nothing() -> None:
+    async def play() -> None:
+        async with scene() as made:
+            front = await made.front("f0")
+            for garbage in (b"", b"\xc1", b"{}", b"\x00" * 100):
+                with pytest.raises(msgspec.DecodeError):
+                    front.receive(garbage)
+                with pytest.raises(msgspec.DecodeError):
+                    made.hub.receive("f0", garbage)
+                with pytest.raises(msgspec.DecodeError):
+                    front.connect(garbage, lambda frame: None)
+            answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+            assert covered(answer) == 8
+
+    run(play)

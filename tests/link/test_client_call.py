@@ -1,0 +1,71 @@
+"""What a front knows of a request is what the scheduler's book says of it."""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.events import (
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    TokensArrived,
+)
+from rollout_sched.core.samples import Segment
+from rollout_sched.link.client_call import ClientCall
+from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.transcript import Piece
+
+
+def call() -> ClientCall:
+    return ClientCall(TokenPayload([1, 2], {}), RequestSubmitted("r", "g", 2, 9, "s", 3))
+
+
+def dispatch(attempt: int, instance: str = "i0", most: int = 9) -> Dispatch:
+    return Dispatch("r", attempt, instance, 2, most, 0)
+
+
+def test_what_an_attempt_made_is_of_its_spans_or_of_its_instances_version() -> None:
+    one = call()
+    one.begun(dispatch(1), 4)
+    one.told(TokensArrived("r", 1, 2))
+    assert one.made == (Segment(4, 2, "i0"),)
+    one.told(RequestInterrupted("r", 1, 3, ((4, 1), (5, 2))))
+    one.begun(dispatch(2, "i1"), 6)
+    one.told(RequestFinished("r", 2, 99, ((6, 1),)))
+    assert one.made == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
+
+
+def test_what_is_not_usable_or_thrown_away_is_not_made() -> None:
+    one = call()
+    one.begun(dispatch(1), 0)
+    one.told(RequestInterrupted("r", 1, 3))
+    one.begun(dispatch(2), 0)
+    one.told(TokensArrived("r", 2, 2))
+    one.told(RequestFailed("r", 2, "untrue", usable=False))
+    one.told(RequestFinished("r", 2, 5))
+    assert one.made == (Segment(0, 3, "i0"),)
+    one.begun(dispatch(3), 0)
+    one.told(TokensArrived("r", 3, 2))
+    one.told(RequestFailed("r", 3, "broke off"))
+    assert one.made == (Segment(0, 3, "i0"), Segment(0, 2, "i0"))
+    one.discarded(1)
+    assert one.made == (Segment(0, 2, "i0"),)
+    one.discarded(0)
+    assert one.made == ()
+
+
+def test_another_scheduler_goes_on_from_it_under_another_id() -> None:
+    one = call()
+    transcript = one.payload.transcript
+    for epoch, tokens in (("a", [7, 8]), ("b", [9])):
+        submitted = one.anew(f"r-{epoch}")
+        assert submitted.made == one.made
+        one.begun(dispatch(1), 0)  # each scheduler numbers its own
+        one.told(RequestInterrupted("r", 1, len(tokens)))
+        transcript.keep(1, len(tokens), Piece(tokens, None))
+    again = one.anew("r-c")
+    assert again == RequestSubmitted(
+        "r-c", "g", 2, 9, "s", 3, (Segment(0, 2, "i0"), Segment(0, 1, "i0"))
+    )
+    assert one.payload.response_ids == [7, 8, 9]
+    assert one.name == "r"
