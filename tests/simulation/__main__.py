@@ -13,7 +13,7 @@ import sys
 import time
 from itertools import count
 
-from tests.simulation.plan import draw
+from tests.simulation.plan import EVERYTHING, draw
 from tests.simulation.runner import check, check_all, shrunk, told
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     if options.seed:
         return max(_again(seed, options.shrink) for seed in options.seed)
-    base = secrets.randbelow(2**31) if options.base is None else options.base
+    base = EVERYTHING + secrets.randbelow(2**31) if options.base is None else options.base
     seeds = count(base) if options.seeds is None else range(base, base + options.seeds)
     seconds = None if options.minutes is None else 60 * options.minutes
     if options.seeds is None and seconds is None:

@@ -6,12 +6,16 @@ does something. From then on everything must come to its end within a bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from rollout_sched.simulators.fake_instance import faults as fake
+
+if TYPE_CHECKING:
+    from tests.simulation.plan import Plan
 
 Power = Literal["kept", "rows", "tokens", "dice"]
 
@@ -161,10 +165,11 @@ class TrainerDies(Fault, frozen=True):
     """The next time that it has just done something; it goes on from its checkpoint."""
 
     when: Moment
+    trainer: int = 0
 
     @property
     def told(self) -> str:
-        return f"the trainer dies as soon as it has {self.when}"
+        return f"trainer {self.trainer} dies as soon as it has {self.when}"
 
 
 class StalePublication(Fault, frozen=True):
@@ -175,6 +180,26 @@ class StalePublication(Fault, frozen=True):
     @property
     def told(self) -> str:
         return f"the version published {self.back} before the last is published again"
+
+
+class StrangerTakesBatch(Fault, frozen=True):
+    """Somebody asks for a batch once and is never heard of again. Another acknowledges what he has
+    not, if `acknowledges`."""
+
+    acknowledges: bool
+
+    @property
+    def told(self) -> str:
+        how = "after a batch that is another's" if self.acknowledges else "and is gone"
+        return f"a stranger asks for a batch, {how}"
+
+
+class GraderIsAway(Fault, frozen=True):
+    """Nobody can say what a sample is worth."""
+
+    @property
+    def told(self) -> str:
+        return "the grader is away"
 
 
 Any = (
@@ -190,6 +215,8 @@ Any = (
     | DiskFails
     | TrainerDies
     | StalePublication
+    | StrangerTakesBatch
+    | GraderIsAway
 )
 
 
@@ -199,6 +226,19 @@ def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[An
     kinds = dice.sample(list(_KINDS), dice.randint(1, len(_KINDS)))  # a run has its own mixture
     found = [_KINDS[dice.choice(kinds)](dice, calm_s, instances, power) for _ in range(number)]
     return sorted(found, key=lambda fault: fault.at_s)
+
+
+def draw_more(dice: Random, plan: Plan) -> list[Any]:
+    """What can befall those that not every run has, and publications."""
+    befall: list[Callable[[Random, Plan], Any]] = [_published_again]
+    if plan.trainers > 1:
+        befall += [_other_trainer_dies, _other_trainer_is_cut_off]
+    if plan.lease_s:
+        befall.append(_stranger)
+    if plan.rewards is not None:
+        befall.append(_grader)
+    number = dice.choice((0, 0, 1, 2, 4))
+    return [dice.choice(befall)(dice, plan) for _ in range(number)]
 
 
 def _span(dice: Random, calm_s: float, most_s: float) -> dict[str, float]:
@@ -277,6 +317,33 @@ def _trainer(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
 
 def _stale(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
     return StalePublication(at_s=round(dice.uniform(0, calm_s), 3), back=dice.randrange(3))
+
+
+def _published_again(dice: Random, plan: Plan) -> Any:
+    at_s = round(dice.uniform(0, plan.horizon_s), 3)
+    return StalePublication(at_s=at_s, back=dice.choice([0, 0, 1, 2]))
+
+
+def _other_trainer_dies(dice: Random, plan: Plan) -> Any:
+    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return TrainerDies(
+        **span, when=dice.choice(MOMENTS), trainer=dice.randrange(1, plan.trainers)
+    )
+
+
+def _other_trainer_is_cut_off(dice: Random, plan: Plan) -> Any:
+    """For long enough that its lease ends."""
+    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return LinkIsCut(**span, host=f"trainer {dice.randrange(1, plan.trainers)}")
+
+
+def _stranger(dice: Random, plan: Plan) -> Any:
+    at_s = round(dice.uniform(0, plan.horizon_s), 3)
+    return StrangerTakesBatch(at_s=at_s, acknowledges=dice.random() < 0.5)
+
+
+def _grader(dice: Random, plan: Plan) -> Any:
+    return GraderIsAway(**_span(dice, plan.horizon_s, 10))
 
 
 _KINDS = {

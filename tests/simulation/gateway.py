@@ -129,7 +129,7 @@ class Gateway:
     async def _main(self, process: Process) -> None:
         plan = self._world.plan
         options = Options(
-            policy=plan.policy,
+            policy=str(self._world.policy),
             instances=[instance.url for instance in self._world.instances],
             host=HOST,
             port=PORT,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from rollout_sched.live.samples import Batch, Prompt, Sample
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.weights import FIRST
+from tests.simulation import rewards
 
 
 class LawBroken(AssertionError):
@@ -19,16 +21,25 @@ def hold(law: str, holds: object, found: object = "") -> None:
         raise LawBroken(f"{law}: {found}")
 
 
+class Holder(NamedTuple):
+    """Who has a batch: a trainer that had it for certain at `at_s`."""
+
+    trainer: str
+    at_s: float
+
+
 class Ledger:
-    """Of one run, over all lives of its gateway and its trainer.
+    """Of one run, over all lives of its gateway and its trainers.
 
     `bound`: of staleness; `in_place`: weights are changed under requests that run; `restarts`:
-    instances are; `may_lose`: a loss of power may take what was promised.
+    instances are; `lease_s`: of a batch, 0: for ever; `keeps_all`: no group is filtered;
+    `may_fail`: something goes wrong for which a group may fail, or a lease end.
 
     accepted      groups whose submission was answered
-    acknowledged  batches that the trainer has asked for what follows, and was answered
-    trained       groups, each once
+    acknowledged  groups whose trainer has asked for what follows, and was answered; by batch
+    claimed       by trainer: a batch that its checkpoint has, and that is not acknowledged
     failed        groups, and why
+    filtered      groups
     """
 
     def __init__(
@@ -39,22 +50,47 @@ class Ledger:
         *,
         in_place: bool = False,
         restarts: bool = False,
-        may_lose: bool = False,
+        lease_s: float = 0.0,
+        keeps_all: bool = True,
+        may_fail: bool = False,
     ) -> None:
         self.prompts = {prompt.uid: prompt for prompt in prompts}
         self.accepted: set[str] = set()
         self.acknowledged: dict[str, int] = {}
-        self.trained: dict[str, int] = {}
+        self.claimed: dict[str, Batch] = {}
         self.failed: dict[str, str] = {}
+        self.filtered: set[str] = set()
         self.published = [0]
+        self._holders: dict[int, Holder] = {}
         self._bound = bound
         self._drift = drift
         self._in_place = in_place
         self._restarts = restarts
-        self._may_lose = may_lose
+        self._lease_s = lease_s
+        self._keeps_all = keeps_all
+        self._may_fail = may_fail
 
-    def delivered(self, batch: Batch) -> None:
-        """A batch, or a part of one, has reached the trainer."""
+    @property
+    def is_all_accepted(self) -> bool:
+        return self.accepted >= self.prompts.keys()
+
+    @property
+    def held(self) -> list[int]:
+        """Batches that some trainer has."""
+        return list(self._holders)
+
+    @property
+    def over(self) -> set[str]:
+        """Groups that some trainer has trained, or knows to be lost."""
+        claimed = {uid for batch in self.claimed.values() for uid in _groups(batch)}
+        return claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
+
+    def delivered(self, batch: Batch, trainer: str, asked_s: float, now: float) -> None:
+        """A batch, or a part of one, has reached the trainer that asked at `asked_s`."""
+        holder = self._holders.get(batch.number, Holder(trainer, asked_s))
+        may_end = self._lease_s and now >= holder.at_s + self._lease_s
+        hold("nobody takes what another has", holder.trainer == trainer or may_end, batch.number)
+        self._holders[batch.number] = Holder(trainer, asked_s)
         for sample in batch.samples:
             hold(
                 "what is acknowledged never comes again",
@@ -67,6 +103,15 @@ class Ledger:
             indices = [sample.index for sample in samples]
             hold("a group comes whole", len(set(indices)) == self.prompts[uid].samples, indices)
             hold("a sample comes once", len(indices) == len(set(indices)), indices)
+            self._check_kept(uid, samples)
+
+    def _check_kept(self, uid: str, samples: list[Sample]) -> None:
+        extra = self.prompts[uid].extra
+        worth = [rewards.total(extra, sample.index) for sample in samples if "worth" in extra]
+        told = [sample.reward for sample in samples if "worth" in extra]
+        hold("a reward is its sample's", None not in told and told == worth, (uid, told, worth))
+        kept = self._keeps_all or len(set(worth)) != 1 or len(worth) == 1
+        hold("what is trained was kept", kept, (uid, worth))
 
     def _check_sample(self, sample: Sample, version: int) -> None:
         prompt = self.prompts[sample.uid]
@@ -104,29 +149,65 @@ class Ledger:
             ]
         hold("tokens are what their versions say", ids == true, (sample, true))
 
-    def train(self, batch: Batch) -> None:
-        """The trainer has trained a whole batch, and its checkpoint says so."""
+    def train(self, batch: Batch, trainer: str) -> None:
+        """A trainer has trained a whole batch, and its checkpoint says so. It may still learn that
+        the batch is another's, which trains it too."""
+        others = [b for t, b in self.claimed.items() if t != trainer and b.number != batch.number]
         for uid in batch.groups():
-            hold("a group is trained once", uid not in self.trained, uid)
-            self.trained[uid] = batch.number
-        for group in batch.failed:
-            self.failed[group.uid] = group.reason
+            claimed = any(uid in other.groups() for other in others)
+            hold("a group is trained once", uid not in self.acknowledged and not claimed, uid)
+        self.claimed[trainer] = batch
 
-    def acknowledge(self, number: int) -> None:
-        """All up to this batch is the trainer's for certain."""
-        for uid, batch in self.trained.items():
-            if batch <= number:
-                self.acknowledged.setdefault(uid, batch)
+    def acknowledge(self, number: int, trainer: str) -> None:
+        """All of this batch is the trainer's for certain."""
+        batch = self.claimed.pop(trainer, None)
+        if batch is None:
+            return  # it had said so before
+        assert batch.number == number
+        holder = self._holders.pop(number, None)
+        hold("who has a batch acknowledges it", holder and holder.trainer == trainer, number)
+        for uid in batch.groups():
+            hold("a group is acknowledged once", uid not in self.acknowledged, uid)
+            self.acknowledged[uid] = number
+        for group in batch.failed:
+            self._check_failed(group.uid, group.reason)
+            self.failed[group.uid] = group.reason
+        for uid in batch.filtered:
+            self._check_filtered(uid)
+            self.filtered.add(uid)
+
+    def lease_ended(self, trainer: str) -> None:
+        """A trainer was told that what it has is another's: what it has made of it is thrown
+        away."""
+        hold("who is heard of keeps its batch", self._may_fail and self._lease_s, trainer)
+        self.claimed.pop(trainer, None)
+
+    def _check_failed(self, uid: str, reason: str) -> None:
+        extra = self.prompts[uid].extra
+        unworthy = "worth" in extra and rewards.total(extra, 0) is None
+        hold("a group fails for a reason", self._may_fail or unworthy, (uid, reason))
+
+    def _check_filtered(self, uid: str) -> None:
+        prompt = self.prompts[uid]
+        worth = {rewards.total(prompt.extra, index) for index in range(prompt.samples)}
+        equal = prompt.samples > 1 and len(worth) == 1
+        hold("what is filtered is not worth it", equal and not self._keeps_all, uid)
 
     def forgotten(self, uids: Iterable[str]) -> None:
         lost = self.accepted.intersection(uids)
-        hold("what was accepted is not forgotten", self._may_lose or not lost, sorted(lost))
+        hold("what was accepted is not forgotten", not lost, sorted(lost))
         self.accepted -= lost
 
     def check_end(self) -> None:
-        """All that was submitted has come, or was said to have failed."""
-        missing = self.prompts.keys() - self.trained.keys() - self.failed.keys()
+        """All that was submitted has come, or was said to be lost, and is acknowledged."""
+        missing = self.prompts.keys() - self.over
         hold("every sample is accounted for", not missing, sorted(missing))
+        hold("what was trained is acknowledged", not self.claimed, list(self.claimed))
+
+
+def _groups(batch: Batch) -> set[str]:
+    """All that it tells of."""
+    return {*batch.groups(), *batch.filtered, *(group.uid for group in batch.failed)}
 
 
 def said(prompt: list[int], versions: list[int], drift: float) -> list[int]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from benchmarks.soak.hostile import ATTACKS
-from rollout_sched.config import shipped
+from rollout_sched.config import load_policy, shipped
 from rollout_sched.store.store import Durable
-from tests.simulation import faults
+from tests.simulation import faults, rewards
+from tests.simulation.rewards import Rewards
+
+WhenStale = Literal["wait", "drop", "mask"]
 
 #: Policies beside the presets.
 POLICIES = Path(__file__).parent / "policies"
@@ -21,6 +24,10 @@ STEP_S = 0.01
 
 #: Virtual seconds within which all faults lie, however long the work is.
 LONGEST_S = 40.0
+
+#: Seeds from here on draw from all that there is; those before draw what there was when they found
+#: something, so that they still mean it.
+EVERYTHING = 2**31
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +39,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     latency_s    of a packet, at least
     calls        of well-behaved clients
     attacks      of hostile ones: (second, kind)
+    overrides    of keys of the policy, by table
+    trainers     that share the batches, whose leases last `lease_s` (0: for ever)
+    rewards      what samples are worth; None: nobody asks
     """
 
     seed: int
@@ -53,6 +63,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     attacks: list[tuple[float, str]]
     faults: list[faults.Any]
+    overrides: dict[str, dict[str, Any]] = {}
+    trainers: int = 1
+    lease_s: float = 0.0
+    rewards: Rewards | None = None
 
     @property
     def horizon_s(self) -> float:
@@ -86,6 +100,12 @@ def policies() -> list[str]:
 
 def draw(seed: int) -> Plan:
     """The run of this seed."""
+    plan = _basis(seed)
+    return plan if seed < EVERYTHING else _more(plan, Random(f"more/{seed}"))
+
+
+def _basis(seed: int) -> Plan:
+    """The part that every seed draws."""
     dice = Random(f"plan/{seed}")
     step, instances = dice.randint(1, 4), dice.randint(1, 3)
     durable: Durable = dice.choice(["batch", "batch", "event", "off"])
@@ -115,6 +135,37 @@ def draw(seed: int) -> Plan:
         attacks=_attacks(dice, calm.horizon_s) if calm.calls else [],
         faults=faults.draw(dice, calm.horizon_s, instances, power=durable != "off"),
     )
+
+
+def _more(plan: Plan, dice: Random) -> Plan:
+    """What came later, from dice of its own."""
+    trainers = dice.choice([1, 1, 2])
+    plan = msgspec.structs.replace(
+        plan,
+        overrides=_overrides(dice, plan.policy),
+        rewards=rewards.draw(dice) if dice.random() < 0.4 else None,
+        trainers=trainers,
+        lease_s=dice.choice([0.0, 2.0, 8.0, 30.0]) if trainers > 1 else 0.0,
+        # Of several trainers nobody could say what a store has forgotten.
+        durable="batch" if trainers > 1 and plan.durable == "off" else plan.durable,
+    )
+    more = faults.draw_more(dice, plan)
+    found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
+    return msgspec.structs.replace(plan, faults=found)
+
+
+def _overrides(dice: Random, policy: str) -> dict[str, dict[str, Any]]:
+    """What becomes of the stale, and how small parts are, where the policy can be asked."""
+    roles = load_policy(policy).roles
+    asked: dict[str, dict[str, Any]] = {
+        "freshness": {"when_stale": dice.choice(get_args(WhenStale))},
+        "batching": {"part_prompts": dice.choice([1, 2])},
+    }
+    return {
+        role: keys
+        for role, keys in asked.items()
+        if dice.random() < 0.5 and keys.keys() <= set(roles[role][0].__struct_fields__)
+    }
 
 
 def _attacks(dice: Random, until_s: float) -> list[tuple[float, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 _here = threading.local()
@@ -91,6 +91,20 @@ class SimulatedThread:
         if not self.done and current() is not self:
             self._turn.release()
             self._given_back.acquire()
+
+
+class SimulatedLoopThread:
+    """As `client.loop_thread.LoopThread`: what runs in its loop runs in its process's, and waits
+    for none of the others there."""
+
+    def open(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self._loop.create_task(work)
+
+    def stop(self) -> None:
+        """Its tasks are cancelled by then."""
 
 
 class SimulatedCondition:

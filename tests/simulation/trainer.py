@@ -1,4 +1,5 @@
-"""A trainer in a process of its own, over HTTP, which goes on from its checkpoint when it died."""
+"""Trainers, each in a process of its own, over HTTP, which go on from their checkpoints when they
+died."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.samples import Batch, Prompt
 from tests.simulation import gateway
 from tests.simulation.faults import Moment, TrainerDies
@@ -19,29 +21,36 @@ from tests.simulation.kernel import Process
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-HOST = "127.0.2.1"
-
 #: Seconds before what has failed is tried again.
 AGAIN_S = 1.0
 
 #: Groups in one submission.
 PORTION = 5
 
+#: What refuses a call, and passes: the disk, and another trainer that is in the middle of a batch.
+PASSING = ("disk is full", "parts")
+
 
 class Trainer:
-    """`done` is set when it has had everything. `batch` and `version` are its checkpoint's."""
+    """One of those that share a run, with its share of the prompts. `done` is set when it has had
+    everything. `batch` and `version` are its checkpoint's."""
 
-    def __init__(self, world: World, prompts: list[Prompt]) -> None:
+    def __init__(self, world: World, number: int, prompts: list[Prompt]) -> None:
         self.done = asyncio.Event()
+        self.host = f"127.0.2.{number + 1}"
         self.batch: int | None = None
         self.version = 0
         self.dies_at: dict[Moment, TrainerDies] = {}
         self._world = world
+        self._alone = world.plan.trainers == 1
+        self._named = "the trainer" if self._alone else f"trainer {number}"
+        self._name = TRAINER if self._alone else f"trainer-{number}"
         self._prompts = prompts
+        self._parts: list[Batch] = []  # of the batch that comes
         self._process: Process | None = None
 
     def start(self) -> None:
-        self._process = self._world.spawn("trainer", HOST)
+        self._process = self._world.spawn(self._named, self.host)
         self._process.start(self._main())
 
     def die(self) -> None:
@@ -53,60 +62,77 @@ class Trainer:
     async def _main(self) -> None:
         while True:
             try:
-                async with RolloutScheduler.connect(gateway.URL) as rollouts:
+                async with RolloutScheduler.connect(gateway.URL, trainer=self._name) as rollouts:
                     await self._train(rollouts)
                     break
             except GatewayError as error:
-                self._world.note(f"the trainer connects again: {error}")
+                self._world.note(f"{self._named} connects again: {error}")
                 await asyncio.sleep(AGAIN_S)
-        self._world.note("the trainer has had everything")
+        self._world.note(f"{self._named} has had everything")
         self.done.set()
 
     async def _train(self, rollouts: RolloutScheduler) -> None:
+        self._parts = []
         if self.batch is not None:
             rollouts.acknowledge(self.batch)
-        ledger = self._world.ledger
-        gone = ledger.trained.keys() | ledger.failed.keys()
-        await self._submit(rollouts, [each for each in self._prompts if each.uid not in gone])
+        await self._submit_all(rollouts)
         await self._publish(rollouts)
-        parts: list[Batch] = []
         while True:
             part = await self._next(rollouts)
             if part is None:
                 return
-            if parts and parts[-1].number != part.number:
-                parts = []
-            parts.append(part)
+            if self._parts and self._parts[-1].number != part.number:
+                self._parts = []
+            self._parts.append(part)
             await self._reach("received")
             if part.last:
-                await self._step(rollouts, _whole(parts))
+                await self._step(rollouts, _whole(self._parts))
+
+    async def _submit_all(self, rollouts: RolloutScheduler) -> None:
+        """Several wait for one another: a prompt may be submitted again until its batch is
+        acknowledged, and who submits does not know what others have trained meanwhile."""
+        ledger = self._world.ledger
+        if self._alone or not ledger.is_all_accepted:
+            await self._submit(rollouts, [p for p in self._prompts if p.uid not in ledger.over])
+        while not (self._alone or ledger.is_all_accepted):
+            await asyncio.sleep(AGAIN_S)
+        await self._until_done(rollouts.close_submissions)
 
     async def _next(self, rollouts: RolloutScheduler) -> Batch | None:
+        ledger, kernel = self._world.ledger, self._world.kernel
         while True:
             await self._reach("asking")
+            asked_s = kernel.time()
             try:
                 batch = await rollouts.next_batch(parts=self._world.plan.parts)
             except ForgottenPrompts as forgotten:
-                self._world.ledger.forgotten(forgotten.uids)
-                lost = [self._world.ledger.prompts[uid] for uid in forgotten.uids]
-                await self._submit(rollouts, lost)
+                ledger.forgotten(forgotten.uids)
+                await self._submit(rollouts, [ledger.prompts[uid] for uid in forgotten.uids])
+                await self._until_done(rollouts.close_submissions)
+                continue
+            except LeaseEnded as error:
+                self._world.note(f"{self._named}: {error}")
+                ledger.lease_ended(self._name)
+                self.batch, self._parts = None, []
                 continue
             if self.batch is not None:
-                self._world.ledger.acknowledge(self.batch)
+                ledger.acknowledge(self.batch, self._name)
             if batch is not None:
                 self._world.note(
-                    f"batch {batch.number}.{batch.part} of version {batch.version}:"
-                    f" {sorted(batch.groups())} failed {[g.uid for g in batch.failed]}"
+                    f"{self._named} has batch {batch.number}.{batch.part} of version"
+                    f" {batch.version}: {sorted(batch.groups())}, failed"
+                    f" {[g.uid for g in batch.failed]}, filtered {batch.filtered}"
                 )
-                self._world.ledger.delivered(batch)
+                ledger.delivered(batch, self._name, asked_s, kernel.time())
             return batch
 
     async def _step(self, rollouts: RolloutScheduler, batch: Batch) -> None:
+        ledger = self._world.ledger
         if batch.samples:
             await asyncio.sleep(self._world.plan.train_s)
-        self._world.ledger.train(batch)
+        ledger.train(batch, self._name)
         self.batch = batch.number
-        self.version += 1
+        self.version = self.version + 1 if self._alone else max(ledger.published) + 1
         await self._reach("trained")
         await self._publish(rollouts)
         await self._reach("published")
@@ -116,7 +142,6 @@ class Trainer:
             portion = prompts[at : at + PORTION]
             await self._until_done(lambda portion=portion: rollouts.submit(portion))
             self._world.ledger.accepted.update(prompt.uid for prompt in portion)
-        await self._until_done(rollouts.close_submissions)
 
     async def _publish(self, rollouts: RolloutScheduler) -> None:
         """Its newest version, unless the gateway knows of it."""
@@ -141,9 +166,9 @@ class Trainer:
             try:
                 return await call()
             except GatewayError as error:
-                self._world.note(f"the trainer tries again: {error}")
+                self._world.note(f"{self._named} tries again: {error}")
             except CallerError as error:
-                if "disk is full" not in str(error):
+                if not any(passing in str(error) for passing in PASSING):
                     raise
             await asyncio.sleep(AGAIN_S)
 
@@ -151,7 +176,7 @@ class Trainer:
         fault = self.dies_at.get(moment)
         if fault is not None and fault.at_s <= self._world.kernel.time():
             del self.dies_at[moment]
-            self._world.note(f"the trainer is dead, having {moment}")
+            self._world.note(f"{self._named} is dead, having {moment}")
             self.die()
             self._world.kernel.call_later(fault.for_s, self.start)
             await asyncio.sleep(0)  # from which it does not return
@@ -161,4 +186,5 @@ def _whole(parts: list[Batch]) -> Batch:
     last = parts[-1]
     samples = [sample for part in parts for sample in part.samples]
     failed = [group for part in parts for group in part.failed]
-    return Batch(last.number, last.version, samples, failed, last.part)
+    filtered = [uid for part in parts for uid in part.filtered]
+    return Batch(last.number, last.version, samples, failed, last.part, filtered=filtered)

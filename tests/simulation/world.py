@@ -29,6 +29,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_client import (
     GatewayError,
     TrainerClient,
 )
+from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.membership import MembershipState
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.settings import Settings
@@ -37,7 +38,7 @@ from rollout_sched.simulators.fake_instance import faults as fake
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
-from tests.simulation import clients, faults, gateway, trainer
+from tests.simulation import clients, faults, gateway, policy_file, rewards
 from tests.simulation.gateway import Gateway
 from tests.simulation.instance import Instance
 from tests.simulation.kernel import Kernel, Process
@@ -110,22 +111,26 @@ class World:
         self._folder = folder
         self._entries: deque[str] = deque(maxlen=SHOWN)
         self._digest = hashlib.sha256()
-        policy = load_policy(plan.policy)
+        self.policy = policy_file.write(plan, folder)
         prompts = _prompts(plan)
-        roles = policy.build()
+        roles = load_policy(str(self.policy)).build()
         self.ledger = Ledger(
             prompts,
             staleness_bound(roles.freshness),
             plan.drift,
             in_place=roles.interruption.at_update == "in_place",
             restarts=any(isinstance(fault, RESTARTING) for fault in plan.faults),
-            may_lose=False,
+            lease_s=plan.lease_s,
+            keeps_all=plan.rewards is None or not plan.rewards.keep,
+            may_fail=bool(plan.faults or plan.attacks),
         )
         self.instances = [Instance(self, number) for number in range(plan.instances)]
-        self.gateway = Gateway(
-            self, folder, msgspec.structs.replace(SETTINGS, durable=plan.durable)
-        )
-        self.trainer = Trainer(self, prompts)
+        settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, lease_s=plan.lease_s)
+        self.gateway = Gateway(self, folder, settings)
+        self.trainers = [
+            Trainer(self, number, prompts[number :: plan.trainers])
+            for number in range(plan.trainers)
+        ]
         self._attacks: list[asyncio.Task[Any]] = []
         self.calls = [clients.Call(self, number) for number in range(plan.calls)]
 
@@ -164,7 +169,8 @@ class World:
             instance.start()
         self._do(self.gateway.keep_up())
         self._do(self._operate())
-        self.kernel.call_later(1.0, self.trainer.start)
+        for each in self.trainers:
+            self.kernel.call_later(1.0, each.start)
         for fault in self.plan.faults:
             self._do(self._befall(fault))
         dice = Random(f"clients/{self.plan.seed}")
@@ -199,7 +205,8 @@ class World:
             await asyncio.sleep(0.5)
 
     def _is_done(self) -> bool:
-        return self.trainer.done.is_set() and all(call.came for call in self.calls)
+        trained = all(each.done.is_set() for each in self.trainers)
+        return trained and all(call.came for call in self.calls)
 
     def _check_calls(self) -> None:
         """Who was not answered was told so, and something had gone wrong."""
@@ -337,9 +344,9 @@ class World:
         board.faults.pop(fault.kind, None)
 
     def _host(self, named: str) -> str:
-        if named == "trainer":
-            return trainer.HOST
-        return self.instances[int(named.removeprefix("instance "))].host
+        kind, _, number = named.partition(" ")
+        hosts = self.trainers if kind == "trainer" else self.instances
+        return hosts[int(number or 0)].host
 
     async def _link_is_cut(self, fault: faults.LinkIsCut) -> None:
         host = self._host(fault.host)
@@ -372,7 +379,7 @@ class World:
         self.gateway.set_disk(failing=False)
 
     async def _trainer_dies(self, fault: faults.TrainerDies) -> None:
-        self.trainer.dies_at[fault.when] = fault
+        self.trainers[fault.trainer].dies_at[fault.when] = fault
 
     async def _stale_publication(self, fault: faults.StalePublication) -> None:
         version = max(0, max(self.ledger.published) - fault.back)
@@ -393,6 +400,28 @@ class World:
             await client.close()
 
 
+    async def _stranger_takes_batch(self, fault: faults.StrangerTakesBatch) -> None:
+        self.spawn("stranger", STRANGER).start(self._take_batch(fault.acknowledges))
+
+    async def _take_batch(self, acknowledges: bool) -> None:
+        client = TrainerClient(gateway.URL, None)
+        await client.open()
+        held = min(self.ledger.held, default=None) if acknowledges else None
+        asked = {"trainer": "a stranger", "ack": held, "parts": False, "timeout_s": 1.0}
+        try:
+            status, _ = await client.post("/rollout/v1/batches/next", asked)
+            self.note(f"the stranger has a batch: {status}")
+        except LeaseEnded as error:
+            self.note(f"the stranger is refused: {error}")
+        except GatewayError as error:
+            self.note(f"nobody heard of the stranger: {error}")
+        finally:
+            await client.close()
+
+    async def _grader_is_away(self, fault: faults.GraderIsAway) -> None:
+        """Its prompts say so (`rewards.said_by_prompt`)."""
+
+
 _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.InstanceDies: World._instance_dies,
     faults.InstanceStandsStill: World._stands_still,
@@ -406,6 +435,8 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.DiskFails: World._disk_fails,
     faults.TrainerDies: World._trainer_dies,
     faults.StalePublication: World._stale_publication,
+    faults.StrangerTakesBatch: World._stranger_takes_batch,
+    faults.GraderIsAway: World._grader_is_away,
 }
 
 
@@ -419,9 +450,19 @@ def _prompts(plan: Plan) -> list[Prompt]:
             plan.samples,
             plan.max_tokens,
             sampling,
+            extra=_extra(plan, number),
         )
         for number in range(plan.groups)
     ]
+
+
+def _extra(plan: Plan, number: int) -> dict[str, Any]:
+    """What the functions of a prompt's caller go by."""
+    dice = Random(f"extra/{plan.seed}/{number}")
+    if plan.rewards is None:
+        return {}
+    away = [(f.at_s, f.over_s) for f in plan.faults if isinstance(f, faults.GraderIsAway)]
+    return rewards.said_by_prompt(plan.rewards, plan.samples, dice, away)
 
 
 class _Errors(logging.Handler):
