@@ -157,6 +157,7 @@ class TrainerSession:
         on its way, or a wait that is cancelled, is no loss. Raises NotYet after `timeout_s`
         seconds, LeaseEnded if what is acknowledged is another trainer's.
         """
+        self._check_end()  # what was asked for in an earlier run may be over since it was taken up
         batch: Batch | None = None
         try:
             batch = await self.batches.next(

@@ -261,6 +261,28 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
     asyncio.run(scene())
 
 
+def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
+    async def tool(trajectory):
+        await asyncio.Event().wait()
+
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([PROMPT], tool)
+            live.trainer.close_submissions()
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.answer(0, [5])
+            await until(lambda: len(live.driver.tools) == 1)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, Scripted()) as live:
+            batch = await batch_of(live)
+            assert [group.uid for group in batch.failed] == ["a"]
+            assert await live.trainer.next_batch(batch.number) is None
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("at_work", [True, False])
 def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp_path, at_work):
     """Killed while the tool works, or while the turn after it is made."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.settings import Settings
 from rollout_sched.store.errors import StoreError
 from tests.simulation.disk import Crash, MachineDisk
@@ -31,11 +32,13 @@ LOOK_S = 1.0
 
 
 class Gateway:
-    """`lives` counts its starts; `down_until` is when it may be started again."""
+    """`lives` counts its starts; `down_until` is when it may be started again. `live` is its
+    scheduler while it is there, `service` what is around that."""
 
     def __init__(self, world: World, folder: Path, settings: Settings) -> None:
         self.lives = 0
         self.down_until = 0.0
+        self.live: LiveScheduler | None = None
         self.service: Service | None = None
         self.disk: MachineDisk | None = None
         self._failing = self._full = False
@@ -43,9 +46,10 @@ class Gateway:
         self._world = world
         self._folder = folder
         self.store = folder / "store-0"
-        self._settings = settings
+        self.settings = settings
+        self.instances = [instance.url for instance in world.instances]
         self.process: Process | None = None
-        self._opening: asyncio.Future[None]
+        self._working: asyncio.Future[None] | None = None
         self._keys = folder / "keys"
         self._keys.write_text(KEY + "\n")
 
@@ -55,8 +59,8 @@ class Gateway:
         while True:
             if self.process is None and kernel.time() >= self.down_until:
                 self._start()
-            elif self.service is not None and self.service.live.driver.broken is not None:
-                self._world.note(f"the gateway is broken: {self.service.live.driver.broken}")
+            elif self.live is not None and self.live.driver.broken is not None:
+                self._world.note(f"the gateway is broken: {self.live.driver.broken}")
                 self.kill()
             await asyncio.sleep(LOOK_S)
 
@@ -68,7 +72,7 @@ class Gateway:
 
     def kill(self, power: Power | None = None) -> None:
         """At once; what of its disk is left is what the next process finds."""
-        process, self.process, self.service = self.process, None, None
+        process = self.forget()
         if process is None:
             return
         self._world.note("the gateway is dead")
@@ -82,13 +86,13 @@ class Gateway:
 
     async def stop(self, *, again: bool = True) -> None:
         """In good order; `again`: it is started again."""
-        process, service = self.process, self.service
-        if process is None or service is None:
+        process = self.process
+        if process is None or self.live is None:
             return
-        await process.finish(self._close(service))
+        await process.finish(self._close())
         if self.process is process:
             self._world.note("the gateway has stopped")
-            self.process = self.service = None
+            self.forget()
             if not again:
                 self.down_until = float("inf")
                 return
@@ -127,20 +131,8 @@ class Gateway:
         self.process.start(self._main(self.process))
 
     async def _main(self, process: Process) -> None:
-        plan = self._world.plan
-        options = Options(
-            policy=str(self._world.policy),
-            instances=[instance.url for instance in self._world.instances],
-            host=HOST,
-            port=PORT,
-            api_key_file=self._keys,
-            prompts_per_step=plan.prompts_per_step,
-            stream_every=plan.stream_every,
-            store=self.store,
-            grace_s=1.0,
-        )
         try:
-            service = Service(options, lambda line: None, settings=self._settings)
+            self.live = self._make()
         except Crash:
             return
         except (StoreError, OSError) as error:
@@ -151,15 +143,50 @@ class Gateway:
                 if self.disk is not None:
                     self.disk.dead = True
             return
-        pump = service.live.driver.pump
-        pump.observers.append(self._world.observer(self.lives))
-        self.service = service
-        self._opening = asyncio.ensure_future(service.open())
+        self.live.driver.pump.observers.append(self._world.observer(self.lives))
+        self._working = asyncio.ensure_future(self._work())
         with contextlib.suppress(asyncio.CancelledError):
-            await self._opening
+            await self._working
 
-    async def _close(self, service: Service) -> None:
+    def _make(self) -> LiveScheduler:
+        """Raises StoreError, OSError or Crash."""
+        plan = self._world.plan
+        options = Options(
+            policy=str(self._world.policy),
+            instances=self.instances,
+            host=HOST,
+            port=PORT,
+            api_key_file=self._keys,
+            prompts_per_step=plan.prompts_per_step,
+            stream_every=plan.stream_every,
+            store=self.store,
+            grace_s=1.0,
+        )
+        self.service = Service(options, lambda line: None, settings=self.settings)
+        return self.service.live
+
+    async def _work(self) -> None:
+        assert self.service is not None
+        await self.service.open()
+
+    async def _close(self) -> None:
         """As `serve` does it."""
-        self._opening.cancel()
-        await asyncio.wait({self._opening})
+        service = self.service
+        assert service is not None
+        await self._end_work()
         await service.close()
+
+    async def _end_work(self) -> None:
+        """Raises what it raises at its end."""
+        working = self._working
+        assert working is not None
+        working.cancel()
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.result()
+
+    def forget(self) -> Process | None:
+        """Have nothing to do any more with the process, if there is one, and return it."""
+        process, self.process = self.process, None
+        self.live = self.service = self._working = None
+        return process

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
-from rollout_sched.live.samples import Batch, Prompt, Sample
+from rollout_sched.live.samples import OBSERVED, Batch, Prompt, Sample
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.weights import FIRST
-from tests.simulation import rewards
+from tests.simulation import rewards, tools
 
 
 class LawBroken(AssertionError):
@@ -120,15 +121,32 @@ class Ledger:
         if self._bound is not None and trained:
             old = version - min(trained)
             hold("nothing trained is too old", max(old, sample.staleness) <= self._bound, sample)
-        made = len(sample.response_ids)
+        made = sum(version != OBSERVED for version in sample.versions)
         hold("a response keeps to its limit", 0 < made <= prompt.max_tokens, sample)
         hold("what was published made it", max(sample.versions) <= max(self.published), sample)
-        self._check_tokens(sample, prompt.prompt_ids, version)
-        name = text.name(text.read(prompt.prompt_ids))
-        logprobs = text.logprobs(name, 0, made)
-        hold("log-probabilities are the tokens'", sample.rollout_log_probs == logprobs, sample)
+        self._check_tokens(sample, version)
+        self._check_turns(sample)
 
-    def _check_tokens(self, sample: Sample, prompt: list[int], version: int) -> None:
+    def _check_turns(self, sample: Sample) -> None:
+        """That each has its log-probabilities, and between them is what the tool has returned."""
+        given, ids = sample.rollout_log_probs, sample.response_ids
+        assert given is not None
+        turn = 0
+        for start, end, generated in turns(sample.versions):
+            if generated:
+                turn += 1
+                logprobs = text.logprobs(ids[start], 0, end - start)
+            else:
+                observed = tools.observation(sample.uid, turn)
+                hold("what a tool returns is kept", ids[start:end] == observed, sample)
+                logprobs = [0.0] * (end - start)
+            hold("log-probabilities are the tokens'", given[start:end] == logprobs, sample)
+        most = sample.extra.get("turns", 1)
+        hold("a trajectory has so many turns", turn <= most, sample)
+        cut = sample.finish_reason == "length"
+        hold("a trajectory goes on to its end", turn == most or cut, sample)
+
+    def _check_tokens(self, sample: Sample, version: int) -> None:
         """Each is what the version says that it is labelled with.
 
         With two exceptions for what a stream brought that broke off, which is without labels. Where
@@ -137,11 +155,12 @@ class Ledger:
         been restarted.
         """
         ids, labels = sample.response_ids, sample.versions
-        true = said(prompt, labels, self._drift)
-        others = range(min(labels) + 1, version + 1) if self._in_place else range(0)
+        oldest = min(label for label in labels if label != OBSERVED)
+        true = said(sample, labels, self._drift)
+        others = range(oldest + 1, version + 1) if self._in_place else range(0)
         for other in [FIRST, *others] if self._restarts else others:
             by = [other if other == FIRST else max(other, label) for label in labels]
-            may_be = said(prompt, by, self._drift)
+            may_be = said(sample, by, self._drift)
             last = sample.segments[-1].start if other == FIRST else len(ids)
             true = [
                 a if a == made or place >= last else b
@@ -185,7 +204,8 @@ class Ledger:
     def _check_failed(self, uid: str, reason: str) -> None:
         extra = self.prompts[uid].extra
         unworthy = "worth" in extra and rewards.total(extra, 0) is None
-        hold("a group fails for a reason", self._may_fail or unworthy, (uid, reason))
+        broken = unworthy or extra.get("raises_at", 0)
+        hold("a group fails for a reason", self._may_fail or broken, (uid, reason))
 
     def _check_filtered(self, uid: str) -> None:
         prompt = self.prompts[uid]
@@ -210,14 +230,25 @@ def _groups(batch: Batch) -> set[str]:
     return {*batch.groups(), *batch.filtered, *(group.uid for group in batch.failed)}
 
 
-def said(prompt: list[int], versions: list[int], drift: float) -> list[int]:
-    """The greedy response to a prompt whose tokens these versions made."""
-    name = text.name(text.read(prompt))
-    spans: list[tuple[int, int]] = []
-    for version in versions:
-        version = version if drift else 0
-        if spans and spans[-1][0] == version:
-            spans[-1] = (version, spans[-1][1] + 1)
-        else:
-            spans.append((version, 1))
-    return text.tokens(name, 0, spans, drift or 1.0)
+def turns(versions: list[int]) -> Iterable[tuple[int, int, bool]]:
+    """(start, end, whether it was generated) of what of a response belongs together: a turn, or
+    what a tool returned after one."""
+    start = 0
+    for generated, each in groupby(versions, lambda version: version != OBSERVED):
+        end = start + len(list(each))
+        yield start, end, generated
+        start = end
+
+
+def said(sample: Sample, versions: list[int], drift: float) -> list[int]:
+    """The greedy response to its prompt whose tokens these versions made."""
+    ids: list[int] = []
+    for start, end, generated in turns(sample.versions):
+        made = sample.response_ids[start:end]
+        if generated:
+            name = text.name(text.read([*sample.prompt_ids, *sample.response_ids[:start]]))
+            by = versions[start:end] if drift else [0] * len(made)
+            spans = [(version, len(list(each))) for version, each in groupby(by)]
+            made = text.tokens(name, 0, spans, drift or 1.0)
+        ids += made
+    return ids

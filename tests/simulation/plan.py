@@ -11,8 +11,9 @@ import msgspec
 from benchmarks.soak.hostile import ATTACKS
 from rollout_sched.config import load_policy, shipped
 from rollout_sched.store.store import Durable
-from tests.simulation import faults, rewards
+from tests.simulation import faults, rewards, tools
 from tests.simulation.rewards import Rewards
+from tests.simulation.tools import Tools
 
 WhenStale = Literal["wait", "drop", "mask"]
 
@@ -42,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     overrides    of keys of the policy, by table
     trainers     that share the batches, whose leases last `lease_s` (0: for ever)
     rewards      what samples are worth; None: nobody asks
+    in_process   the trainer schedules in its own process, and there is no gateway
+    tools        of its trajectories; None: each response is one turn
     """
 
     seed: int
@@ -67,6 +70,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trainers: int = 1
     lease_s: float = 0.0
     rewards: Rewards | None = None
+    in_process: bool = False
+    tools: Tools | None = None
 
     @property
     def horizon_s(self) -> float:
@@ -139,7 +144,7 @@ def _basis(seed: int) -> Plan:
 
 def _more(plan: Plan, dice: Random) -> Plan:
     """What came later, from dice of its own."""
-    trainers = dice.choice([1, 1, 2])
+    trainers, in_process = dice.choice([(1, False), (1, False), (2, False), (2, False), (1, True)])
     plan = msgspec.structs.replace(
         plan,
         overrides=_overrides(dice, plan.policy),
@@ -148,6 +153,10 @@ def _more(plan: Plan, dice: Random) -> Plan:
         lease_s=dice.choice([0.0, 2.0, 8.0, 30.0]) if trainers > 1 else 0.0,
         # Of several trainers nobody could say what a store has forgotten.
         durable="batch" if trainers > 1 and plan.durable == "off" else plan.durable,
+        in_process=in_process,
+        tools=tools.draw(dice) if in_process and dice.random() < 0.7 else None,
+        calls=0 if in_process else plan.calls,
+        attacks=[] if in_process else plan.attacks,
     )
     more = faults.draw_more(dice, plan)
     found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)

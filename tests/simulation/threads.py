@@ -35,6 +35,8 @@ class SimulatedThread:
         self._real = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
+        if self.process.dead:
+            return  # it is in the middle of its last callback
         self.process.on_exit.append(self._end)
         self._real.start()
         self.process.call_soon(self.go_on)

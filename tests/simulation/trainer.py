@@ -4,7 +4,8 @@ died."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rollout_sched.client.new_weights import Reload, Transfer
@@ -14,8 +15,9 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
 from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.samples import Batch, Prompt
-from tests.simulation import gateway
-from tests.simulation.faults import Moment, TrainerDies
+from rollout_sched.live.trajectory import Tool
+from tests.simulation import gateway, tools
+from tests.simulation.faults import GatewayDies, Moment, TrainerDies
 from tests.simulation.kernel import Process
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ PORTION = 5
 
 #: What refuses a call, and passes: the disk, and another trainer that is in the middle of a batch.
 PASSING = ("disk is full", "parts")
+
+#: What refuses a group that has failed and whose trainer has not heard of it yet.
+CLOSED = "came after submissions were closed"
 
 
 class Trainer:
@@ -53,25 +58,28 @@ class Trainer:
         self._process = self._world.spawn(self._named, self.host)
         self._process.start(self._main())
 
-    def die(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
+    def die(self, fault: TrainerDies) -> None:
+        world, process = self._world, self._process
+        if world.plan.in_process:
+            world.gateway.die(GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
+        elif process is not None:
+            self._process = None
             process.kill()
-            self._world.network.gone(process, silently=False)
+            world.network.gone(process, silently=False)
+            world.kernel.call_later(fault.for_s, self.start)
 
     async def _main(self) -> None:
         while True:
             try:
                 async with RolloutScheduler.connect(gateway.URL, trainer=self._name) as rollouts:
-                    await self._train(rollouts)
+                    await self.train(rollouts)
                     break
             except GatewayError as error:
                 self._world.note(f"{self._named} connects again: {error}")
                 await asyncio.sleep(AGAIN_S)
-        self._world.note(f"{self._named} has had everything")
-        self.done.set()
 
-    async def _train(self, rollouts: RolloutScheduler) -> None:
+    async def train(self, rollouts: RolloutScheduler) -> None:
+        """Until there is nothing left."""
         self._parts = []
         if self.batch is not None:
             rollouts.acknowledge(self.batch)
@@ -80,13 +88,15 @@ class Trainer:
         while True:
             part = await self._next(rollouts)
             if part is None:
-                return
+                break
             if self._parts and self._parts[-1].number != part.number:
                 self._parts = []
             self._parts.append(part)
             await self._reach("received")
             if part.last:
                 await self._step(rollouts, _whole(self._parts))
+        self._world.note(f"{self._named} has had everything")
+        self.done.set()
 
     async def _submit_all(self, rollouts: RolloutScheduler) -> None:
         """Several wait for one another: a prompt may be submitted again until its batch is
@@ -140,7 +150,8 @@ class Trainer:
     async def _submit(self, rollouts: RolloutScheduler, prompts: list[Prompt]) -> None:
         for at in range(0, len(prompts), PORTION):
             portion = prompts[at : at + PORTION]
-            await self._until_done(lambda portion=portion: rollouts.submit(portion))
+            for tool, group in _by_tool(portion):
+                await self._until_done(lambda tool=tool, group=group: rollouts.submit(group, tool=tool))
             self._world.ledger.accepted.update(prompt.uid for prompt in portion)
 
     async def _publish(self, rollouts: RolloutScheduler) -> None:
@@ -161,13 +172,16 @@ class Trainer:
         await self._until_done(publish)
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
-        """A gateway that is away or has no room now will have it later."""
+        """A gateway that is away or has no room now will have it later; who has closed submissions
+        in an earlier life had submitted everything."""
         while True:
             try:
                 return await call()
             except GatewayError as error:
                 self._world.note(f"{self._named} tries again: {error}")
             except CallerError as error:
+                if CLOSED in str(error):
+                    return None
                 if not any(passing in str(error) for passing in PASSING):
                     raise
             await asyncio.sleep(AGAIN_S)
@@ -177,9 +191,13 @@ class Trainer:
         if fault is not None and fault.at_s <= self._world.kernel.time():
             del self.dies_at[moment]
             self._world.note(f"{self._named} is dead, having {moment}")
-            self.die()
-            self._world.kernel.call_later(fault.for_s, self.start)
+            self.die(fault)
             await asyncio.sleep(0)  # from which it does not return
+
+
+def _by_tool(prompts: list[Prompt]) -> Iterable[tuple[Tool | None, list[Prompt]]]:
+    for tool, group in groupby(prompts, tools.of):
+        yield tool, list(group)
 
 
 def _whole(parts: list[Batch]) -> Batch:

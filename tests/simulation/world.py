@@ -31,6 +31,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_client import (
 )
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.membership import MembershipState
+from rollout_sched.live.reward_function import RewardFailed
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.stored_facts import DELIVERED, GROUP, LOST, PROMPT, REWARD
@@ -38,14 +39,16 @@ from rollout_sched.simulators.fake_instance import faults as fake
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
-from tests.simulation import clients, faults, gateway, policy_file, rewards
+from tests.simulation import clients, faults, gateway, policy_file, rewards, tools
 from tests.simulation.gateway import Gateway
+from tests.simulation.in_process import TrainersProcess
 from tests.simulation.instance import Instance
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.ledger import LawBroken, Ledger, hold
 from tests.simulation.network import Network
 from tests.simulation.plan import STEP_S, Plan
 from tests.simulation.seams import simulated
+from tests.simulation.tools import ToolBroken
 from tests.simulation.trainer import Trainer
 
 #: Virtual seconds after the last fault within which all must have come to its end, beside the time
@@ -60,6 +63,9 @@ SHOWN = 30
 
 #: After which an instance has the weights of its start again.
 RESTARTING = (faults.InstanceDies, faults.InstanceStandsStill, faults.InstanceLies)
+
+#: What a run provokes, and is logged with a traceback.
+MEANT = (StoreBroken, RewardFailed, ToolBroken)
 
 STRANGER = "127.0.2.9"
 
@@ -126,7 +132,8 @@ class World:
         )
         self.instances = [Instance(self, number) for number in range(plan.instances)]
         settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, lease_s=plan.lease_s)
-        self.gateway = Gateway(self, folder, settings)
+        kind = TrainersProcess if plan.in_process else Gateway
+        self.gateway = kind(self, folder, settings)
         self.trainers = [
             Trainer(self, number, prompts[number :: plan.trainers])
             for number in range(plan.trainers)
@@ -169,7 +176,7 @@ class World:
             instance.start()
         self._do(self.gateway.keep_up())
         self._do(self._operate())
-        for each in self.trainers:
+        for each in () if self.plan.in_process else self.trainers:
             self.kernel.call_later(1.0, each.start)
         for fault in self.plan.faults:
             self._do(self._befall(fault))
@@ -189,9 +196,9 @@ class World:
         self.ledger.check_end()
         self._check_calls()
         await self._until(lambda: not self.left(), QUIET_S, "nothing is left")
-        service = self.gateway.service
-        assert service is not None
-        service.live.driver.pump.scheduler.check_invariants()
+        live = self.gateway.live
+        assert live is not None
+        live.driver.pump.scheduler.check_invariants()
         await self._stop()
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> None:
@@ -226,30 +233,33 @@ class World:
 
     def _state(self) -> str:
         told: list[str] = [f"left: {self.left()}"]
-        service = self.gateway.service
-        if service is not None:
-            told.append(str(service.live.state()))
-            told += [f"{s.name}: {s.reason}" for s in service.live.driver.supervisors.values()]
+        live = self.gateway.live
+        if live is not None:
+            told.append(str(live.state()))
+            told += [f"{s.name}: {s.reason}" for s in live.driver.supervisors.values()]
         told += [f"call {call.number}" for call in self.calls if not call.came]
         return "\n  ".join(told)
 
     def left(self) -> str:
         """What is still held of work that has ended, in words."""
-        service = self.gateway.service
-        if service is None:
+        live, service = self.gateway.live, self.gateway.service
+        if live is None:
             return "the gateway is away"
-        driver, scheduler = service.live.driver, service.live.driver.pump.scheduler
+        driver, scheduler = live.driver, live.driver.pump.scheduler
         held = {
             "payloads": len(driver.payloads),
             "attempts": len(driver.attempts),
             "slots": len(scheduler.fleet.attempts),
             "requests": len(scheduler.requests),
-            "calls": service.data_plane.calls.requests,
-            "bytes": service.data_plane.calls.body_bytes,
-            "bodies": 0 if service._server is None else service._server.bodies.used,
-            "samples": service.live.trainer.open_samples,
+            "samples": live.trainer.open_samples,
             "on instances": sum(instance.busy for instance in self.instances),
         }
+        if service is not None:
+            held |= {
+                "calls": service.data_plane.calls.requests,
+                "bytes": service.data_plane.calls.body_bytes,
+                "bodies": 0 if service._server is None else service._server.bodies.used,
+            }
         return ", ".join(f"{count} {what}" for what, count in held.items() if count)
 
     async def _stop(self) -> None:
@@ -276,11 +286,11 @@ class World:
         """As somebody who looks after the instances does: what must be restarted is."""
         while True:
             await asyncio.sleep(5.0)
-            service = self.gateway.service
+            live = self.gateway.live
             for instance in self.instances:
                 server = instance.server
                 dead = server is not None and server.engine.dead
-                watched = service and service.live.driver.supervisors.get(instance.url)
+                watched = live and live.driver.supervisors.get(instance.url)
                 unfit = watched and watched.membership.state is MembershipState.UNFIT
                 if dead or (unfit and server is not None):
                     self.note(f"instance {instance.number} is restarted")
@@ -459,10 +469,13 @@ def _prompts(plan: Plan) -> list[Prompt]:
 def _extra(plan: Plan, number: int) -> dict[str, Any]:
     """What the functions of a prompt's caller go by."""
     dice = Random(f"extra/{plan.seed}/{number}")
-    if plan.rewards is None:
-        return {}
-    away = [(f.at_s, f.over_s) for f in plan.faults if isinstance(f, faults.GraderIsAway)]
-    return rewards.said_by_prompt(plan.rewards, plan.samples, dice, away)
+    extra: dict[str, Any] = {}
+    if plan.rewards is not None:
+        away = [(f.at_s, f.over_s) for f in plan.faults if isinstance(f, faults.GraderIsAway)]
+        extra |= rewards.said_by_prompt(plan.rewards, plan.samples, dice, away)
+    if plan.tools is not None:
+        extra |= tools.said_by_prompt(plan.tools, dice)
+    return extra
 
 
 class _Errors(logging.Handler):
@@ -475,7 +488,7 @@ class _Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info and record.exc_info[1]
         # A simulated server is one with a bug where the soak's clients want it to be.
-        if error and record.name != "aiohttp.server" and not isinstance(error, StoreBroken):
+        if error and record.name != "aiohttp.server" and not isinstance(error, MEANT):
             self.seen.append(logging.Formatter().format(record))
 
 
@@ -531,6 +544,7 @@ def _clean_up(world: World) -> None:
             warnings.simplefilter("ignore")  # of coroutines that were never begun
             for process in world.kernel.processes:
                 process.kill()
+            world.gateway.forget()
             world.kernel.close()
             world.network.close()
             for process in world.kernel.processes:
@@ -539,7 +553,8 @@ def _clean_up(world: World) -> None:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             world.kernel.processes.clear()
             web_app._cached_build_middleware.cache_clear()  # which keeps whole applications
-            gc.collect()
+            while gc.collect():
+                pass  # a program that is broken off may do something at its end, and leave that
     finally:
         sys.unraisablehook = hook
         logging.disable(said)

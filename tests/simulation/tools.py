@@ -1,0 +1,87 @@
+"""Tools of trajectories: their prompts say how many turns there are, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import msgspec
+
+from rollout_sched.live.samples import Prompt
+from rollout_sched.live.trajectory import Tool, Trajectory
+
+#: Tokens that a tool returns, at most.
+LONGEST = 12
+
+
+class ToolBroken(Exception):
+    """On purpose."""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """Of one run.
+
+    share    of the prompts that have one
+    named    share of those whose tool is given again to who goes on with the run
+    turns    at most
+    seconds  that a call takes, at most
+    broken   share of the groups whose tool raises
+    """
+
+    share: float
+    named: float
+    turns: int
+    seconds: float
+    broken: float
+
+
+def draw(dice: Random) -> Tools:
+    return Tools(
+        share=dice.choice([0.3, 1.0]),
+        named=dice.choice([0.5, 1.0, 1.0]),
+        turns=dice.choice([2, 4]),
+        seconds=dice.choice([0.0, 0.3, 3.0]),
+        broken=dice.choice([0.0, 0.0, 0.2]),
+    )
+
+
+def said_by_prompt(tools: Tools, dice: Random) -> dict[str, Any]:
+    """What the `extra` of a prompt says."""
+    if dice.random() >= tools.share:
+        return {}
+    turns = dice.randint(1, tools.turns)
+    return {
+        "tool": "named" if dice.random() < tools.named else "unnamed",
+        "turns": turns,
+        "tool_s": round(dice.uniform(0, tools.seconds), 3),
+        "raises_at": dice.randint(1, turns) if dice.random() < tools.broken else 0,
+    }
+
+
+async def named(trajectory: Trajectory) -> list[int] | None:
+    extra, turn = trajectory.extra, trajectory.turn
+    await asyncio.sleep(extra["tool_s"])
+    if turn == extra["raises_at"]:
+        raise ToolBroken("as its prompt says")
+    return None if turn == extra["turns"] else observation(trajectory.uid, turn)
+
+
+async def unnamed(trajectory: Trajectory) -> list[int] | None:
+    return await named(trajectory)
+
+
+#: Those that outlive their process.
+NAMED: dict[str, Tool] = {"named": named}
+
+_TOOLS: dict[str, Tool] = {"named": named, "unnamed": unnamed}
+
+
+def of(prompt: Prompt) -> Tool | None:
+    return _TOOLS.get(prompt.extra.get("tool", ""))
+
+
+def observation(uid: str, turn: int) -> list[int]:
+    """What follows a turn: ids that no response has."""
+    dice = Random(f"observation/{uid}/{turn}")
+    return [dice.randrange(1000) for _ in range(dice.randint(1, LONGEST))]
