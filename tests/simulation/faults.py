@@ -326,9 +326,7 @@ def _published_again(dice: Random, plan: Plan) -> Any:
 
 def _other_trainer_dies(dice: Random, plan: Plan) -> Any:
     span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
-    return TrainerDies(
-        **span, when=dice.choice(MOMENTS), trainer=dice.randrange(1, plan.trainers)
-    )
+    return TrainerDies(**span, when=dice.choice(MOMENTS), trainer=dice.randrange(1, plan.trainers))
 
 
 def _other_trainer_is_cut_off(dice: Random, plan: Plan) -> Any:

@@ -15,6 +15,11 @@ from tests.simulation import faults, rewards, tools
 from tests.simulation.rewards import Rewards
 from tests.simulation.tools import Tools
 
+#: Who brings the weights of a new version: the scheduler, or the trainer itself, who says so when
+#: it has (applied), or never does (around).
+Weights = Literal["reload", "transfer", "applied", "around"]
+AROUND_US: tuple[Weights, ...] = ("applied", "around")
+
 WhenStale = Literal["wait", "drop", "mask"]
 
 #: Policies beside the presets.
@@ -45,6 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rewards      what samples are worth; None: nobody asks
     in_process   the trainer schedules in its own process, and there is no gateway
     tools        of its trajectories; None: each response is one turn
+    pause_mode   of a trainer that brings its weights around us
     """
 
     seed: int
@@ -56,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parts: bool
     stream_every: int
     durable: Durable
-    weights: Literal["reload", "transfer"]
+    weights: Weights
     instances: int
     slots: int
     kv_blocks: int
@@ -72,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rewards: Rewards | None = None
     in_process: bool = False
     tools: Tools | None = None
+    pause_mode: Literal["keep", "abort", "wait"] = "keep"
 
     @property
     def horizon_s(self) -> float:
@@ -158,6 +165,12 @@ def _more(plan: Plan, dice: Random) -> Plan:
         calls=0 if in_process else plan.calls,
         attacks=[] if in_process else plan.attacks,
     )
+    if trainers == 1 and not in_process and dice.random() < 0.25:
+        plan = msgspec.structs.replace(
+            plan,
+            weights=dice.choice(AROUND_US),
+            pause_mode=dice.choice(["keep", "abort", "wait"]),
+        )
     more = faults.draw_more(dice, plan)
     found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
     return msgspec.structs.replace(plan, faults=found)

@@ -20,7 +20,10 @@ def write(plan: Plan, folder: Path) -> Path:
     for table, keys in tables.items():
         if table not in PROSE:
             # Strings, numbers and truth values are JSON's in TOML, too.
-            lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+            lines += [
+                f"[{table}]",
+                *(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+            ]
     path = folder / f"{name}.toml"
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -44,7 +44,9 @@ def check(seed: int) -> Outcome:
 
 def blame(plan: Plan) -> Outcome:
     """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
-    calm = msgspec.structs.replace(plan, faults=[], calls=15, attacks=[])
+    calm = msgspec.structs.replace(
+        plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
+    )
     dice = Random(f"blame/{plan.seed}")
     attacks = sorted((dice.uniform(0, plan.horizon_s), dice.choice(REFUSED)) for _ in range(20))
     alone = run(calm)
@@ -99,6 +101,13 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield msgspec.structs.replace(plan, attacks=[])
     if plan.calls:
         yield msgspec.structs.replace(plan, calls=0, attacks=[])
+    if plan.rewards is not None:
+        yield msgspec.structs.replace(plan, rewards=None)
+    if plan.tools is not None:
+        yield msgspec.structs.replace(plan, tools=None)
+    for role in plan.overrides:
+        rest = {other: keys for other, keys in plan.overrides.items() if other != role}
+        yield msgspec.structs.replace(plan, overrides=rest)
 
 
 def told(outcome: Outcome) -> str:

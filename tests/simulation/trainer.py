@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rollout_sched.client.new_weights import Reload, Transfer
+from rollout_sched.client.new_weights import Applied, Reload, Transfer
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.core.errors import CallerError
@@ -17,8 +17,10 @@ from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.trajectory import Tool
 from tests.simulation import gateway, tools
+from tests.simulation.around_us import WeightsAroundUs
 from tests.simulation.faults import GatewayDies, Moment, TrainerDies
 from tests.simulation.kernel import Process
+from tests.simulation.plan import AROUND_US, Weights
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -34,6 +36,14 @@ PASSING = ("disk is full", "parts")
 
 #: What refuses a group that has failed and whose trainer has not heard of it yet.
 CLOSED = "came after submissions were closed"
+
+
+#: How instances come by new weights, where the scheduler is told.
+_HOW: dict[Weights, Any] = {
+    "reload": Reload("/", visible_here=False),
+    "transfer": Transfer({}),
+    "applied": Applied(),
+}
 
 
 class Trainer:
@@ -53,10 +63,15 @@ class Trainer:
         self._prompts = prompts
         self._parts: list[Batch] = []  # of the batch that comes
         self._process: Process | None = None
+        self._around: WeightsAroundUs | None = None
+        if world.plan.weights in AROUND_US:
+            self._around = WeightsAroundUs(world, world.plan.pause_mode)
 
     def start(self) -> None:
-        self._process = self._world.spawn(self._named, self.host)
-        self._process.start(self._main())
+        process = self._process = self._world.spawn(self._named, self.host)
+        process.start(self._main())
+        if self._around is not None:
+            process.start(self._around.keep_up())
 
     def die(self, fault: TrainerDies) -> None:
         world, process = self._world, self._process
@@ -151,25 +166,30 @@ class Trainer:
         for at in range(0, len(prompts), PORTION):
             portion = prompts[at : at + PORTION]
             for tool, group in _by_tool(portion):
-                await self._until_done(lambda tool=tool, group=group: rollouts.submit(group, tool=tool))
+                await self._until_done(
+                    lambda tool=tool, group=group: rollouts.submit(group, tool=tool)
+                )
             self._world.ledger.accepted.update(prompt.uid for prompt in portion)
 
     async def _publish(self, rollouts: RolloutScheduler) -> None:
         """Its newest version, unless the gateway knows of it."""
-        how: Any = Reload("/", visible_here=False)
-        if self._world.plan.weights == "transfer":
-            how = Transfer({})
+        ledger, around = self._world.ledger, self._around
+        if around is not None and around.version < self.version:
+            ledger.published.append(self.version)
+            around.bring(self.version)
+            await around.are_there()
 
         async def publish() -> None:
             if (await rollouts.state())["version"] < self.version:
-                self._world.ledger.published.append(self.version)
+                ledger.published.append(self.version)
                 try:
-                    await rollouts.publish_weights(self.version, how)
+                    await rollouts.publish_weights(self.version, _HOW[self._world.plan.weights])
                 except CallerError:
                     if (await rollouts.state())["version"] < self.version:
                         raise
 
-        await self._until_done(publish)
+        if self._world.plan.weights != "around":
+            await self._until_done(publish)
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         """A gateway that is away or has no room now will have it later; who has closed submissions

@@ -46,7 +46,7 @@ from tests.simulation.instance import Instance
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.ledger import LawBroken, Ledger, hold
 from tests.simulation.network import Network
-from tests.simulation.plan import STEP_S, Plan
+from tests.simulation.plan import AROUND_US, STEP_S, Plan
 from tests.simulation.seams import simulated
 from tests.simulation.tools import ToolBroken
 from tests.simulation.trainer import Trainer
@@ -124,7 +124,7 @@ class World:
             prompts,
             staleness_bound(roles.freshness),
             plan.drift,
-            in_place=roles.interruption.at_update == "in_place",
+            in_place=roles.interruption.at_update == "in_place" or plan.weights in AROUND_US,
             restarts=any(isinstance(fault, RESTARTING) for fault in plan.faults),
             lease_s=plan.lease_s,
             keeps_all=plan.rewards is None or not plan.rewards.keep,
@@ -408,7 +408,6 @@ class World:
             self.note(f"nobody heard of version {version} again: {error}")
         finally:
             await client.close()
-
 
     async def _stranger_takes_batch(self, fault: faults.StrangerTakesBatch) -> None:
         self.spawn("stranger", STRANGER).start(self._take_batch(fault.acknowledges))
