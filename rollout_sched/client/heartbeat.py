@@ -12,8 +12,8 @@ from rollout_sched.integrations.gateway.control_plane.trainer_client import Trai
 
 log = logging.getLogger(__name__)
 
-#: A lease is renewed so often within its time: two beats in a row may be lost.
-BEATS = 3
+#: A lease is renewed so often within its time: two beats in a row may be lost, or not be answered.
+BEATS = 4
 
 
 class Heartbeat:
@@ -47,14 +47,16 @@ class Heartbeat:
     async def _beat(self, every_s: float) -> None:
         await self._gateway.open()
         try:
-            while True:
-                await asyncio.sleep(every_s)
-                try:
-                    async with asyncio.timeout(every_s * BEATS):
-                        await self._gateway.post(
-                            "/rollout/v1/batches/renew", {"trainer": self._trainer}
-                        )
-                except (RolloutError, TimeoutError) as error:
-                    log.warning("the lease of trainer %s was not renewed: %s", self._trainer, error)
+            await asyncio.sleep(every_s)
+            while True:  # at even times, whether one was answered or not
+                await asyncio.gather(self._renew(every_s), asyncio.sleep(every_s))
         finally:
             await self._gateway.close()
+
+    async def _renew(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._gateway.post("/rollout/v1/batches/renew", {"trainer": self._trainer})
+        except (RolloutError, TimeoutError) as error:
+            told = str(error) or f"no answer within {within_s:g} s"
+            log.warning("the lease of trainer %s was not renewed: %s", self._trainer, told)

@@ -10,6 +10,7 @@ from typing import Any
 from rollout_sched.client import heartbeat
 from rollout_sched.client.heartbeat import Heartbeat
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.simulators.replay import virtual_loop
 
 #: Seconds that nothing here comes near to.
 LONG_S = 60
@@ -63,6 +64,22 @@ def test_a_beat_that_nobody_answers_is_given_up() -> None:
     beating.close()
 
 
+def test_two_that_nobody_answers_leave_time_for_another_before_the_lease_ends() -> None:
+    class Deaf(Gateway):
+        async def post(self, path: str, body: Any) -> None:
+            self.asked.append(asyncio.get_running_loop().time())
+            await asyncio.Event().wait()
+
+    async def scene() -> None:
+        gateway = Deaf()
+        beating = asyncio.create_task(Heartbeat(gateway, "t1")._beat(12.0 / heartbeat.BEATS))
+        await asyncio.sleep(11.9)
+        beating.cancel()
+        assert len(gateway.asked) == 3
+
+    virtual_loop.run(scene())
+
+
 def test_leases_without_end_need_no_thread() -> None:
     before = threading.active_count()
     beating = Heartbeat(Gateway(), "t1")
@@ -76,7 +93,7 @@ def test_leases_without_end_need_no_thread() -> None:
     beating.close()
 
 
-def test_it_beats_thrice_within_a_lease() -> None:
+def test_it_beats_so_often_within_a_lease() -> None:
     gateway = Gateway()
     beating = Heartbeat(gateway, "t1")
     begun = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 #: Seconds between two looks at an instance, for one call, and for all to have new weights; those
 #: that are away get them when they are back.
 LOOK_S, CALL_S, PATIENCE_S = 0.5, 4.0, 15.0
+
+
+#: Of an instance that is away, or says nothing sensible.
+_ASKED_AGAIN = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
 class WeightsAroundUs:
@@ -43,10 +48,8 @@ class WeightsAroundUs:
         async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
             while True:
                 for instance in self._world.instances:
-                    try:
+                    with contextlib.suppress(*_ASKED_AGAIN):
                         await self._look(session, instance.url)
-                    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                        pass  # it is away, or says nothing sensible; it is asked again
                 await asyncio.sleep(LOOK_S)
 
     async def _look(self, session: aiohttp.ClientSession, url: str) -> None:

@@ -1,5 +1,5 @@
-"""A trainer that schedules in its own process (`from_toml`): whoever of the two dies takes the other
-with it. Its tools are coroutines of that process."""
+"""A trainer that schedules in its own process (`from_toml`): it and the scheduler die together, and
+its tools are coroutines of that process."""
 
 from __future__ import annotations
 

@@ -52,6 +52,9 @@ class Network:
 
     def close(self) -> None:
         os.close(self._quiet)
+        self._ends.clear()
+        self._listeners.clear()
+        self._reached.clear()
 
     # -- what befalls it -------------------------------------------------------------------
 

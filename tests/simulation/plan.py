@@ -157,7 +157,7 @@ def _more(plan: Plan, dice: Random) -> Plan:
         overrides=_overrides(dice, plan.policy),
         rewards=rewards.draw(dice) if dice.random() < 0.4 else None,
         trainers=trainers,
-        lease_s=dice.choice([0.0, 2.0, 8.0, 30.0]) if trainers > 1 else 0.0,
+        lease_s=dice.choice([0.0, 4.0, 8.0, 30.0]) if trainers > 1 else 0.0,
         # Of several trainers nobody could say what a store has forgotten.
         durable="batch" if trainers > 1 and plan.durable == "off" else plan.durable,
         in_process=in_process,

@@ -14,14 +14,21 @@ import pytest
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
+from rollout_sched.live import reward_function
 from rollout_sched.live.batch_delivery import BatchDelivery
+from rollout_sched.live.leases import Leases
 from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.samples import Reward
 from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.live.trajectory import TrajectoryPayload
 from rollout_sched.simulators.fake_instance import open_answers
 from tests.simulation import faults
-from tests.simulation.plan import draw
+from tests.simulation.plan import EVERYTHING, draw
+from tests.simulation.rewards import Rewards
 from tests.simulation.runner import blame, check, shrunk, told
+from tests.simulation.tools import Tools
 from tests.simulation.world import run
 
 NAMED = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["seeds"]
@@ -56,7 +63,7 @@ def held(outcome):
     assert not outcome.broken, told(outcome)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), *range(EVERYTHING, EVERYTHING + 12)])
 def test_a_sample(seed):
     held(check(seed))
 
@@ -130,6 +137,83 @@ def test_a_submission_that_is_forgotten_is_seen(monkeypatch):
 def test_what_is_left_is_seen(monkeypatch):
     monkeypatch.setattr(OpenCalls, "leave", lambda calls, reply, count, size: None)
     assert "nothing is left" in run(CALM).broken
+
+
+def shared(*befall, **other):
+    """Between two trainers."""
+    return msgspec.structs.replace(with_faults(*befall), trainers=2, groups=8, train_s=3.0, **other)
+
+
+def test_two_trainers_share_a_run():
+    held(run(shared(lease_s=1.5)))
+    dies = faults.TrainerDies(at_s=0.0, for_s=30.0, when="trained", trainer=1)
+    outcome = run(shared(dies, lease_s=2.0))
+    held(outcome)
+    assert any("trainer 'trainer-0' has" in line for line in outcome.told), "it comes too late"
+
+
+def test_a_batch_that_two_trainers_have_is_seen(monkeypatch):
+    monkeypatch.setattr(Leases, "free", property(lambda leases: sorted(leases._leases)))
+    assert "nobody takes what another has" in run(shared()).broken
+
+
+def test_a_lease_that_ends_too_early_is_seen(monkeypatch):
+    monkeypatch.setattr(Leases, "renew", lambda leases, trainer, now: None)
+    assert "who is heard of keeps its batch" in run(shared(lease_s=2.0)).broken
+
+
+#: All groups teach something.
+JUDGED = Rewards("nonzero_variance", False, 0.2, equal=0.0, broken=0.0, concurrency=4)
+
+
+def judged(rewards):
+    return msgspec.structs.replace(CALM, rewards=rewards)
+
+
+def test_samples_are_judged():
+    held(run(judged(JUDGED)))
+    held(run(judged(msgspec.structs.replace(JUDGED, equal=0.5, broken=0.2, in_thread=True))))
+
+
+def test_a_reward_that_is_another_samples_is_seen(monkeypatch):
+    monkeypatch.setattr(Submissions, "_reward", lambda submissions, request: Reward(7.0))
+    assert "a reward is its sample's" in run(judged(JUDGED)).broken
+
+
+def test_what_is_not_kept_and_trained_is_seen(monkeypatch):
+    monkeypatch.setitem(reward_function.KEEPS, "nonzero_variance", lambda samples: True)
+    assert (
+        "what is trained was kept" in run(judged(msgspec.structs.replace(JUDGED, equal=1.0))).broken
+    )
+
+
+#: Trajectories of two turns.
+ACTING = msgspec.structs.replace(
+    CALM,
+    in_process=True,
+    calls=0,
+    tools=Tools(share=1.0, named=1.0, turns=2, seconds=0.3, broken=0.0),
+)
+
+
+def test_trajectories_of_a_trainer_in_its_schedulers_process():
+    held(run(ACTING))
+    held(run(msgspec.structs.replace(ACTING, stream_every=1, faults=[GONE])))
+
+
+def test_what_a_tool_said_and_is_changed_is_seen(monkeypatch):
+    observe = TrajectoryPayload.observe
+
+    def changed(payload, attempt, token_ids):
+        observe(payload, attempt, [token + 1 for token in token_ids])
+
+    monkeypatch.setattr(TrajectoryPayload, "observe", changed)
+    assert "what a tool returns is kept" in run(ACTING).broken
+
+
+@pytest.mark.parametrize("weights", ["around", "applied"])
+def test_weights_around_us(weights):
+    held(run(msgspec.structs.replace(CALM, weights=weights, groups=8, stream_every=4)))
 
 
 def test_who_waits_for_ever_is_seen_and_the_plan_made_smaller(monkeypatch):

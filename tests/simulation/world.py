@@ -81,6 +81,10 @@ SETTINGS = Settings(
 )
 
 
+#: A program that is broken off may begin something at its end, which is left then.
+COLLECTIONS = 3
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """Of one run.
 
@@ -509,12 +513,14 @@ def run(plan: Plan) -> Outcome:
                 broken = str(error)
             except Exception as error:
                 broken = f"{type(error).__name__}: {error}\n{_traceback(error)}"
-            journal, virtual_s = world.journal, kernel.time()
+            calls = [(c.ended_s - c.began_s, c.came, c.answer) for c in world.calls]
+            outcome = Outcome(
+                plan, broken, world.journal, world.work, world.told(), calls, kernel.time()
+            )
             _clean_up(world)
         if not broken and errors.seen:
             broken = f"what nobody expected was raised: {errors.seen[0]}"
-        calls = [(c.ended_s - c.began_s, c.came, c.answer) for c in world.calls]
-        return Outcome(plan, broken, journal, world.work, world.told(), calls, virtual_s)
+        return msgspec.structs.replace(outcome, broken=broken)
     finally:
         root.removeHandler(errors)
         shutil.rmtree(folder, ignore_errors=True)
@@ -534,26 +540,27 @@ def _traceback(error: BaseException) -> str:
 
 
 def _clean_up(world: World) -> None:
-    """End every process; what its tasks still say is nobody's business."""
+    """End every process; what its tasks still say is nobody's business. The world is no more."""
     hook, said = sys.unraisablehook, logging.root.manager.disable
     sys.unraisablehook = lambda unraisable: None
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of coroutines that were never begun
-            for process in world.kernel.processes:
+            kernel, processes = world.kernel, [*world.kernel.processes]
+            for process in processes:
                 process.kill()
-            world.gateway.forget()
-            world.kernel.close()
             world.network.close()
-            for process in world.kernel.processes:
-                process.forget_tasks()
-            for task in asyncio.all_tasks(world.kernel):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-            world.kernel.processes.clear()
+            kernel.processes.clear()
+            vars(world).clear()
             web_app._cached_build_middleware.cache_clear()  # which keeps whole applications
-            while gc.collect():
-                pass  # a program that is broken off may do something at its end, and leave that
+            for _ in range(COLLECTIONS):
+                kernel.close()
+                for process in processes:
+                    process.forget_tasks()
+                for task in asyncio.all_tasks(kernel):
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                gc.collect()
     finally:
         sys.unraisablehook = hook
         logging.disable(said)
