@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from random import Random
 
 import msgspec
 
+from benchmarks.soak.hostile import ATTACKS
 from tests.simulation.clients import REFUSED
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import EVERYTHING, Plan, draw
 from tests.simulation.world import Outcome, run
 
 #: One seed in so many is run twice, and each time as before.
 TWICE = 10
 
-#: One in so many is run without faults, once with hostile clients and once without.
+#: One in so many is run without faults, once with hostile clients whose calls are refused and once
+#: without; and as many with any.
 BLAMED = 10
+
+#: Seconds that any call may take longer for twenty hostile clients.
+DELAY_S = 10.0
 
 #: Seeds for a process, so that none grows old.
 PORTION = 25
@@ -32,6 +37,8 @@ def check(seed: int) -> Outcome:
     must not matter."""
     if seed % BLAMED == 1:
         return blame(draw(seed))
+    if seed % BLAMED == 2 and seed >= EVERYTHING:
+        return delay(draw(seed))
     outcome = run(draw(seed))
     if not outcome.broken and seed % TWICE == 0:
         again = run(draw(seed))
@@ -44,19 +51,41 @@ def check(seed: int) -> Outcome:
 
 def blame(plan: Plan) -> Outcome:
     """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
-    calm = msgspec.structs.replace(
-        plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
-    )
-    dice = Random(f"blame/{plan.seed}")
-    attacks = sorted((dice.uniform(0, plan.horizon_s), dice.choice(REFUSED)) for _ in range(20))
-    alone = run(calm)
-    if alone.broken:
-        return alone
-    beside = run(msgspec.structs.replace(calm, attacks=attacks))
+    alone, beside = _hostile(plan, REFUSED)
     if not beside.broken and (beside.calls, beside.work) != (alone.calls, alone.work):
         law = "one client's input never changes another's answer or its latency"
         return msgspec.structs.replace(beside, broken=law)
     return beside
+
+
+def delay(plan: Plan) -> Outcome:
+    """That others are answered beside hostile clients of any kind, and before long."""
+    alone, beside = _hostile(plan, tuple(ATTACKS))
+    late = [
+        (number, before_s, took_s)
+        for number, ((before_s, *_), (took_s, *_)) in enumerate(
+            zip(alone.calls, beside.calls, strict=True)
+        )
+        if took_s > before_s + DELAY_S
+    ]
+    if not beside.broken and late:
+        law = f"nobody waits for long because of another: {late}"
+        return msgspec.structs.replace(beside, broken=law)
+    return beside
+
+
+def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
+    """The run of a plan without faults, alone and beside hostile clients; one that is broken is
+    both."""
+    calm = msgspec.structs.replace(
+        plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
+    )
+    dice = Random(f"blame/{plan.seed}")
+    attacks = sorted((dice.uniform(0, plan.horizon_s), dice.choice(kinds)) for _ in range(20))
+    alone = run(calm)
+    if alone.broken:
+        return alone, alone
+    return alone, run(msgspec.structs.replace(calm, attacks=attacks))
 
 
 def check_all(

@@ -24,10 +24,10 @@ from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.live.trajectory import TrajectoryPayload
 from rollout_sched.simulators.fake_instance import open_answers
-from tests.simulation import faults
+from tests.simulation import faults, runner
 from tests.simulation.plan import EVERYTHING, draw
 from tests.simulation.rewards import Rewards
-from tests.simulation.runner import blame, check, shrunk, told
+from tests.simulation.runner import blame, check, delay, shrunk, told
 from tests.simulation.tools import Tools
 from tests.simulation.world import run
 
@@ -237,6 +237,13 @@ def test_a_client_that_makes_another_wait_is_seen(monkeypatch):
 
     monkeypatch.setattr(DataPlane, "refusal", refusal)
     assert "never changes another's answer" in blame(draw(3)).broken
+
+
+def test_nobody_waits_for_long_because_of_another(monkeypatch):
+    plan = msgspec.structs.replace(draw(3), instances=1, slots=1)
+    held(delay(plan))
+    monkeypatch.setattr(runner, "DELAY_S", 0.0)
+    assert "nobody waits for long" in delay(plan).broken
 
 
 class Nobody:
