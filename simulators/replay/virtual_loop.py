@@ -25,20 +25,47 @@ class Stuck(RuntimeError):
     """Everybody waits, and nothing is left that could wake anybody."""
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
-    """Virtual seconds from 0 on. What a callback raises is raised by `run_until_complete`."""
+class Timeline:
+    """Virtual seconds from 0 on, and what is to be done: now, and later. Several loops may have one
+    in common."""
 
     def __init__(self) -> None:
-        self._now = 0.0
-        self._ready: deque[asyncio.Handle] = deque()
+        self.now = 0.0
+        self.ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._serial = 0
+
+    def add(self, when: float, timer: asyncio.TimerHandle) -> None:
+        self._serial += 1
+        heappush(self._timers, (max(when, self.now), self._serial, timer))
+
+    def jump(self) -> None:
+        """To the next timer. Raises Stuck."""
+        while self._timers:
+            when, _, timer = heappop(self._timers)
+            if not timer.cancelled():
+                self.now = when
+                self.ready.append(timer)
+                return
+        raise Stuck(f"at {self.now} s everybody waits, and no timer is left")
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self._timers.clear()
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """On a timeline, of its own if none is given. What a callback raises is raised by
+    `run_until_complete`."""
+
+    def __init__(self, timeline: Timeline | None = None) -> None:
+        self.timeline = Timeline() if timeline is None else timeline
         self._running = False
         self._closed = False
         self._error: BaseException | None = None
 
     def time(self) -> float:
-        return self._now
+        return self.timeline.now
 
     # -- scheduling ------------------------------------------------------------------------
 
@@ -46,7 +73,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
+        self.timeline.ready.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
@@ -57,8 +84,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._serial += 1
-        heappush(self._timers, (max(when, self._now), self._serial, timer))
+        self.timeline.add(when, timer)
         return timer
 
     def call_later(  # type: ignore[override]
@@ -68,7 +94,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is skipped when it comes up."""
@@ -100,8 +126,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _settle(self) -> None:
         """Run everything that is to be run now."""
-        while self._ready:
-            handle = self._ready.popleft()
+        ready = self.timeline.ready
+        while ready:
+            handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
             if self._error is not None:
@@ -110,13 +137,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _jump(self) -> None:
         """To the next timer."""
-        while self._timers:
-            when, _, timer = heappop(self._timers)
-            if not timer.cancelled():
-                self._now = when
-                self._ready.append(timer)
-                return
-        raise Stuck(f"at {self._now} s everybody waits, and no timer is left")
+        self.timeline.jump()
 
     def is_running(self) -> bool:
         return self._running
@@ -125,8 +146,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        self._ready.clear()
-        self._timers.clear()
+        self.timeline.clear()
         self._closed = True
 
     async def shutdown_asyncgens(self) -> None:

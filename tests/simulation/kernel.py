@@ -12,7 +12,6 @@ import logging
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from heapq import heappush
 from typing import Any
 
 from rollout_sched.simulators.replay.virtual_loop import VirtualLoop
@@ -43,19 +42,19 @@ class Kernel(VirtualLoop):
         return process
 
     def _jump(self) -> None:
-        before = self._now
+        before = self.time()
         super()._jump()
-        self._jumps = 0 if self._now > before else self._jumps + 1
+        self._jumps = 0 if self.time() > before else self._jumps + 1
         if self._jumps > MOST_STEPS:
-            raise RuntimeError(f"time stands still at {before} s: {self._ready[0]}")
+            raise RuntimeError(f"time stands still at {before} s: {self.timeline.ready[0]}")
 
     def _settle(self) -> None:
-        steps = 0
-        while self._ready:
+        steps, ready = 0, self.timeline.ready
+        while ready:
             steps += 1
             if steps > MOST_STEPS:
-                raise RuntimeError(f"at {self._now} s there is no end to {self._ready[0]}")
-            handle = self._ready.popleft()
+                raise RuntimeError(f"at {self.time()} s there is no end to {ready[0]}")
+            handle = ready.popleft()
             loop: Any = handle._loop  # type: ignore[attr-defined]
             if handle.cancelled() or loop.dead:
                 continue
@@ -74,40 +73,14 @@ class Process(VirtualLoop):
     """
 
     def __init__(self, kernel: Kernel, name: str, host: str) -> None:
-        super().__init__()
+        super().__init__(kernel.timeline)
         self.kernel = kernel
         self.name = name
         self.host = host
         self.dead = False
         self.on_exit: list[Callable[[], None]] = []
         self.network: Any = None
-        self._ready = kernel._ready
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def time(self) -> float:
-        return self.kernel.time()
-
-    def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        kernel = self.kernel
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        kernel._serial += 1
-        heappush(kernel._timers, (max(when, kernel._now), kernel._serial, timer))
-        return timer
-
-    def call_later(  # type: ignore[override]
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.kernel.time() + delay, callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -118,9 +91,8 @@ class Process(VirtualLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(
-            task
-        )  # those of a dead process must not be collected in the middle of a run
+        # Those of a dead process must not be collected in the middle of a run.
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -151,11 +123,12 @@ class Process(VirtualLoop):
     def tasks(self) -> list[asyncio.Task[Any]]:
         return [task for task in self._tasks if not task.done()]
 
-    def forget_tasks(self) -> None:
-        """Those that can never go on."""
+    def forget(self) -> None:
+        """What can never go on."""
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.clear()
+        self.on_exit.clear()
 
     def kill(self) -> None:
         """From now on it does nothing any more."""

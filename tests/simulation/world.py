@@ -557,7 +557,7 @@ def _clean_up(world: World) -> None:
             for _ in range(COLLECTIONS):
                 kernel.close()
                 for process in processes:
-                    process.forget_tasks()
+                    process.forget()
                 for task in asyncio.all_tasks(kernel):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                 gc.collect()
