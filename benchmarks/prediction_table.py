@@ -70,6 +70,8 @@ def table(cells: Sequence[Cell], variants: Mapping[str, Sequence[Cell]]) -> Tabl
         "",
         f"Error in the median {middle:.1%} (at most {MEDIAN_LIMIT:.0%}), at the worst {worst:.1%} "
         f"(at most {WORST_LIMIT:.0%}): {'kept' if kept else 'MISSED'}.",
+        f"What the machine does to them: a repetition lies {repeat_spread(cells):.1%} from its "
+        "cell's median, in the median.",
         "",
         "| fit | error in the median | at the worst |",
         "|---|---|---|",
@@ -82,6 +84,16 @@ def errors(cells: Sequence[Cell]) -> tuple[float, float]:
     """In the median and at the worst, over cells and figures."""
     each = [error for cell in cells for error in cell.errors]
     return median(each), max(each)
+
+
+def repeat_spread(cells: Sequence[Cell]) -> float:
+    """How far one repetition of a cell lies from its middle one, which no model can foretell."""
+    return median(
+        abs(ratio / median(ratios) - 1)
+        for cell in cells
+        for ratios in map(cell.ratios, JUDGED)
+        for ratio in ratios
+    )
 
 
 def _row(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.prediction_table import Cell, Figures, Pair, errors, table
+from benchmarks.prediction_table import Cell, Figures, Pair, errors, repeat_spread, table
 
 
 def cell(*ratios: float, t90: float = 1.0) -> Cell:
@@ -24,6 +24,13 @@ def test_errors_are_over_cells_and_figures() -> None:
         pytest.approx(0.05),
         pytest.approx(0.08),
     )
+
+
+def test_what_differs_from_one_repetition_to_the_next_is_told_apart() -> None:
+    """Of four ratios to their cell's middle one: 0.9, 1.1, and two of t90 that are alike."""
+    cells = [cell(0.9, 1.1)]
+    assert repeat_spread(cells) == pytest.approx(0.05)
+    assert "lies 5.0% from its cell's median" in table(cells, {}).text
 
 
 @pytest.mark.parametrize(
