@@ -26,6 +26,8 @@ from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay import runs
 from rollout_sched.simulators.replay.report_tables import at
+from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.traces import Trace
 from tests.simulators.replay.test_report import FIGURES
 
 SMALL = "lrm_math_open"
@@ -276,6 +278,39 @@ class TestReplay:
         assert code == 0
         assert out.count("areal freshness.max_staleness=2 | fleet.instances=1") == 1
         assert len(json.loads(path.read_text())["worlds"]) == 2
+
+    def test_a_grid_in_several_processes_is_the_same(
+        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
+    ) -> None:
+        grid = ("--policy", "dplb", "--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2,3")
+        alone, together = (
+            run(capsys, "replay", tiny_trace, *grid, "--resamples", 2, "--json", "-", *jobs)
+            for jobs in ((), ("--jobs", 2))
+        )
+        assert alone[:2] == together[:2]
+        assert len(json.loads(together[1])["worlds"]) == 3
+
+    def test_an_interrupted_grid_says_what_is_missing(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tiny_trace: Path,
+    ) -> None:
+        made = runs.run_policy
+
+        def interrupted(
+            policy: PolicyFile, trace: Trace, scenario: Scenario, **options: Any
+        ) -> Any:
+            if scenario.fleet.instances == 2:
+                raise KeyboardInterrupt
+            return made(policy, trace, scenario, **options)
+
+        monkeypatch.setattr(runs, "run_policy", interrupted)
+        grid = ("--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2,3")
+        code, out, err = run(capsys, "replay", tiny_trace, "--policy", "dplb", *grid)
+        assert code == 130
+        assert "fleet.instances=1" in out
+        assert "what is missing: fleet.instances=2, fleet.instances=3" in err
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

@@ -18,6 +18,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.reward_function import reward_settings_of
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.processes import call_each
 from rollout_sched.simulators.replay.report_page import report_page
 from rollout_sched.simulators.replay.report_tables import footnote, heading, tables, wrapped
 from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
@@ -171,19 +172,53 @@ def _sweep(
     policies: Sequence[PolicyFile],
     worlds: Sequence[World],
 ) -> None:
-    found: list[dict[str, Any]] = []
+    found: dict[int, dict[str, Any]] = {}
     try:
-        for world in worlds:
-            runs, resamples = _run(options, trace, policies, world.scenario)
-            found.append(_report(options, trace, world.scenario, runs, resamples))
-    except Interrupted as interrupted:
-        print(f"interrupted after {len(found)} of {len(worlds)} worlds", file=sys.stderr)
+        _report_each(options, trace, policies, worlds, found)
+    except (Interrupted, KeyboardInterrupt) as interrupted:
+        missing = [world.said for number, world in enumerate(worlds) if number not in found]
+        print(f"interrupted; what is missing: {', '.join(missing)}", file=sys.stderr)
         raise KeyboardInterrupt from interrupted
     finally:
         if found:
             writers: dict[str, Write] = {"json": reports.as_json, "html": sweep_page}
-            document = sweep_document(found, worlds[: len(found)])
+            whole = sorted(found)
+            document = sweep_document([found[n] for n in whole], [worlds[n] for n in whole])
             _write(options, document, _shown_sweep, writers)
+
+
+def _report_each(
+    options: argparse.Namespace,
+    trace: Trace,
+    policies: Sequence[PolicyFile],
+    worlds: Sequence[World],
+    found: dict[int, dict[str, Any]],
+) -> None:
+    """Put each world's report into `found`. With several `--jobs` that many worlds at once, and
+    where there are fewer worlds, one after the other with as many runs at once."""
+    if not 1 < options.jobs <= len(worlds):
+        for number, world in enumerate(worlds):
+            runs, resamples = _run(options, trace, policies, world.scenario)
+            found[number] = _report(options, trace, world.scenario, runs, resamples)
+        return
+    with _progress("worlds") as bar:
+        task = bar.add_task("sweep", total=len(worlds))
+
+        def done(number: int, report: dict[str, Any]) -> None:
+            found[number] = report
+            bar.advance(task)
+
+        alone = argparse.Namespace(**{**vars(options), "jobs": 1})
+        each = [(world.scenario,) for world in worlds]
+        call_each(_world_report, (alone, trace, policies), each, options.jobs, done)
+
+
+def _world_report(
+    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
+) -> dict[str, Any]:
+    """In a process that shows nothing."""
+    runs, resamples = _runs(options, trace, policies, scenario, None)
+    return _report(options, trace, scenario, runs, resamples)
 
 
 def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
@@ -263,35 +298,52 @@ def _run(
     records: bool = False,
 ) -> tuple[list[list[Run]], list[list[Run]]]:
     groups = len(Workload(trace, scenario.job, steps=options.steps).groups)
-    with _progress() as bar:
+    with _progress("groups") as bar:
 
-        def follow(policy: str, seed: int, what: str = "seed") -> Deliveries:
-            task = bar.add_task(f"{policy}, {what} {seed}", total=groups)
+        def follow(run: str) -> Deliveries:
+            task = bar.add_task(run, total=groups)
             return lambda groups: bar.advance(task, groups)
 
-        runs = replay(
+        return _runs(options, trace, policies, scenario, follow, records=records)
+
+
+def _runs(
+    options: argparse.Namespace,
+    trace: Trace,
+    policies: Sequence[PolicyFile],
+    scenario: Scenario,
+    follow: Callable[[str], Deliveries] | None,
+    *,
+    records: bool = False,
+) -> tuple[list[list[Run]], list[list[Run]]]:
+    """Those of the trace, and of its resamples; `follow` is told how far each is."""
+
+    def progress(what: str) -> Callable[[str, int], Deliveries] | None:
+        return follow and (lambda policy, number: follow(f"{policy}, {what} {number}"))
+
+    runs = replay(
+        trace,
+        policies,
+        scenario,
+        steps=options.steps,
+        seeds=options.seeds,
+        jobs=options.jobs,
+        progress=progress("seed"),
+        journal_path=options.journal,
+        records=records,
+    )
+    try:
+        resamples = replay_resampled(
             trace,
             policies,
             scenario,
             steps=options.steps,
-            seeds=options.seeds,
+            resamples=options.resamples,
             jobs=options.jobs,
-            progress=follow,
-            journal_path=options.journal,
-            records=records,
+            progress=progress("resample"),
         )
-        try:
-            resamples = replay_resampled(
-                trace,
-                policies,
-                scenario,
-                steps=options.steps,
-                resamples=options.resamples,
-                jobs=options.jobs,
-                progress=lambda policy, number: follow(policy, number, "resample"),
-            )
-        except Interrupted as interrupted:
-            raise Interrupted(runs) from interrupted
+    except Interrupted as interrupted:
+        raise Interrupted(runs) from interrupted
     return runs, resamples
 
 
@@ -351,11 +403,11 @@ def _width() -> int:
     return console.width if console.is_terminal else WIDTH
 
 
-def _progress() -> Progress:
+def _progress(of: str) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} groups"),
+        TextColumn(f"{{task.completed}}/{{task.total}} {of}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
