@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.live.ports import InstanceGone
 
 
 class AbortBatch:
@@ -15,23 +16,37 @@ class AbortBatch:
         self._throttle = throttle
         self._send = send
         self._ids: list[str] = []
-        self._flush: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
 
     async def add(self, engine_id: str) -> None:
-        """Returns when the call that carries the id has been answered; raises what it raised."""
+        """Returns when the call that carries the id has been answered. Raises what it raised, and
+        InstanceGone if it was closed meanwhile."""
         self._ids.append(engine_id)
-        if self._flush is None:
-            self._flush = asyncio.create_task(self._send_all())
-            self._flush.add_done_callback(_look)  # whoever waits for it may be cancelled
-        await asyncio.shield(self._flush)
+        if self._next is None:
+            self._next = asyncio.create_task(self._send_all())
+            self._calls.add(self._next)
+            self._next.add_done_callback(self._over)
+        call = self._next
+        await asyncio.wait({call})  # who is cancelled here stops nobody else
+        if call.cancelled():
+            raise InstanceGone("its connections were closed before it had answered an abort")
+        call.result()
+
+    async def close(self) -> None:
+        """Break off the calls that are under way."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _send_all(self) -> None:
         await asyncio.sleep(0)
         await self._throttle.acquire()
-        ids, self._ids, self._flush = self._ids, [], None
+        ids, self._ids, self._next = self._ids, [], None
         await self._send(ids)  # never empty: to vLLM an empty list means every request
 
-
-def _look(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
+    def _over(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # whoever waited for it may be gone

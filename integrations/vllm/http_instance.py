@@ -221,6 +221,7 @@ class HttpInstance:
 
     async def close(self) -> None:
         self.pool.close()
+        await self._aborts.close()
         await self.control.close()
 
 

@@ -34,6 +34,8 @@ class OrdersOwner(Protocol):
     @property
     def attempts(self) -> Attempts: ...
     def tell(self, event: Event) -> None: ...
+    async def written(self) -> None:
+        """Returns when all that has happened outlives this process, if anything is to."""
 
 
 class ControlOrder(NamedTuple):
@@ -47,6 +49,9 @@ class ControlOrder(NamedTuple):
 
 class ControlOrders:
     """Pauses, updates and resumes; each is begun when the one before is done, and told when it is.
+
+    Nobody is paused before that is written: whoever goes on from the store would take the pause for
+    somebody else's, and leave it alone for ever.
 
     lock        taken while one is carried out, and by whoever else controls the instance
     on_failed   called with an order that has failed, and why
@@ -74,6 +79,7 @@ class ControlOrders:
 
     def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
         async def carry_out() -> None:
+            await self._owner.written()
             self._pause.move(PAUSE)
             await self._client.pause(mode, clear_cache)
             if mode == "abort":
@@ -104,6 +110,7 @@ class ControlOrders:
         """Pause it for the trainer; `on_lent` is called with its name when it stands still."""
 
         async def carry_out() -> None:
+            await self._owner.written()
             self._pause.move(PAUSE)
             await self._client.pause("keep", True)
             on_lent(self._client.name)

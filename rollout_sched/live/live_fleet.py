@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -38,6 +38,7 @@ class LiveFleet:
 
     loader         brings the newest version to an instance; None if nobody has said how
     paused_before  instances that an earlier run had paused to load weights
+    keep           returns when all that has happened is in the store; None: there is none
     """
 
     def __init__(
@@ -57,12 +58,18 @@ class LiveFleet:
         self.first_version = view.run.version
         self.loader: WeightLoader | None = None
         self.paused_before: set[str] = set()
+        self.keep: Callable[[], Awaitable[None]] | None = None
         self._view = view
 
     @property
     def newest_version(self) -> int:
         """The trainer's."""
         return self._view.run.version
+
+    async def written(self) -> None:
+        """See `control_orders.OrdersOwner`."""
+        if self.keep is not None:
+            await self.keep()
 
     @property
     def can_load(self) -> bool:

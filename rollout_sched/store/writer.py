@@ -100,7 +100,7 @@ class StoreWriter:
     def _run(self) -> None:
         changes, promises = Changes(), list[Future[None]]()
         settled = False  # whether all that was written is as durable as can be promised
-        while self.broken is None:
+        while True:
             more, asked, closing = self._next(again=bool(changes or promises))
             changes.add(more)
             promises += asked
@@ -114,10 +114,10 @@ class StoreWriter:
                 self.store.tidy()
                 self._look_for_room()
             except Exception as error:
-                if is_full(error):
-                    self._no_room(str(error))
-                else:
+                if not is_full(error):
                     self._fail(error, promises)
+                    return
+                self._no_room(str(error))
             if closing:
                 self._break(promises, StoreBroken(self.full or _CLOSED))
                 return

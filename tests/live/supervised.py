@@ -60,6 +60,8 @@ class Fleet:
         self.updating, self._loader = True, loader
         self.supervisor.orders.pause("keep", False)
 
+    async def written(self) -> None: ...
+
     def tell(self, event: Event) -> None:
         self.told.append(event)
         if not self.updating:

@@ -59,6 +59,7 @@ class Stage:
         self.told: list[Any] = []
         self.failed: list[tuple[int | None, str]] = []
         self.resumed = 0
+        self.broken: Exception | None = None
         self.orders = ControlOrders(
             self.client,
             self,
@@ -84,6 +85,11 @@ class Stage:
 
     def tell(self, event: Any) -> None:
         self.told.append((asyncio.get_running_loop().time(), event))
+
+    async def written(self) -> None:
+        await asyncio.sleep(0)
+        if self.broken is not None:
+            raise self.broken
 
     async def answered(self, instance: str) -> None:
         await asyncio.sleep(1.0)
@@ -116,6 +122,27 @@ def test_an_update_from_pause_to_resume() -> None:
             assert stage.told == [(2.0, InstancePaused("i0")), (4.0, WeightsUpdated("i0", 7))]
             assert (stage.resumed, stage.failed) == (1, [])
             assert stage.pause.by is PausedBy.NOBODY
+
+    virtual_loop.run(scene())
+
+
+def test_nobody_is_paused_whom_nobody_would_resume() -> None:
+    """The pause was sent, and the disk failed before that was written: the next process took it
+    for somebody else's."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.broken = InstanceError("the disk is gone")
+            stage.orders.pause("keep", False)
+            stage.orders.lend(lambda name: None)
+            await asyncio.sleep(5.0)
+            assert stage.client.calls == []
+            assert stage.pause.by is PausedBy.NOBODY
+            why = "the disk is gone"
+            assert stage.failed == [
+                (None, f"pause: {why}"),
+                (None, f"pause for the trainer: {why}"),
+            ]
 
     virtual_loop.run(scene())
 

@@ -267,13 +267,16 @@ class World:
         return ", ".join(f"{count} {what}" for what, count in held.items() if count)
 
     async def _stop(self) -> None:
-        """The gateway, in good order; what is left then is in its store: nothing."""
-        folder = self.gateway.store
-        process = self.gateway.process
-        assert process is not None
-        assert self.gateway.disk is not None
-        self.gateway.disk.crash_in = None  # it did not come to that
-        await self.gateway.stop(again=False)
+        """The gateway, in good order; what is left then is in its store: nothing. One that finds as
+        it stops that its disk has failed is started again, and stopped."""
+        process = None
+        while process is None or process.dead:
+            await self._until(lambda: self.gateway.service is not None, LIVENESS_S, "it is back")
+            folder, process = self.gateway.store, self.gateway.process
+            assert process is not None
+            assert self.gateway.disk is not None
+            self.gateway.disk.crash_in = None  # it did not come to that
+            await self.gateway.stop(again=False)
         hold("no task is left", not process.tasks, process.tasks)
         store = Store(folder)
         kept = {kind: store.facts(kind) for kind in (GROUP, PROMPT, LOST, REWARD)}

@@ -155,6 +155,40 @@ def test_what_a_full_disk_has_not_taken_at_the_end_is_told(tmp_path, disk):
         promise.result(LONG_S)
 
 
+def test_a_disk_that_breaks_at_the_end_is_told_once(tmp_path, monkeypatch, broken):
+    """Who was promised something was told twice, which ended the thread with an error."""
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    at_work, go_on = threading.Event(), threading.Event()
+
+    class BreaksLater(TroubledDisk):
+        armed = False
+
+        def commit(self, database):
+            super().commit(database)
+            if self.armed:
+                at_work.set()
+                assert go_on.wait(LONG_S)
+                self.error = OSError(errno.EIO, "broken")
+
+    disk = BreaksLater()
+    writer = StoreWriter(Store(tmp_path / "s", disk=disk), broken.append)
+    disk.armed = True
+    first = writer.promise(put("a"))
+    assert at_work.wait(LONG_S)
+    second = writer.promise(put("b"))
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    wait_for(lambda: writer._closing)
+    go_on.set()
+    closing.join(LONG_S)
+    assert first.exception(LONG_S) is None
+    with pytest.raises(StoreBroken, match="cannot be written"):
+        second.result(LONG_S)
+    assert not raised
+    assert broken == [writer.broken]
+
+
 def test_a_promise_that_was_cancelled_hurts_nobody(writer):
     gone, kept = writer.promise(put("a")), writer.promise(put("b"))
     gone.cancel()

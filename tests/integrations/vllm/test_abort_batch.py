@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.ports import InstanceError, InstanceGone
 
 
 def test_aborts_of_one_tick_are_one_call():
@@ -57,3 +57,21 @@ def test_who_stops_waiting_stops_nobody_else():
         return calls
 
     assert asyncio.run(sent()) == [["a", "b"]]
+
+
+def test_a_call_to_one_who_cannot_be_reached_ends_with_its_instance():
+    """It went on for as long as it takes to connect, after all else had been closed."""
+
+    async def scene():
+        async def send(ids):
+            await asyncio.Event().wait()
+
+        batch = AbortBatch(Throttle(100, "rate"), send)
+        waiting = asyncio.create_task(batch.add("a"))
+        await asyncio.sleep(0.01)
+        await batch.close()
+        with pytest.raises(InstanceGone, match="closed before it had answered an abort"):
+            await waiting
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scene())
