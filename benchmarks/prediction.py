@@ -54,6 +54,7 @@ from rollout_sched.metrics.folded import Folded
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario
+from rollout_sched.simulators.replay.sim_links import Links
 from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
 from rollout_sched.simulators.traces.model import Trace
 
@@ -289,8 +290,9 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def world(found: Calibration, cost: CostModel) -> Scenario:
-    """The servers as calibrated, before this benchmark's trainer."""
-    room, limits = found.room, found.limits
+    """The servers as calibrated, with what they take beside the engine, before this benchmark's
+    trainer."""
+    room, limits, fit = found.room, found.limits, found.fit
     return Scenario(
         FleetModel(
             instances=found.instances,
@@ -304,6 +306,7 @@ def world(found: Calibration, cost: CostModel) -> Scenario:
         cost,
         trainer=TrainerModel("disaggregated", TRAIN_S, 0.0),
         weights=WeightTransfer(found.reload_s or 0.0),
+        links=Links(found.instances, fit.call_s / 2, 0.0, found.writing_s or 0.0),
         job=Job(prompts_per_step=PROMPTS_PER_STEP, samples_per_prompt=SAMPLES),
     )
 

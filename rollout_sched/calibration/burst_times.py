@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
-
 from rollout_sched.calibration.bursts import SHORT, Burst
 
 
@@ -21,18 +19,18 @@ class BurstTime(NamedTuple):
 def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
     """Seconds that each token of an answer takes beside the engine, where answers that come with
     the same step are written one after the other: by how much more the last of them is later than
-    the first, the longer they are. 0 where no two were asked for at once.
+    the first, the longer they are. 0 where no two lengths were asked for.
 
-    Bursts of the shortest prompts tell: those of long ones may end in several steps. What is left
-    of one that makes a single token is how the requests came, not how answers go.
+    The two longest of the most at once tell: with short ones it is how requests came, one after the
+    other, that keeps the last answer back. Prompts are the shortest, so that one step ends all.
     """
-    rows = [
-        (1.0, burst.new, median(time.last_s - time.first_s for time in found) / (burst.batch - 1))
-        for burst, found in times.items()
-        if burst.waves == 1 and burst.batch > 1 and burst.prompt == SHORT
-    ]
-    if not rows:
+    alike = [burst for burst in times if burst.waves == 1 and burst.prompt == SHORT]
+    most = max((burst.batch for burst in alike), default=1)
+    *_, shorter, longer = [None, None, *sorted(burst for burst in alike if burst.batch == most)]
+    if most == 1 or shorter is None or longer is None:
         return 0.0
-    table = np.asarray(rows)
-    _, token_s = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
-    return max(float(token_s), 0.0)
+    later_s = [
+        median(time.last_s - time.first_s for time in times[burst]) / (most - 1)
+        for burst in (shorter, longer)
+    ]
+    return max((later_s[1] - later_s[0]) / (longer.new - shorter.new), 0.0)

@@ -125,6 +125,7 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
             found[Burst(batch, context, new)] = None
         if batch > 1:
             found[Burst(batch, SHORT, shorter)] = None
+    found[Burst(room.slots, SHORT, 2 * new)] = None  # whose answers take longer to be written
     longest = min(prefill, int(_ROOM * min(room.kv_tokens, room.max_model_len)))
     for prompt in _between(2 * SHORT, longest, _PREFILLS):
         found[Burst(1, prompt, 1)] = None

@@ -40,7 +40,8 @@ def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
     if found.writing_s is not None:
         yield (
             f"Beside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms a call, "
-            f"{found.writing_s * 1e6:.1f} us for each token of an answer."
+            f"{found.writing_s * 1e6:.1f} us for each token of an answer ([links]: half of the one "
+            "as delay_s, the other as token_s)."
         )
     if found.disturbed:
         yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."

@@ -21,11 +21,13 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """So many fronts. A message takes `delay_s` seconds one way, on average; `spread` 0.5: between
-    half of that and half more."""
+    half of that and half more. A front writes answers out one after the other, `token_s` for each
+    of their tokens."""
 
     fronts: Annotated[int, msgspec.Meta(ge=1)] = 1
     delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    token_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     @property
     def round_trip_s(self) -> float:
@@ -45,12 +47,14 @@ class SimLinks:
         self._dice = random.Random(f"links/{seed}")
         self._up = [0.0] * model.fronts  # when the last message so far arrives
         self._down = [0.0] * model.fronts
+        self._written = [0.0] * model.fronts  # when a front is done with the answers so far
 
     def tell(self, event: Event) -> None:
         """Something has happened to an instance, or on one."""
         request = getattr(event, "request", None)
         if request is not None:
-            self._queue.at(self._arrival(self._up, _owner(request)), self._tell, event)
+            written = self._write(_owner(request), getattr(event, "tokens", 0))
+            self._queue.at(self._arrival(self._up, _owner(request), written), self._tell, event)
         elif isinstance(event, InstancePaused):
             self._queue.at(max(self._queue.now, *self._up), self._tell, event)
         else:
@@ -60,16 +64,26 @@ class SimLinks:
         """The same for what the scheduler orders of a request."""
 
         def order(action: Any) -> None:
-            self._queue.at(self._arrival(self._down, _owner(action.request)), carry_out, action)
+            arrival = self._arrival(self._down, _owner(action.request), self._queue.now)
+            self._queue.at(arrival, carry_out, action)
 
         return order
 
-    def _arrival(self, lanes: list[float], owner: str) -> float:
-        front = zlib.crc32(owner.encode()) % len(lanes)
-        model = self._model
+    def _write(self, owner: str, tokens: int) -> float:
+        """When that is done."""
+        front = self._front(owner)
+        done = max(self._written[front], self._queue.now) + self._model.token_s * tokens
+        self._written[front] = done
+        return done
+
+    def _arrival(self, lanes: list[float], owner: str, sent: float) -> float:
+        front, model = self._front(owner), self._model
         takes_s = model.delay_s * (1 + model.spread * self._dice.uniform(-1, 1))
-        lanes[front] = max(lanes[front], self._queue.now + takes_s)
+        lanes[front] = max(lanes[front], sent + takes_s)
         return lanes[front]
+
+    def _front(self, owner: str) -> int:
+        return zlib.crc32(owner.encode()) % self._model.fronts
 
 
 def _owner(request: str) -> str:

@@ -165,7 +165,7 @@ def interrupted_after(seconds: float) -> Calibration:
 
 
 def test_an_interrupt_leaves_what_is_known() -> None:
-    found = interrupted_after(12)
+    found = interrupted_after(20)
     assert not found.whole
     assert found.bursts >= 10
     assert found.fit.cost.context_s == pytest.approx(COST.context_s, rel=0.2)

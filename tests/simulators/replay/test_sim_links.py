@@ -33,6 +33,14 @@ def test_an_order_and_its_answer_take_a_message_each() -> None:
     assert not ran.scheduler.anomalies
 
 
+def test_answers_are_written_one_after_the_other() -> None:
+    """Two that come at once, and one a second later, which finds the front at work."""
+    writing = Links(fronts=1, delay_s=0.0, spread=0.0, token_s=0.5)
+    ran = watch(SYNC, make_trace({"a": [4, 4, 5]}), with_links(writing, slots=3))
+    assert [at for at, _ in ran.said(ev.RequestFinished)] == [6.0, 8.0, 10.5]
+    assert not ran.scheduler.anomalies
+
+
 def test_none_that_takes_no_time_changes_nothing() -> None:
     trace = make_trace({"a": [4, 7], "b": [3, 5], "c": [9, 2]})
     plain = watch("areal", trace, with_links(None, slots=2, prompts_per_step=2))
