@@ -66,6 +66,7 @@ class Stub:
         self.name = name
         self.over = False
         self._epoch = host.epoch
+        self._said = 0
         self._reports: list[Report] = []
         self._front: ConnectedFront = host.connect(name, self._take)
 
@@ -91,7 +92,8 @@ class Stub:
     def say(self) -> None:
         began = time.process_time()
         reports, self._reports = self._reports, []
-        frame = encode(Reports(self._epoch, reports))
+        self._said += 1
+        frame = encode(Reports(self._epoch, self._said, reports))
         self.spent_s += time.process_time() - began
         self._front.receive(frame)
 

@@ -99,7 +99,7 @@ class FleetAttempts:
         loss = self._losses.get(instance)
         if loss is None or front not in loss.waiting:
             return
-        front.lose(instance)
+        front.ordered.lose(instance)
         loss.waiting.discard(front)
         if loss.waiting:
             return

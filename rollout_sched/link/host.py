@@ -120,8 +120,11 @@ class Host:
 
     # -- what fronts say (`connected_front.Owners`) ----------------------------------------
 
-    def owns(self, front: ConnectedFront, request: str) -> None:
+    def owns(self, front: ConnectedFront, request: str) -> bool:
+        if request in self._owners:
+            return False
         self._owners[request] = front
+        return True
 
     def disowned(self, request: str) -> None:
         self._owners.pop(request, None)
@@ -139,12 +142,12 @@ class Host:
         if front is None:
             self._here[Dispatch](action)
         else:
-            front.dispatch(action)
+            front.ordered.dispatch(action)
 
     def _interrupt(self, action: Interrupt) -> None:
         self._here[Interrupt](action)  # which knows whether it is one of its own
         for front in self.fronts.values():
-            front.interrupt(action)
+            front.ordered.interrupt(action)
 
     def _answer(self, action: Answer) -> None:
         front = self._owners.pop(action.sample.request, None)
@@ -158,7 +161,7 @@ class Host:
         if front is not None:
             front.order(action)
             if not action.attempt:
-                front.turns.pop(action.request, None)
+                front.ordered.turns.pop(action.request, None)
         if front is None or action.group:
             self._here[Discard](action)
         if action.ends and not action.group:

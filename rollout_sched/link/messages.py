@@ -1,8 +1,9 @@
 """What a front and its scheduler say to each other: events one way, orders the other, in frames.
 
 A frame holds all that was said in a turn of an event loop, in order, and the epoch of the scheduler
-that it is from or for: what is of another epoch is refused. Events and actions carry no tokens;
-the tokens of groups travel beside them (`PieceMade`), ahead of the event that counts them.
+that it is from or for: what is of another epoch, or comes twice, is refused. Events and actions
+carry no tokens; those of groups travel beside them (`PieceMade`), ahead of the event that counts
+them.
 """
 
 from __future__ import annotations
@@ -181,13 +182,19 @@ Report = (
 # -- frames ----------------------------------------------------------------------------------
 
 
-class Orders(msgspec.Struct, frozen=True):
+class Orders(msgspec.Struct, frozen=True, array_like=True):
+    """`number` counts the frames of a connection, each way, from 1 on."""
+
     epoch: str
+    number: int
     orders: list[Order]
 
 
-class Reports(msgspec.Struct, frozen=True):
+class Reports(msgspec.Struct, frozen=True, array_like=True):
+    """Likewise."""
+
     epoch: str
+    number: int
     reports: list[Report]
 
 

@@ -19,6 +19,7 @@ from rollout_sched.core.events import (
     TurnFinished,
 )
 from rollout_sched.link.client_call import ClientCall, OfAttempt
+from rollout_sched.link.frame_sequence import FrameSequence
 from rollout_sched.link.group_pieces import GroupPieces
 from rollout_sched.link.messages import (
     Act,
@@ -53,7 +54,7 @@ class RemoteFront:
     """One front, for one epoch of its scheduler. Make it inside a running event loop.
 
     name       unique among the fronts of the scheduler; begins the ids of its requests
-    epoch      of the scheduler; orders of another are refused, and counted (`refused`)
+    epoch      of the scheduler; frames of another are refused, and counted
     run_id     begins the names of orders to instances
     send       hands a frame to the link, which keeps their order
     make       what makes a group's payloads from its recipe
@@ -76,12 +77,13 @@ class RemoteFront:
         on_broken: Callable[[Exception], None],
         on_over: Callable[[ClientCall], None] = lambda call: None,
     ) -> None:
-        self.refused = 0
         self.calls: dict[str, ClientCall] = {}
         self.max_model_len = 0
         self._left = False
         self._prefix = f"{run_id}.{name}"
         self._epoch = epoch
+        self._sent = 0
+        self._frames = FrameSequence(epoch)
         self._send = send
         self._make = make
         self._requests = 0
@@ -107,6 +109,11 @@ class RemoteFront:
             Refused: self._refuse,
             FleetChanged: self._fleet_changed,
         }
+
+    @property
+    def refused(self) -> int:
+        """Frames of another epoch, or that had come before."""
+        return self._frames.refused
 
     # -- its clients -----------------------------------------------------------------------
 
@@ -200,10 +207,9 @@ class RemoteFront:
     # -- what it is told -------------------------------------------------------------------
 
     def receive(self, frame: bytes) -> None:
-        """One of the scheduler's frames. Raises msgspec.DecodeError."""
+        """One of the scheduler's frames. Raises msgspec.DecodeError, FrameMissing."""
         orders = read_orders(frame)
-        if orders.epoch != self._epoch or self._left:
-            self.refused += len(orders.orders)
+        if self._left or not self._frames.admits(orders):
             return
         for order in orders.orders:
             if self._link.broken is not None:
@@ -235,7 +241,7 @@ class RemoteFront:
     def _dispatch(self, order: Dispatch) -> None:
         call = self.calls.get(order.request)
         if call is not None:
-            call.begun(order, self._versions[order.instance])
+            call.begun(order, self._versions.get(order.instance, order.salt))
         self.front.orders[Dispatch](order)
 
     def _discard(self, order: Discard) -> None:
@@ -304,4 +310,5 @@ class RemoteFront:
             self._outbox.put(piece)
 
     def _send_frame(self, reports: list[Report]) -> None:
-        self._send(encode(Reports(self._epoch, reports)))
+        self._sent += 1
+        self._send(encode(Reports(self._epoch, self._sent, reports)))

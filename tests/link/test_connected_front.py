@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.core.events import RequestFinished
+import pytest
+
+from rollout_sched.core.events import RequestFinished, RequestSubmitted, RequestWithdrawn
+from rollout_sched.link.frame_sequence import FrameMissing
 from rollout_sched.link.messages import Reports, encode
 from rollout_sched.live.ports import ConnectionBroken
 from rollout_sched.live.settings import Settings
@@ -16,15 +19,37 @@ def test_reports_of_another_epoch_are_refused() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             front = stage.fronts[0].connected
-            front.receive(encode(Reports("old", [])))
-            assert front.refused == 0
+            front.receive(encode(Reports("old", 1, [])))
+            assert front.refused == 1
             stage.ask()
             await stage.instance.order()
             (running,) = front.attempts.every()
             request, number = running.dispatch.request, running.dispatch.attempt
-            front.receive(encode(Reports("old", [RequestFinished(request, number, 3)])))
+            front.receive(encode(Reports("old", 1, [RequestFinished(request, number, 3)])))
+            assert front.refused == 2
+            assert len(front.attempts) == 1
+
+    run(scene)
+
+
+def test_a_frame_that_comes_twice_is_refused_and_one_that_is_missing_ends_the_connection() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            front, epoch = stage.fronts[0].connected, stage.host.epoch
+            frame = encode(Reports(epoch, 1, [RequestSubmitted("f0.x", "", 3, 9)]))
+            front.receive(frame)
+            front.receive(frame)
             assert front.refused == 1
             assert len(front.attempts) == 1
+            taken = encode(Reports(epoch, 2, [RequestSubmitted("f0.x", "", 3, 9)]))
+            front.receive(taken)
+            assert front.refused == 2
+            await asyncio.sleep(0)
+            assert len(front.attempts) == 1, "the one that is here goes on"
+            with pytest.raises(FrameMissing):
+                front.receive(encode(Reports(epoch, 4, [RequestWithdrawn("f0.x")])))
+            front.receive(encode(Reports(epoch, 3, [RequestWithdrawn("f0.x")])))
+            await until(lambda: not stage.host.owned)
 
     run(scene)
 

@@ -181,9 +181,9 @@ def test_frames_of_other_epochs_are_refused_and_counted() -> None:
             await one.end()
             await one.begin()
             late = Dispatch("f0.9", 77, "i0", 3, 9, 0)
-            one.calls.receive(encode(Orders(old, [late, late])))
-            assert one.calls.refused == 2
-            one.hub.receive("f0", encode(Reports(old, [RequestFinished("f0.9", 77, 1)])))
+            one.calls.receive(encode(Orders(old, 1, [late])))
+            assert one.calls.refused == 1
+            one.hub.receive("f0", encode(Reports(old, 1, [RequestFinished("f0.9", 77, 1)])))
             assert one.hub.state()["f0"]["refused"] == 1
             await one.instance.answer(0, [5], "abort")
             await one.instance.answer(1, [6])

@@ -29,6 +29,7 @@ def test_orders() -> None:
     piece = PieceMade("g/0", 2, b"\x00\x01", (-0.5,))
     frame = Orders(
         "run",
+        3,
         [
             DISPATCH,
             Interrupt("g/0", 3, "i0"),
@@ -45,6 +46,7 @@ def test_orders() -> None:
 def test_reports() -> None:
     frame = Reports(
         "run",
+        3,
         [
             RequestSubmitted("r", "r", 3, 9),
             TokensArrived("r", 1, 2),
@@ -57,7 +59,7 @@ def test_reports() -> None:
     assert read_reports(encode(frame)) == frame
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders("run", [DISPATCH]))])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders("run", 1, [DISPATCH]))])
 def test_what_is_no_report(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_reports(frame)
@@ -65,5 +67,7 @@ def test_what_is_no_report(frame: bytes) -> None:
 
 def test_an_event_carries_no_tokens() -> None:
     """About a hundred bytes for each thing that happens, whatever was made."""
-    frame = encode(Reports("run", [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))]))
+    frame = encode(
+        Reports("run", 1, [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))])
+    )
     assert len(frame) < 120

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.link.messages import Orders, encode
 from tests.link.stage import Stage, run
-from tests.link.wires import EPOCH
 from tests.live.scripted import until
 
 
@@ -15,7 +14,7 @@ def test_orders_of_an_older_epoch_are_refused() -> None:
             caller = stage.ask()
             remote = stage.fronts[0].remote
             late = Dispatch(stage.request, 77, "i0", 3, 9, 0)
-            remote.receive(encode(Orders("old", [late])))
+            remote.receive(encode(Orders("old", 1, [late])))
             assert remote.refused == 1
             await stage.instance.answer(0, [7])
             await until(lambda: caller.heard)
@@ -30,7 +29,9 @@ def test_a_front_that_cannot_do_what_it_is_told_ends() -> None:
             joined = stage.fronts[0]
             stage.ask()
             unknown = Dispatch(stage.request, 77, "nowhere", 3, 9, 0)
-            joined.remote.receive(encode(Orders(EPOCH, [unknown, unknown])))
+            joined.connected.order(unknown)
+            joined.connected.order(unknown)
+            await until(lambda: joined.broken)
             assert [type(error) for error in joined.broken] == [KeyError]
             try:
                 stage.ask()

@@ -1,0 +1,215 @@
+"""Attempts that a front was ordered to make, from the order to what is believed of their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rollout_sched.core.actions import Discard, Dispatch, Interrupt
+from rollout_sched.core.events import (
+    PrefixVerified,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    TokensArrived,
+    TurnFinished,
+)
+from rollout_sched.link.messages import Act, GoesOn, Order, Serves
+from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
+from rollout_sched.live.answer_checks import Settle
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
+from rollout_sched.live.running_attempts import blame_of, may_be_restarted
+
+Ended = RequestFinished | TurnFinished | RequestInterrupted
+
+
+class OrderedAttempts:
+    """Of one front. What it says came of them is judged here, where their instances are watched
+    over, before the scheduler hears of it.
+
+    attempts  those under way
+    turns     of trajectories whose tools work at the front: the attempt that made the turn
+    heard     who takes what the front reports of an attempt
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        order: Callable[[Order], None],
+        tell: Callable[[Any], None],
+        discard: Callable[[Discard], None],
+    ) -> None:
+        self.attempts = RemoteAttempts()
+        self.turns: dict[str, int] = {}
+        self.heard: dict[type[Any], Callable[[Any], None]] = {
+            TokensArrived: self._arrived,
+            PrefixVerified: self._passed,
+            RequestFinished: self._ended,
+            RequestInterrupted: self._ended,
+            TurnFinished: self._ended,
+            RequestFailed: self._failed,
+        }
+        self._served: dict[str, int] = {}  # the versions of instances that the front was told
+        self._driver = driver
+        self._order = order
+        self._tell = tell
+        self._discard = discard
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- ordered ---------------------------------------------------------------------------
+
+    def dispatch(self, action: Dispatch) -> None:
+        attempt = RemoteAttempt(action, self._loop.time())
+        self.attempts.add(attempt)
+        verified = self._driver.supervisors[action.instance].health.verified
+        if verified.is_set():
+            self._send(attempt)
+        else:
+            self._spawn(self._send_once_verified(attempt, verified))
+
+    async def _send_once_verified(self, attempt: RemoteAttempt, verified: asyncio.Event) -> None:
+        await verified.wait()
+        if self.attempts.get(attempt.dispatch.attempt) is attempt:
+            self._send(attempt)
+
+    def _send(self, attempt: RemoteAttempt) -> None:
+        attempt.begun, attempt.reads = self._loop.time(), True
+        name = attempt.dispatch.instance
+        instance = self._driver.view.instance(name)
+        if instance is not None and self._served.get(name) != instance.version:
+            self._served[name] = instance.version
+            self._order(Serves(name, instance.version))
+        self._order(attempt.dispatch)
+
+    def interrupt(self, action: Interrupt) -> None:
+        attempt = self.attempts.get(action.attempt)
+        if attempt is None:
+            return
+        if attempt.reads:
+            self._order(action)
+        else:  # it was never sent
+            self._tell(self._break_off(attempt))
+
+    def end(self) -> list[RequestInterrupted]:
+        """The front is gone: what the scheduler is to be told of its attempts."""
+        for task in self._tasks:
+            task.cancel()
+        return [self._break_off(attempt) for attempt in self.attempts.every()]
+
+    def _break_off(self, attempt: RemoteAttempt) -> RequestInterrupted:
+        """Nothing of it will come any more; what its stream has brought here is gone on from."""
+        request, number = attempt.dispatch.request, attempt.dispatch.attempt
+        self.attempts.take(number)
+        payload = self._driver.payloads.get(request)
+        kept = 0 if payload is None else payload.transcript.streamed(number)
+        if payload is not None and kept:
+            payload.transcript.keep(number, kept, payload.transcript.partial(number, kept))
+        return RequestInterrupted(request, number, kept)
+
+    def lose(self, instance: str) -> None:
+        """All that will be said of an instance that is lost has been said."""
+        for attempt in self.attempts.on(instance):
+            if attempt.answer is not None:  # its instance cannot be asked any more
+                error = AnswerUntrue("its instance was lost before it could be asked")
+                self._disbelieve(attempt, attempt.answer, error)
+            else:
+                self.attempts.take(attempt.dispatch.attempt)
+
+    # -- on their way ----------------------------------------------------------------------
+
+    def _arrived(self, event: TokensArrived) -> None:
+        attempt = self.attempts.get(event.attempt)
+        if attempt is not None:
+            attempt.streamed = event.tokens
+            self._tell(event)
+
+    def _passed(self, event: PrefixVerified) -> None:
+        attempt, view = self.attempts.get(event.attempt), self._driver.view
+        if attempt is None or view.is_stopping(event.attempt):
+            self._order(GoesOn(event.attempt, None))
+            return
+        self._tell(event)
+        attempt.dispatch = view.going_on(attempt.dispatch)
+        self._order(GoesOn(event.attempt, attempt.dispatch))
+
+    def restart_suspected(self, instance: str) -> None:
+        """An attempt there has failed as it would if it were restarted."""
+        supervisor = self._driver.supervisors.get(instance)
+        if supervisor is not None:
+            supervisor.health.check_now()
+
+    # -- their ends ------------------------------------------------------------------------
+
+    def _ended(self, event: Ended) -> None:
+        attempt = self.attempts.get(event.attempt)
+        if attempt is None:
+            return
+        attempt.answer = event
+        outcome = Outcome(event.tokens, _finish(event), event.spans, None)
+        verdict = self._driver.checks.judge(attempt.dispatch, outcome, stopped=attempt.stopped)
+        if verdict is None:
+            self._believe(attempt, event)
+        elif isinstance(verdict, InstanceError):
+            self._disbelieve(attempt, event, verdict)
+        else:
+            self._spawn(self._settle(attempt, event, verdict))
+
+    async def _settle(self, attempt: RemoteAttempt, event: Ended, settle: Settle) -> None:
+        """Its instance is asked before anybody hears of its answer."""
+        try:
+            await settle()
+        except InstanceError as error:
+            self._disbelieve(attempt, event, error)
+        except Exception as error:
+            self._driver.pump.fail(error)
+        else:
+            self._believe(attempt, event)
+
+    def _believe(self, attempt: RemoteAttempt, event: Ended) -> None:
+        if self.attempts.take(event.attempt) is None:
+            return
+        self._tell(event)
+        turn_over = isinstance(event, TurnFinished)
+        if turn_over and self._driver.view.is_acting(event.request, event.attempt):
+            self.turns[event.request] = event.attempt
+            self._order(Act(event.request, event.attempt))
+
+    def _disbelieve(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
+        """The front has kept what came: that goes, or counts as far as it can."""
+        if self.attempts.take(event.attempt) is None:
+            return
+        dispatch, untrue = attempt.dispatch, isinstance(error, AnswerUntrue)
+        request, number = dispatch.request, dispatch.attempt
+        if untrue:
+            group, index = dispatch.group, dispatch.index
+            self._discard(Discard(request, event.tokens, "untrue", False, number, group, index))
+        elif event.tokens:
+            self._tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
+        if may_be_restarted(error):
+            self.restart_suspected(dispatch.instance)
+        self._tell_failed(
+            dispatch, RequestFailed(request, number, str(error), blame_of(error), not untrue)
+        )
+
+    def _failed(self, event: RequestFailed) -> None:
+        attempt = self.attempts.take(event.attempt)
+        if attempt is not None:
+            self._tell_failed(attempt.dispatch, event)
+
+    def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
+        self._driver.payloads.note_error(dispatch, InstanceError(event.reason))
+        self._tell(event)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _finish(event: Ended) -> Any:
+    if isinstance(event, RequestFinished):
+        return event.reason
+    return "turn" if isinstance(event, TurnFinished) else "abort"

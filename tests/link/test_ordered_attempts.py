@@ -1,0 +1,59 @@
+"""What a front was ordered to make is judged by its host, and told to the scheduler once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rollout_sched.core.actions import Interrupt
+from rollout_sched.link.messages import Dispatch, Serves
+from tests.link.stage import Stage, run
+from tests.live.scripted import until
+
+
+def test_an_order_waits_until_its_instance_may_be_sent_something() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            verified = stage.driver.supervisors["i0"].health.verified
+            verified.clear()
+            caller = stage.ask()
+            await until(lambda: len(stage.fronts[0].connected.attempts) == 1)
+            await asyncio.sleep(0.01)
+            assert not stage.instance.orders
+            verified.set()
+            await stage.instance.answer(0, [7])
+            await until(lambda: caller.heard)
+
+    run(scene)
+
+
+def test_one_that_was_never_sent_is_interrupted_here() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            stage.driver.supervisors["i0"].health.verified.clear()
+            stage.ask()
+            ordered = stage.fronts[0].connected.ordered
+            await until(lambda: len(ordered.attempts) == 1)
+            (before,) = ordered.attempts.every()
+            ordered.interrupt(Interrupt(stage.request, before.dispatch.attempt, "i0"))
+            assert ordered.attempts.get(before.dispatch.attempt) is None
+            assert not stage.scheduler.anomalies
+            await asyncio.sleep(0.01)
+            assert not stage.instance.orders
+
+    run(scene)
+
+
+def test_a_front_hears_the_version_of_an_instance_once() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            connected = stage.fronts[0].connected
+            said: list[object] = []
+            connected.order = said.append  # type: ignore[method-assign,assignment]
+            connected.ordered._order = said.append
+            for _ in range(2):
+                stage.ask()
+            await until(lambda: len(said) == 3)
+            assert isinstance(said[0], Serves)
+            assert [type(one) for one in said[1:]] == [Dispatch, Dispatch]
+
+    run(scene)
