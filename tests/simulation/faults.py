@@ -182,6 +182,16 @@ class StalePublication(Fault, frozen=True):
         return f"the version published {self.back} before the last is published again"
 
 
+class ProcessStandsStill(Fault, frozen=True):
+    """All of it: it is heard of no more, and goes on as if no time had passed."""
+
+    process: str
+
+    @property
+    def told(self) -> str:
+        return f"the process of the {self.process} stands still"
+
+
 class StrangerTakesBatch(Fault, frozen=True):
     """Somebody asks for a batch once and is never heard of again. Another acknowledges what he has
     not, if `acknowledges`."""
@@ -215,6 +225,7 @@ Any = (
     | DiskFails
     | TrainerDies
     | StalePublication
+    | ProcessStandsStill
     | StrangerTakesBatch
     | GraderIsAway
 )
@@ -230,7 +241,7 @@ def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[An
 
 def draw_more(dice: Random, plan: Plan) -> list[Any]:
     """What can befall those that not every run has, and publications."""
-    befall: list[Callable[[Random, Plan], Any]] = [_published_again]
+    befall: list[Callable[[Random, Plan], Any]] = [_published_again, _stands_still]
     if plan.trainers > 1:
         befall += [_other_trainer_dies, _other_trainer_is_cut_off]
     if plan.lease_s:
@@ -322,6 +333,16 @@ def _stale(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
 def _published_again(dice: Random, plan: Plan) -> Any:
     at_s = round(dice.uniform(0, plan.horizon_s), 3)
     return StalePublication(at_s=at_s, back=dice.choice([0, 0, 1, 2]))
+
+
+def _stands_still(dice: Random, plan: Plan) -> Any:
+    who = ["gateway"] if plan.in_process else ["gateway", *_trainers(plan)]
+    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return ProcessStandsStill(**span, process=dice.choice(who))
+
+
+def _trainers(plan: Plan) -> list[str]:
+    return [f"trainer {number}" for number in range(plan.trainers)]
 
 
 def _other_trainer_dies(dice: Random, plan: Plan) -> Any:

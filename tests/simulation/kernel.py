@@ -27,7 +27,7 @@ class Kernel(VirtualLoop):
     """The clock, and the queue of everybody's callbacks. It is the world's own process, too: on its
     loop runs what is outside of the program."""
 
-    dead = False
+    dead = stopped = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +58,9 @@ class Kernel(VirtualLoop):
             loop: Any = handle._loop  # type: ignore[attr-defined]
             if handle.cancelled() or loop.dead:
                 continue
+            if loop.stopped:
+                loop.put_off(handle)
+                continue
             events._set_running_loop(loop)
             handle._run()
             if self._error is not None:
@@ -78,9 +81,11 @@ class Process(VirtualLoop):
         self.name = name
         self.host = host
         self.dead = False
+        self.stopped = False
         self.on_exit: list[Callable[[], None]] = []
         self.network: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._put_off: list[asyncio.Handle] = []
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -129,6 +134,19 @@ class Process(VirtualLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.clear()
         self.on_exit.clear()
+
+    def stop(self) -> None:
+        """It stands still, with all its threads, as by SIGSTOP, until `go_on`."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        self.stopped = False
+        self.timeline.ready.extend(self._put_off)
+        self._put_off.clear()
+
+    def put_off(self, handle: asyncio.Handle) -> None:
+        """Until it goes on."""
+        self._put_off.append(handle)
 
     def kill(self) -> None:
         """From now on it does nothing any more."""

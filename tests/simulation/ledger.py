@@ -22,11 +22,14 @@ def hold(law: str, holds: object, found: object = "") -> None:
         raise LawBroken(f"{law}: {found}")
 
 
-class Holder(NamedTuple):
-    """Who has a batch: a trainer that had it for certain at `at_s`."""
+class Receipt(NamedTuple):
+    """A trainer has asked for a batch and received it: in between it was handed out."""
 
-    trainer: str
-    at_s: float
+    asked_s: float
+    received_s: float
+
+    def may_be_after(self, other: Receipt, lease_s: float) -> bool:
+        return bool(lease_s) and self.received_s >= other.asked_s + lease_s
 
 
 class Ledger:
@@ -62,7 +65,7 @@ class Ledger:
         self.failed: dict[str, str] = {}
         self.filtered: set[str] = set()
         self.published = [0]
-        self._holders: dict[int, Holder] = {}
+        self._received: dict[int, dict[str, Receipt]] = {}  # by batch and trainer
         self._bound = bound
         self._drift = drift
         self._in_place = in_place
@@ -78,7 +81,7 @@ class Ledger:
     @property
     def held(self) -> list[int]:
         """Batches that some trainer has."""
-        return list(self._holders)
+        return list(self._received)
 
     @property
     def over(self) -> set[str]:
@@ -86,12 +89,15 @@ class Ledger:
         claimed = {uid for batch in self.claimed.values() for uid in _groups(batch)}
         return claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
 
-    def delivered(self, batch: Batch, trainer: str, asked_s: float, now: float) -> None:
-        """A batch, or a part of one, has reached the trainer that asked at `asked_s`."""
-        holder = self._holders.get(batch.number, Holder(trainer, asked_s))
-        may_end = self._lease_s and now >= holder.at_s + self._lease_s
-        hold("nobody takes what another has", holder.trainer == trainer or may_end, batch.number)
-        self._holders[batch.number] = Holder(trainer, asked_s)
+    def delivered(self, batch: Batch, trainer: str, receipt: Receipt) -> None:
+        """A batch, or a part of one, has reached a trainer."""
+        received = self._received.setdefault(batch.number, {})
+        received[trainer] = receipt
+        for other in [one for name, one in received.items() if name != trainer]:
+            one_after_the_other = receipt.may_be_after(other, self._lease_s) or other.may_be_after(
+                receipt, self._lease_s
+            )
+            hold("nobody takes what another has", one_after_the_other, batch.number)
         for sample in batch.samples:
             hold(
                 "what is acknowledged never comes again",
@@ -183,8 +189,7 @@ class Ledger:
         if batch is None:
             return  # it had said so before
         assert batch.number == number
-        holder = self._holders.pop(number, None)
-        hold("who has a batch acknowledges it", holder and holder.trainer == trainer, number)
+        hold("who has a batch acknowledges it", trainer in self._received.pop(number, {}), number)
         for uid in batch.groups():
             hold("a group is acknowledged once", uid not in self.acknowledged, uid)
             self.acknowledged[uid] = number

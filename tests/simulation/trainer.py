@@ -20,6 +20,7 @@ from tests.simulation import gateway, tools
 from tests.simulation.around_us import WeightsAroundUs
 from tests.simulation.faults import GatewayDies, Moment, TrainerDies
 from tests.simulation.kernel import Process
+from tests.simulation.ledger import Receipt
 from tests.simulation.plan import AROUND_US, Weights
 
 if TYPE_CHECKING:
@@ -62,23 +63,23 @@ class Trainer:
         self._name = TRAINER if self._alone else f"trainer-{number}"
         self._prompts = prompts
         self._parts: list[Batch] = []  # of the batch that comes
-        self._process: Process | None = None
+        self.process: Process | None = None
         self._around: WeightsAroundUs | None = None
         if world.plan.weights in AROUND_US:
             self._around = WeightsAroundUs(world, world.plan.pause_mode)
 
     def start(self) -> None:
-        process = self._process = self._world.spawn(self._named, self.host)
+        process = self.process = self._world.spawn(self._named, self.host)
         process.start(self._main())
         if self._around is not None:
             process.start(self._around.keep_up())
 
     def die(self, fault: TrainerDies) -> None:
-        world, process = self._world, self._process
+        world, process = self._world, self.process
         if world.plan.in_process:
             world.gateway.die(GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
         elif process is not None:
-            self._process = None
+            self.process = None
             process.kill()
             world.network.gone(process, silently=False)
             world.kernel.call_later(fault.for_s, self.start)
@@ -148,7 +149,7 @@ class Trainer:
                     f" {batch.version}: {sorted(batch.groups())}, failed"
                     f" {[g.uid for g in batch.failed]}, filtered {batch.filtered}"
                 )
-                ledger.delivered(batch, self._name, asked_s, kernel.time())
+                ledger.delivered(batch, self._name, Receipt(asked_s, kernel.time()))
             return batch
 
     async def _step(self, rollouts: RolloutScheduler, batch: Batch) -> None:

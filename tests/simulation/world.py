@@ -416,6 +416,15 @@ class World:
         finally:
             await client.close()
 
+    async def _process_stands_still(self, fault: faults.ProcessStandsStill) -> None:
+        kind, _, number = fault.process.partition(" ")
+        who = self.gateway if kind == "gateway" else self.trainers[int(number)]
+        process = who.process
+        if process is not None:
+            process.stop()
+            await asyncio.sleep(fault.for_s)
+            process.go_on()
+
     async def _stranger_takes_batch(self, fault: faults.StrangerTakesBatch) -> None:
         self.spawn("stranger", STRANGER).start(self._take_batch(fault.acknowledges))
 
@@ -451,6 +460,7 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.DiskFails: World._disk_fails,
     faults.TrainerDies: World._trainer_dies,
     faults.StalePublication: World._stale_publication,
+    faults.ProcessStandsStill: World._process_stands_still,
     faults.StrangerTakesBatch: World._stranger_takes_batch,
     faults.GraderIsAway: World._grader_is_away,
 }
