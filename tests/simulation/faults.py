@@ -248,7 +248,7 @@ def draw_more(dice: Random, plan: Plan) -> list[Any]:
         befall.append(_stranger)
     if plan.rewards is not None:
         befall.append(_grader)
-    number = dice.choice((0, 0, 1, 2, 4))
+    number = dice.choice((1, 2, 4, 6) if plan.lease_s else (0, 0, 1, 2, 4))
     return [dice.choice(befall)(dice, plan) for _ in range(number)]
 
 
