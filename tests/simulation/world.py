@@ -271,7 +271,7 @@ class World:
         it stops that its disk has failed is started again, and stopped."""
         process = None
         while process is None or process.dead:
-            await self._until(lambda: self.gateway.service is not None, LIVENESS_S, "it is back")
+            await self._until(lambda: self.gateway.live is not None, LIVENESS_S, "it is back")
             folder, process = self.gateway.store, self.gateway.process
             assert process is not None
             assert self.gateway.disk is not None
