@@ -7,6 +7,7 @@ VLLM_VENV ?= .venv-vllm
 PEERS_VENV ?= .venv-peers
 NEIGHBOUR_VENVS ?= .venv-neighbours
 BROWSER_VENV ?= .venv-browser
+RAY_VENV ?= .venv-ray
 COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
@@ -14,7 +15,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -68,6 +69,11 @@ test-prometheus: $(VENV)/.ready
 # The pages in a real browser: Chromium of the distribution (apt-get install chromium), without a window.
 test-browser: $(BROWSER_VENV)/.ready
 	$(BROWSER_VENV)/bin/python -m pytest -q tests/browser
+
+# Schedulers, fronts and trainers on real Ray clusters of three nodes, which are killed in turn: KILLS of
+# each kind, by seed.
+test-ray: $(RAY_VENV)/.ready
+	KILLS=$(or $(KILLS),10) $(RAY_VENV)/bin/python -m pytest -q tests/ray
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -125,7 +131,7 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -171,6 +177,12 @@ $(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt
 	$(PYTHON) -m venv $(BROWSER_VENV)
 	$(BROWSER_VENV)/bin/python -m pip install -q -r tests/browser/requirements.txt
 	$(BROWSER_VENV)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
+	touch $@
+
+$(RAY_VENV)/.ready: pyproject.toml tests/ray/requirements.txt
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install -q -r tests/ray/requirements.txt
+	$(RAY_VENV)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt

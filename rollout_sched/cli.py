@@ -5,22 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import get_args
-
-import msgspec
 
 from rollout_sched import __version__, config, retuner
-from rollout_sched.argument_types import natural, positive
 from rollout_sched.calibration import command as calibrate
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.inspection import command as inspection
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway import flags
+from rollout_sched.integrations.ray import command as ray
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.reward_function import reward_settings_of
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.settings import Settings
-from rollout_sched.log_lines import Format, Level
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.guess import command as guess
 from rollout_sched.simulators.replay import command as replay
@@ -28,7 +21,6 @@ from rollout_sched.simulators.traces import TraceError
 from rollout_sched.simulators.traces import command as trace
 from rollout_sched.simulators.tune import command as tune
 from rollout_sched.store import command as store
-from rollout_sched.struct_flags import add_flags, given_flags
 from rollout_sched.top import command as top
 
 
@@ -55,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add(commands)
     inspection.add(commands)
     _add_serve(commands)
+    ray.add(commands)
     top.add(commands)
     fake_instance.add(commands)
     _add_demo(commands)
@@ -80,68 +73,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="an OpenAI-compatible gateway to a fleet of vLLM",
         argument_default=argparse.SUPPRESS,  # what is not given is for Options to say
     )
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Options)}
-    add = parser.add_argument
-    add("--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file")
-    add(
-        "--instance",
-        action="append",
-        dest="instances",
-        metavar="URL",
-        help="a vLLM server; repeat for each. One that is not up yet joins later",
-    )
-    add(
-        "--endpoints",
-        type=Path,
-        metavar="FILE",
-        help="a file that names them, in llm-d's format; what is changed there is followed",
-    )
-    add("--host", help=f"default: {defaults['host']}")
-    add("--port", type=_port, help=f"default: {defaults['port']}; 0 picks a free one")
-    add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
-    add("--trainer-key-file", type=Path, metavar="FILE", help="trainers', who may do more")
-    add("--admin-key-file", type=Path, metavar="FILE", help="administrators', who may do all")
-    add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
-    add(
-        "--instance-api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="vLLM's own --api-key: KEY for the instances named here, URL KEY for one of them",
-    )
-    add(
-        "--allow-instance",
-        action="append",
-        dest="allow_instances",
-        metavar="PATTERN",
-        help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
-    )
-    add(
-        "--weights-root",
-        action="append",
-        dest="weights_roots",
-        type=Path,
-        metavar="DIR",
-        help="weights that are named by path must lie in it; repeatable (default: anywhere)",
-    )
-    unknown = "where vLLM does not tell them"
-    add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)
-    add("--instance-kv-tokens", type=positive, dest="kv_tokens", metavar="N", help=unknown)
-    add("--max-requests", type=positive, metavar="N", help=f"default: {defaults['max_requests']}")
-    megabytes = defaults["max_body"] // 2**20
-    add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
-    add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
-    stopping = f"for what runs when it stops (default: {defaults['grace_s']:g})"
-    add("--grace-s", type=natural, metavar="SECONDS", help=stopping)
-    add("--log-level", choices=get_args(Level), help=f"default: {defaults['log_level']}")
-    add("--log-format", choices=get_args(Format), help=f"default: {defaults['log_format']}")
-    add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")
-    add("--access-log", action="store_true", help="log each call when it is over")
+    flags.add_gateway_flags(parser)
     retuner.add_flags(parser)
-    add_flags(parser, RunOptions)
-    add_flags(
-        parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
-        Settings,
-    )
     parser.set_defaults(run=_serve)
 
 
@@ -162,17 +95,6 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=_demo)
 
 
-def _port(text: str) -> int:
-    port = natural(text)
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; the highest is 65535")
-    return port
-
-
-def _megabytes(text: str) -> int:
-    return positive(text) * 2**20
-
-
 def _demo(options: argparse.Namespace) -> None:
     from rollout_sched import demo
 
@@ -189,13 +111,10 @@ def _demo(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     from rollout_sched.integrations.gateway.serve import serve
 
-    names = (field.name for field in msgspec.structs.fields(Options))
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    live = given_flags(options, Settings)
-    given = {**given, **given_flags(options, RunOptions)}
-    if not (given.get("instances") or given.get("endpoints")):
+    given = flags.given_options(options)
+    if not (given.instances or given.endpoints):
         raise CallerError("no instance is named: give --instance URL, or --endpoints FILE")
-    serve(Options(**given, live=live), retuner.attachment(options))
+    serve(given, retuner.attachment(options))
 
 
 def _check(options: argparse.Namespace) -> None:

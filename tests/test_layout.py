@@ -33,7 +33,7 @@ def test_every_module_has_a_mirrored_test():
     simulators.append("simulators/traces/formats")
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    names = ("otel", "torch", "transfer_queue", "trl", "verl")
+    names = ("otel", "ray", "torch", "transfer_queue", "trl", "verl")
     neighbours = [f"integrations/{name}" for name in names]
     rooms = (".", "calibration", "client", "core", "link", "metrics", "inspection", "page", "store")
     ours = [f"rollout_sched/{room}" for room in rooms]

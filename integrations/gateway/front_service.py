@@ -81,9 +81,9 @@ class FrontService:
             keys=auth.opening(Access.CLIENT),
             responses=Responses(logs=options.access_log),
         )
-        app = FrontApp(self.calls, self.data_plane, options.scheduler_url)
+        self._app = FrontApp(self.calls, self.data_plane, options.scheduler_url)
         limits = ServerLimits(max_body=options.max_body, max_bodies=options.max_bodies)
-        self._server = HttpServer(app, None, limits)
+        self._server = HttpServer(self._app, None, limits)
 
     # -- its port --------------------------------------------------------------------------
 
@@ -107,6 +107,15 @@ class FrontService:
 
     # -- its scheduler ---------------------------------------------------------------------
 
+    @property
+    def scheduler_url(self) -> str:
+        """See `FrontOptions`; another when the scheduler has come up elsewhere."""
+        return self._app.scheduler_url
+
+    @scheduler_url.setter
+    def scheduler_url(self, url: str) -> None:
+        self._app.scheduler_url = url.rstrip("/")
+
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
         """A scheduler is here, which may be another than before: it is told of all that is here.
         `send` takes frames for it. Raises msgspec.DecodeError."""
@@ -128,7 +137,7 @@ class FrontApp:
     def __init__(self, calls: FrontCalls, data_plane: DataPlane, scheduler_url: str) -> None:
         self._calls = calls
         self._data_plane = data_plane
-        self._scheduler_url = scheduler_url.rstrip("/").encode()
+        self.scheduler_url = scheduler_url.rstrip("/")
         self._metrics = FrontMetrics(calls, data_plane)
         self._own: dict[bytes, Callable[[Request], None]] = {
             b"/health": self._health,
@@ -161,11 +170,11 @@ class FrontApp:
             own(request)
 
     def _elsewhere(self, target: bytes) -> Refusal:
-        if not self._scheduler_url:
+        if not self.scheduler_url:
             text = "this front answers clients' requests only; the scheduler's process has the rest"
             return 404, [JSON], error_body(404, text)
-        location = self._scheduler_url + target
-        text = f"this is answered by the scheduler's process, {self._scheduler_url.decode()}"
+        location = self.scheduler_url.encode() + target
+        text = f"this is answered by the scheduler's process, {self.scheduler_url}"
         return 307, [JSON, (b"location", location)], error_body(307, text)
 
     def _not_yet(self) -> Refusal:

@@ -6,19 +6,11 @@ predict the token at t are those at t - 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.samples import OBSERVED, Batch, Sample
-
-#: One advantage for each of the batch's samples, such as `integrations.advantages.GroupAdvantages`.
-Advantages = Callable[[Batch], Sequence[float]]
-
-_Columns = dict[str, NDArray[np.generic]]
+from rollout_sched.integrations.token_columns import Advantages, columns, lengths
+from rollout_sched.live.samples import OBSERVED, Batch
 
 #: What stands where no token is.
 _PADDING = {"versions": OBSERVED}
@@ -50,13 +42,13 @@ def padded(
     T is a multiple of `multiple_of`. Raises CallerError if some samples have log-probs and others
     have none, or there are not as many advantages as samples.
     """
-    lengths = _lengths(batch)
-    longest = -(-int(lengths.max(initial=0)) // multiple_of) * multiple_of
-    here = np.arange(longest) < lengths[:, None]
-    columns = {"attention_mask": np.ones(lengths.sum(), np.int64), **_columns(batch, advantages)}
+    tokens = lengths(batch)
+    longest = -(-int(tokens.max(initial=0)) // multiple_of) * multiple_of
+    here = np.arange(longest) < tokens[:, None]
+    flat = {"attention_mask": np.ones(tokens.sum(), np.int64), **columns(batch, advantages)}
     padding = {**_PADDING, "input_ids": pad_token_id}
     tensors = {}
-    for name, column in columns.items():
+    for name, column in flat.items():
         rows = np.full(here.shape, padding.get(name, 0), column.dtype)
         rows[here] = column
         tensors[name] = torch.from_numpy(rows)
@@ -71,68 +63,12 @@ def packed(batch: Batch, *, advantages: Advantages | None = None) -> dict[str, t
     attention_mask: given none, transformers tells the samples apart by their position_ids.
     Raises CallerError as `padded` does.
     """
-    ends = np.cumsum(_lengths(batch), dtype=np.int32)
+    ends = np.cumsum(lengths(batch), dtype=np.int32)
     tensors = {
-        name: torch.from_numpy(column[None]) for name, column in _columns(batch, advantages).items()
+        name: torch.from_numpy(column[None]) for name, column in columns(batch, advantages).items()
     }
     tensors["cu_seqlens"] = torch.from_numpy(np.concatenate([np.zeros(1, np.int32), ends]))
     return tensors | _of_batch(batch)
-
-
-def _lengths(batch: Batch) -> NDArray[np.int64]:
-    return np.array([_length(sample) for sample in batch.samples], np.int64)
-
-
-def _length(sample: Sample) -> int:
-    return len(sample.prompt_ids) + len(sample.response_ids)
-
-
-def _columns(batch: Batch, advantages: Advantages | None) -> _Columns:
-    """One entry for each token of all samples, in order."""
-    samples = batch.samples
-    columns: _Columns = {
-        "input_ids": _joined([[*s.prompt_ids, *s.response_ids] for s in samples], np.int64),
-        "position_ids": _joined([range(_length(s)) for s in samples], np.int64),
-        "response_mask": _after_prompts(samples, [s.response_mask for s in samples], 0, np.int64),
-        "versions": _after_prompts(samples, [s.versions for s in samples], OBSERVED, np.int64),
-    }
-    log_probs = _log_probs(samples)
-    if log_probs is not None:
-        columns["rollout_log_probs"] = _after_prompts(samples, log_probs, 0.0, np.float32)
-    if advantages is not None:
-        values = np.asarray(advantages(batch), np.float32)
-        if len(values) != len(samples):
-            raise CallerError(f"{len(values)} advantages for {len(samples)} samples: give each one")
-        columns["advantages"] = np.repeat(values, _lengths(batch)) * columns[
-            "response_mask"
-        ].astype(np.float32)
-    return columns
-
-
-def _log_probs(samples: Sequence[Sample]) -> list[list[float]] | None:
-    found = [s.rollout_log_probs for s in samples if s.rollout_log_probs is not None]
-    if found and len(found) < len(samples):
-        without = next(s.uid for s in samples if s.rollout_log_probs is None)
-        raise CallerError(
-            f"group {without!r} has no log-probs and others of its batch have: submit all prompts "
-            'with sampling {"logprobs": 0}, or none'
-        )
-    return found or None
-
-
-def _after_prompts(
-    samples: Sequence[Sample], responses: Sequence[Sequence[float]], fill: float, dtype: type
-) -> NDArray[np.generic]:
-    """What is one entry per response token, with `fill` for each prompt token before it."""
-    rows = (
-        [fill] * len(sample.prompt_ids) + list(response)
-        for sample, response in zip(samples, responses, strict=True)
-    )
-    return _joined(rows, dtype)
-
-
-def _joined(rows: Iterable[Sequence[float]], dtype: type) -> NDArray[np.generic]:
-    return np.concatenate([np.zeros(0, dtype), *(np.array(row, dtype) for row in rows)])
 
 
 def _of_batch(batch: Batch) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from rollout_sched.client.blocking import BlockingRollouts
 from rollout_sched.client.new_weights import Applied
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
 from rollout_sched.integrations.gateway.control_plane.weight_update import Reload, Transfer
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.reward_function import KeepFunc, RewardFunc

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from rollout_sched.client.loop_thread import LoopThread
 from rollout_sched.core.errors import RolloutError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import TrainerCalls
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class Heartbeat:
     """Renews by a connection and in a thread of its own, for most trainers train in the event loop
     in which they wait for batches. It ends with the process."""
 
-    def __init__(self, gateway: TrainerClient, trainer: str) -> None:
+    def __init__(self, gateway: TrainerCalls, trainer: str) -> None:
         self._gateway = gateway
         self._trainer = trainer
         self._lease_s = 0.0

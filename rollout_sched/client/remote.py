@@ -1,10 +1,10 @@
-"""Scheduling by a gateway, over HTTP."""
+"""Scheduling by a gateway, in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerClient
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import STATE, TrainerCalls
 from rollout_sched.live.leases import TRAINER
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.samples import Batch, Prompt
@@ -38,12 +38,13 @@ class Remote(RolloutScheduler):
     """A gateway does it. A batch counts as received once the next one is asked for.
 
     A gateway that is restarted has another epoch. Who waits for a batch hears then of what it has
-    forgotten.
+    forgotten. `calls` makes what carries its calls there: one for these, and one for a heartbeat in
+    a thread of its own.
     """
 
-    def __init__(self, url: str, key: str | None, trainer: str) -> None:
-        self._gateway = TrainerClient(url, key)
-        self._heartbeat = Heartbeat(TrainerClient(url, key), trainer)
+    def __init__(self, calls: Callable[[], TrainerCalls], trainer: str) -> None:
+        self._gateway = calls()
+        self._heartbeat = Heartbeat(calls(), trainer)
         self._trainer = trainer
         self._received = NOTHING
         self._submitted = SubmittedPrompts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from rollout_sched.client.new_weights import Apply
 from rollout_sched.client.prompts import checked
 from rollout_sched.client.said_while_waiting import said_while_waiting
 from rollout_sched.config import load_policy
+from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
 from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
@@ -24,6 +26,7 @@ from rollout_sched.live.trajectory import Tool
 
 if TYPE_CHECKING:
     from rollout_sched.client.blocking import BlockingRollouts
+    from rollout_sched.client.on_ray import OnRay
 
 _DEFAULTS = RunOptions()
 
@@ -120,8 +123,43 @@ class RolloutScheduler(ABC):
         batches of its own, the same after its restart.
         """
         from rollout_sched.client.remote import Remote  # which inherits from this class
+        from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
 
-        return Remote(url, key, trainer)
+        return Remote(partial(TrainerClient, url, key), trainer)
+
+    @staticmethod
+    def on_ray(
+        policy: str | Path | None = None,
+        instances: Sequence[str] = (),
+        *,
+        name: str = NAME,
+        fronts: FrontCount = "per-node",
+        servers: str = "",
+        shared_store: bool = False,
+        address: str | None = None,
+        trainer: str = TRAINER,
+        **options: Any,
+    ) -> OnRay:
+        """Use the deployment of this name on a Ray cluster, as `rollout-sched ray up` starts it.
+        With a `policy` it is started if it is not there, and stays.
+
+        instances     URLs of vLLM servers
+        fronts        "per-node", or how many (`integrations.ray.deployment`)
+        servers       named actors that are vLLM servers, as a pattern
+        shared_store  every node has the folder `store`
+        address       of the cluster; None: the one that this process is connected to, else that of
+                      this machine
+        options       as of `rollout-sched serve`: prompts_per_step, store, endpoints, ...
+
+        Whoever asks it for `next_micro_batches` gets object references to arrays. Raises
+        CallerError.
+        """
+        from rollout_sched.client.on_ray import on_ray  # which inherits from this class
+
+        deployment = Deployment(
+            name=name, fronts=fronts, servers=servers, shared_store=shared_store
+        )
+        return on_ray(deployment, policy, list(instances), options, address, trainer)
 
     def blocking(self) -> BlockingRollouts:
         """The same without coroutines, to be used as `with`: for a trainer without an event
@@ -165,12 +203,8 @@ class RolloutScheduler(ABC):
         for this one was not heard of for so long: what was made of it must not count. What is asked
         for next is a batch of this trainer's own.
         """
-        try:
-            async with said_while_waiting("a batch", partial(self._awaited, "batch")):
-                return await self._next_batch(parts)
-        except LeaseEnded:
-            self._received = NOTHING
-            raise
+        async with self._waiting_for_batch():
+            return await self._next_batch(parts)
 
     @abstractmethod
     async def _next_batch(self, parts: bool) -> Batch | None: ...
@@ -223,6 +257,16 @@ class RolloutScheduler(ABC):
     async def _awaited(self, what: Literal["batch", "weights"]) -> str:
         reason: str = (await self.state())["waits_for"][what]
         return reason
+
+    @contextlib.asynccontextmanager
+    async def _waiting_for_batch(self) -> AsyncIterator[None]:
+        """Its reason is logged; whose lease has ended has received nothing."""
+        try:
+            async with said_while_waiting("a batch", partial(self._awaited, "batch")):
+                yield
+        except LeaseEnded:
+            self._received = NOTHING
+            raise
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches until submissions are closed and nothing is left; may be left and taken up."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from rollout_sched.core.errors import RolloutError
 
@@ -65,8 +66,7 @@ class FrameConnection(asyncio.Protocol):
     # -- what the event loop says ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         _give_up_the_silent(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:

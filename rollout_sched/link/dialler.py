@@ -50,10 +50,16 @@ class LinkDialler:
         self._name = name
         self._locate = locate
         self._dialling: asyncio.Task[None] | None = None
+        self._call: _Call | None = None
         self._said = ""
 
     def open(self) -> None:
         self._dialling = asyncio.get_running_loop().create_task(self._dial_for_ever())
+
+    def hang_up(self) -> None:
+        """And dial again: the front cannot go on with what it was told."""
+        if self._call is not None:
+            self._call.connection.close()
 
     async def close(self) -> None:
         if self._dialling is not None:
@@ -84,7 +90,7 @@ class LinkDialler:
     async def _connected(self) -> _Call:
         """Once it was welcomed. Raises OSError, LinkEnded or what `locate` raises."""
         place = await self._locate()
-        call = _Call(self._front)
+        call = self._call = _Call(self._front)
         try:
             await dial(call.connection, place.address, place.port)
             call.connection.send(msgspec.msgpack.encode(Hello(self._name, place.key)))

@@ -23,7 +23,7 @@ from rollout_sched.client import (
     said_while_waiting,
 )
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_client
+from rollout_sched.integrations.gateway.control_plane import trainer_calls
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
@@ -263,7 +263,7 @@ def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gateway_that_is_away_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trainer_client, "RETRY_S", 0.1)
+    monkeypatch.setattr(trainer_calls, "RETRY_S", 0.1)
 
     async def scene() -> None:
         async with House(Upstream(NAME)) as house:

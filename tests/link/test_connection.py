@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rollout_sched import event_loop
 from rollout_sched.link import connection as connections
 from rollout_sched.link.connection import FrameConnection, LinkEnded, dial, listen
 from tests.link.scenes import runs
@@ -55,6 +56,15 @@ async def test_frames_of_any_length_come_whole_and_in_order() -> None:
         assert [await there.frames.get() for _ in frames] == frames
         there.connection.send(b"back")
         assert await here.frames.get() == b"back"
+
+
+def test_on_the_event_loop_that_serves() -> None:
+    async def scene() -> None:
+        async with joined() as (here, there):
+            here.connection.send(b"x")
+            assert await there.frames.get() == b"x"
+
+    event_loop.run(scene())
 
 
 @runs

@@ -85,6 +85,21 @@ async def test_it_is_found_whenever_it_comes_and_again_elsewhere(
 
 
 @runs
+async def test_a_front_that_cannot_go_on_dials_again() -> None:
+    stage = Stage()
+    await stage.rise()
+    stage.dialler.hang_up()  # nobody is there yet
+    stage.dialler.open()
+    async with asyncio.timeout(30):
+        assert await stage.front.told.get() == b"welcome f"
+        stage.dialler.hang_up()
+        assert await stage.front.told.get() == "disconnected"
+        assert await stage.front.told.get() == b"welcome f"
+        await stage.dialler.close()
+    stage.fall()
+
+
+@runs
 async def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diallers, "ANSWER_S", 0.05)
     stage = Stage()

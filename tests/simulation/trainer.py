@@ -12,7 +12,7 @@ from rollout_sched.client.new_weights import Applied, Reload, Transfer
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
 from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.trajectory import Tool

@@ -25,10 +25,8 @@ from rollout_sched.config import load_policy
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
-    GatewayError,
-    TrainerClient,
-)
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.membership import MembershipState
 from rollout_sched.live.reward_function import RewardFailed

@@ -1,9 +1,7 @@
-"""What a trainer in another process calls: a gateway's /rollout/v1 and /admin."""
+"""A trainer's calls to a gateway over HTTP."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,10 +12,12 @@ from yarl import URL
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
-from rollout_sched.live.leases import LeaseEnded
-from rollout_sched.store.errors import StoreFull
-
-log = logging.getLogger(__name__)
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
+    STATE,
+    GatewayError,
+    TrainerCalls,
+    error_of,
+)
 
 CONNECT_S = 10.0
 
@@ -25,38 +25,9 @@ CONNECT_S = 10.0
 #: has vanished would be waited for without end. Far more than it lets anybody wait.
 ANSWER_S = 120.0
 
-STATE = "/rollout/v1/state"
 
-#: A gateway that is away is asked again, so often and after so many seconds; only calls that are
-#: safe to repeat.
-TRIES = 60
-RETRY_S = 1.0
-
-
-#: What of the answers is the caller's fault.
-_CALLERS: dict[int, type[CallerError]] = {
-    400: CallerError,
-    404: CallerError,
-    409: CallerError,
-    410: LeaseEnded,
-    413: CallerError,
-    507: StoreFull,
-}
-
-
-class GatewayError(RolloutError, RuntimeError):
-    """The gateway could not be reached, or failed; `status` is 0 or what it answered."""
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class TrainerClient:
-    """msgpack over HTTP. Raises CallerError for what is the caller's fault, else GatewayError.
-
-    epoch  of the gateway that answered last; "" before
-    """
+class TrainerClient(TrainerCalls):
+    """Over HTTP."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -73,7 +44,7 @@ class TrainerClient:
         self._headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
-        self.epoch = ""
+        super().__init__(self.url)
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -120,29 +91,7 @@ class TrainerClient:
         if self._session is not None:
             await self._session.close()
 
-    async def post(
-        self, path: str, body: Any = None, *, repeatable: bool = False
-    ) -> tuple[int, bytes]:
-        return await self.send("POST", path, {} if body is None else body, repeatable=repeatable)
-
-    async def send(
-        self, method: str, path: str, body: Any = None, *, repeatable: bool = False
-    ) -> tuple[int, bytes]:
-        """(status, body) of an answer that is no error."""
-        data = b"" if body is None else msgspec.msgpack.encode(body)
-        tries = TRIES if repeatable else 1
-        for left in reversed(range(tries)):
-            try:
-                return await self._once(method, path, data)
-            except GatewayError as error:
-                if error.status or not left:
-                    raise
-                if left == TRIES - 1:
-                    log.warning("%s; asked again for %g s", error, TRIES * RETRY_S)
-            await asyncio.sleep(RETRY_S)
-        raise AssertionError("the last try returns or raises")
-
-    async def _once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+    async def once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
         if self._session is None:
             raise CallerError("use it as `async with`: the connection to the gateway is not open")
         # encoded: an instance's URL within the path keeps its %2F
@@ -160,15 +109,5 @@ class TrainerClient:
             text = str(error) or type(error).__name__
             raise GatewayError(f"{self.url}{path}: {text}") from error
         if status >= 300:
-            raise _error(f"{self.url}{path}", status, body)
+            raise error_of(f"{self.url}{path}", status, body)
         return status, body
-
-
-def _error(where: str, status: int, body: bytes) -> RolloutError:
-    try:
-        text = str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        text = body[:200].decode(errors="replace")
-    if status in _CALLERS:
-        return _CALLERS[status](text)
-    return GatewayError(f"{where} answered {status}: {text}", status)

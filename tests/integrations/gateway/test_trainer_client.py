@@ -14,10 +14,8 @@ from aiohttp.test_utils import TestServer
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK, refusal
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
-    GatewayError,
-    TrainerClient,
-)
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -80,38 +78,6 @@ def test_an_error_that_is_no_errors_body_is_quoted() -> None:
 
     with pytest.raises(GatewayError, match="answered 500: <html>"):
         against(handler, lambda client: client.send("GET", "/x"))
-
-
-@pytest.mark.parametrize(("repeatable", "calls"), [(False, 1), (True, 3)])
-def test_only_what_is_safe_to_repeat_is_sent_again(
-    repeatable: bool, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_client, "RETRY_S", 0.001)
-    monkeypatch.setattr(trainer_client, "TRIES", 3)
-    came = []
-
-    async def handler(request: web.Request) -> web.Response:
-        came.append(request.path)
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
-    with pytest.raises(GatewayError) as caught:
-        against(handler, lambda client: client.post("/x", repeatable=repeatable))
-    assert caught.value.status == 0
-    assert len(came) == calls
-
-
-def test_what_was_answered_is_not_asked_again() -> None:
-    came = []
-
-    async def handler(request: web.Request) -> web.Response:
-        came.append(request.path)
-        return refusal(503, "later")
-
-    with pytest.raises(GatewayError):
-        against(handler, lambda client: client.send("GET", "/x", repeatable=True))
-    assert len(came) == 1
 
 
 def test_a_gateway_that_has_vanished_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,88 @@
+"""A trainer's calls to the scheduler's actor, which Ray carries."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
+    STATE,
+    GatewayError,
+    TrainerCalls,
+    error_of,
+)
+from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
+from rollout_sched.integrations.ray.scheduler_actor import Handed
+
+#: Seconds without an answer after which an actor is asked again: far more than it lets anybody
+#: wait.
+ANSWER_S = 120.0
+
+
+class ActorCalls(TrainerCalls):
+    """To the scheduler of a deployment that is there. Ray must be initialised when it is opened."""
+
+    def __init__(self, deployment: str) -> None:
+        super().__init__(f"the scheduler of deployment {deployment!r}")
+        self._deployment = deployment
+        self.actor: Any = None
+
+    async def open(self) -> None:
+        """Raises CallerError if there is no such deployment."""
+        import ray
+
+        name = Deployment(name=self._deployment).scheduler
+        try:
+            self.actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+        except ValueError:
+            raise CallerError(
+                f"no deployment {self._deployment!r} is on this cluster; start it by "
+                f"`rollout-sched ray up --policy P --name {self._deployment}`, or give on_ray a "
+                "policy"
+            ) from None
+
+    async def close(self) -> None:
+        """The actor stays."""
+
+    async def greet(self) -> dict[str, Any]:
+        _, body = await self.send("GET", STATE, repeatable=True)
+        return msgspec.msgpack.decode(body, type=dict[str, Any])
+
+    async def once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        status, body, epoch = await self._answer(
+            self.actor.call.remote(method, path, data, self.epoch)
+        )
+        self.epoch = epoch or self.epoch
+        if status >= 300:
+            raise error_of(f"{self.name}, {path},", status, body)
+        return status, body
+
+    async def micro_batches(self, asked: NextBatch, count: int) -> tuple[Handed, list[Any]]:
+        """What comes of asking, and references of the micro-batches, which this process owns."""
+        return await self.repeated(lambda: self._micro_batches(asked, count))
+
+    async def _micro_batches(self, asked: NextBatch, count: int) -> tuple[Handed, list[Any]]:
+        call = self.actor.micro_batches.options(num_returns=1 + count)
+        head, *refs = call.remote(asked, self.epoch, count)
+        handed = msgspec.msgpack.decode(await self._answer(head), type=Handed)
+        self.epoch = handed.epoch
+        return handed, refs
+
+    async def _answer(self, call: Any) -> Any:
+        """What a call comes to. Raises GatewayError while the actor is away, and CallerError for
+        what keeps it from starting."""
+        import ray
+
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await call
+        except TimeoutError:
+            raise GatewayError(f"{self.name} has not answered for {ANSWER_S:g} s") from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            raise GatewayError(f"{self.name}: {error}") from error

@@ -1,0 +1,120 @@
+"""Which fronts a deployment has, and starts them where they are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from rollout_sched.integrations.ray.deployment import (
+    CALLS_AT_ONCE,
+    FOR_EVER,
+    NAMESPACE,
+    Deployment,
+)
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the cluster's nodes.
+LOOK_S = 2.0
+
+
+class Fronts:
+    """Keeps the fronts of a deployment there. `arguments` are those of a front's actor, after its
+    name.
+
+    A front outlives the scheduler that has started it, and Ray starts it again when its process
+    dies: one of a node on that node, the others anywhere.
+    """
+
+    def __init__(self, deployment: Deployment, arguments: tuple[Any, ...]) -> None:
+        self._deployment = deployment
+        self._arguments = arguments
+        self._actors: dict[str, Any] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Once those of now are started, if not up."""
+        await self._place()
+        if self._deployment.fronts == "per-node":
+            self._looking = asyncio.get_running_loop().create_task(self._place_for_ever())
+
+    async def close(self) -> None:
+        """No more are started; those that are here stay."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def urls(self) -> dict[str, str]:
+        """Of those that answer, by name."""
+        asked = {name: actor.url.remote() for name, actor in self._actors.items()}
+        answers = await asyncio.gather(*map(_told, asked.values()))
+        return {name: url for name, url in zip(asked, answers, strict=True) if url}
+
+    async def stop(self) -> None:
+        """For good: what clients have there is let finish for the gateway's grace period."""
+        import ray
+
+        await self.close()
+        actors = list(self._actors.values())
+        await asyncio.gather(*(_told(actor.close.remote()) for actor in actors))
+        for actor in actors:
+            ray.kill(actor)
+
+    async def _place(self) -> None:
+        wanted = await asyncio.to_thread(placed, self._deployment)
+        for name in self._actors.keys() - wanted.keys():
+            log.warning("the node of %s is gone", name)
+            del self._actors[name]
+        for name in wanted.keys() - self._actors.keys():
+            self._actors[name] = await asyncio.to_thread(self._start, name, wanted[name])
+
+    def _start(self, name: str, strategy: Any) -> Any:
+        import ray
+
+        from rollout_sched.integrations.ray.front_actor import FrontActor
+
+        actor = ray.remote(FrontActor).options(
+            name=name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=FOR_EVER,
+            max_concurrency=CALLS_AT_ONCE,
+            num_cpus=self._deployment.front_cpus,
+            scheduling_strategy=strategy,
+        )
+        return actor.remote(name, *self._arguments)
+
+    async def _place_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._place()
+            except Exception as error:  # Ray is busy, or away: the next look may find it
+                log.warning("the cluster's nodes could not be read: %s", error)
+
+
+def placed(deployment: Deployment) -> dict[str, Any]:
+    """The fronts that there should be, by name, each with where. Waits for Ray."""
+    if deployment.fronts != "per-node":
+        return {deployment.front(number): "SPREAD" for number in range(deployment.fronts)}
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {
+        deployment.front(node["NodeID"]): NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+
+
+async def _told(answer: Awaitable[Any], within_s: float = 30.0) -> Any:
+    """None from who does not answer."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await answer
+    except Exception as error:
+        log.warning("a front does not answer: %s", error)
+        return None

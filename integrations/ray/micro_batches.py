@@ -1,0 +1,48 @@
+"""A batch as its ranks train it: arrays, which Ray hands to a node's workers without a copy."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.token_columns import Columns, columns, lengths
+from rollout_sched.live.samples import Batch
+
+
+def micro_batches(batch: Batch, count: int) -> list[Columns]:
+    """The samples in so many parts of about as many tokens, whole groups in each, N samples and T
+    tokens in one:
+
+    input_ids, position_ids, response_mask, versions  int64 [T], and rollout_log_probs float32 [T]
+                    where log-probs were asked for: as `integrations.torch.packed` has them
+    cu_seqlens      int32 [N + 1]  where each sample begins and the last one ends
+    prompt_lengths  int64 [N]      tokens of its prompt, with which each sample begins
+    uids            str   [N]      its group
+    indices         int64 [N]      of it within its group
+    staleness       int64 [N]
+    rewards         float32 [N]    left out if there is no reward function
+
+    A part may be without samples. Raises CallerError for less than one part, or if some samples
+    have log-probs and others have none.
+    """
+    if count < 1:
+        raise CallerError(f"a batch is divided into at least one micro-batch, not {count}")
+    parts = batch.balanced(count)
+    return [_arrays(msgspec.structs.replace(batch, samples=samples)) for samples in parts]
+
+
+def _arrays(part: Batch) -> Columns:
+    samples = part.samples
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    ends = np.cumsum(lengths(part), dtype=np.int32)
+    told: Columns = {"rewards": np.array(rewards, np.float32)} if rewards else {}
+    return {
+        **columns(part),
+        **told,
+        "cu_seqlens": np.concatenate([np.zeros(1, np.int32), ends]),
+        "prompt_lengths": np.array([len(sample.prompt_ids) for sample in samples], np.int64),
+        "uids": np.array([sample.uid for sample in samples], np.str_),
+        "indices": np.array([sample.index for sample in samples], np.int64),
+        "staleness": np.array([sample.staleness for sample in samples], np.int64),
+    }

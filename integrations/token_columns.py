@@ -1,0 +1,77 @@
+"""A batch's ragged samples as arrays: one entry for each token of all samples, in order.
+
+Whatever is one entry per token stands at that token's own place, prompt included: the logits that
+predict the token at t are those at t - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.live.samples import OBSERVED, Batch, Sample
+
+#: One advantage for each of the batch's samples, such as `integrations.advantages.GroupAdvantages`.
+Advantages = Callable[[Batch], Sequence[float]]
+
+Columns = dict[str, NDArray[np.generic]]
+
+
+def lengths(batch: Batch) -> NDArray[np.int64]:
+    """Tokens of each sample, prompts included."""
+    return np.array([_length(sample) for sample in batch.samples], np.int64)
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.response_ids)
+
+
+def columns(batch: Batch, advantages: Advantages | None = None) -> Columns:
+    """By the names of `torch.collate.packed`. Raises CallerError if some samples have log-probs and
+    others have none, or there are not as many advantages as samples."""
+    samples = batch.samples
+    made: Columns = {
+        "input_ids": _joined([[*s.prompt_ids, *s.response_ids] for s in samples], np.int64),
+        "position_ids": _joined([range(_length(s)) for s in samples], np.int64),
+        "response_mask": _after_prompts(samples, [s.response_mask for s in samples], 0, np.int64),
+        "versions": _after_prompts(samples, [s.versions for s in samples], OBSERVED, np.int64),
+    }
+    log_probs = _log_probs(samples)
+    if log_probs is not None:
+        made["rollout_log_probs"] = _after_prompts(samples, log_probs, 0.0, np.float32)
+    if advantages is not None:
+        values = np.asarray(advantages(batch), np.float32)
+        if len(values) != len(samples):
+            raise CallerError(f"{len(values)} advantages for {len(samples)} samples: give each one")
+        mask = made["response_mask"].astype(np.float32)
+        made["advantages"] = np.repeat(values, lengths(batch)) * mask
+    return made
+
+
+def _log_probs(samples: Sequence[Sample]) -> list[list[float]] | None:
+    found = [s.rollout_log_probs for s in samples if s.rollout_log_probs is not None]
+    if found and len(found) < len(samples):
+        without = next(s.uid for s in samples if s.rollout_log_probs is None)
+        raise CallerError(
+            f"group {without!r} has no log-probs and others of its batch have: submit all prompts "
+            'with sampling {"logprobs": 0}, or none'
+        )
+    return found or None
+
+
+def _after_prompts(
+    samples: Sequence[Sample], responses: Sequence[Sequence[float]], fill: float, dtype: type
+) -> NDArray[np.generic]:
+    """What is one entry per response token, with `fill` for each prompt token before it."""
+    rows = (
+        [fill] * len(sample.prompt_ids) + list(response)
+        for sample, response in zip(samples, responses, strict=True)
+    )
+    return _joined(rows, dtype)
+
+
+def _joined(rows: Iterable[Sequence[float]], dtype: type) -> NDArray[np.generic]:
+    return np.concatenate([np.zeros(0, dtype), *(np.array(row, dtype) for row in rows)])

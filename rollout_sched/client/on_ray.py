@@ -1,0 +1,93 @@
+"""Scheduling by a deployment on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from rollout_sched.client.remote import LONG_POLL_S, Remote
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.ray import cluster
+from rollout_sched.integrations.ray.actor_calls import ActorCalls
+from rollout_sched.integrations.ray.deployment import Deployment
+from rollout_sched.live.samples import Batch
+
+
+class MicroBatches(NamedTuple):
+    """batch  what is said of it, without its samples
+    refs   an object reference for each micro-batch (`integrations.ray.micro_batches`)
+    """
+
+    batch: Batch
+    refs: Sequence[Any]
+
+
+class OnRay(Remote):
+    """As before a gateway, but that its calls are those of an actor. With `start` the deployment is
+    made if there is none of its name, and stays when this is over."""
+
+    def __init__(
+        self, deployment: Deployment, start: Options | None, address: str | None, trainer: str
+    ) -> None:
+        self._calls = ActorCalls(deployment.name)
+        calls = iter((self._calls, ActorCalls(deployment.name)))
+        super().__init__(lambda: next(calls), trainer)
+        self._deployment = deployment
+        self._start = start
+        self._address = address
+
+    async def __aenter__(self) -> Self:
+        cluster.connect(self._address)
+        if self._start is not None:
+            await cluster.start(self._start, self._deployment)
+        return await super().__aenter__()
+
+    async def next_micro_batches(self, count: int, *, parts: bool = False) -> MicroBatches | None:
+        """As `next_batch`, in so many micro-batches, for the workers that train them: whoever gets
+        a reference has the arrays, on the node of the scheduler without a copy. They are this
+        process's; when their node is gone, ask again."""
+        if count < 1:
+            raise CallerError(f"a batch is divided into at least one micro-batch, not {count}")
+        async with self._waiting_for_batch():
+            while True:
+                number, part = self._received
+                asked = NextBatch(self._trainer, number, part, parts, LONG_POLL_S)
+                head, refs = await self._calls.micro_batches(asked, count)
+                if head.epoch != self._epoch:
+                    await self._go_on_with_another()
+                    continue
+                if head.status == "nothing":
+                    return None
+                if head.batch is not None:
+                    self._received = head.batch.number, head.batch.part
+                    self._submitted.remove(head.uids)
+                    return MicroBatches(head.batch, refs)
+
+
+def on_ray(
+    deployment: Deployment,
+    policy: str | Path | None,
+    instances: list[str],
+    options: dict[str, Any],
+    address: str | None,
+    trainer: str,
+) -> OnRay:
+    """See `RolloutScheduler.on_ray`. Raises CallerError."""
+    if policy is None:
+        given = [*options, *(["instances"] if instances else [])]
+        if given:
+            raise CallerError(
+                f"{', '.join(given)}: of a deployment that is started here; give its policy too"
+            )
+        return OnRay(deployment, None, address, trainer)
+    known = {field.name for field in msgspec.structs.fields(Options)}
+    for name in options:
+        if name not in known:
+            raise CallerError(f"on_ray has no option {name!r}; see `rollout-sched serve --help`")
+    start = Options(policy=str(policy), instances=instances, **options)
+    return OnRay(deployment, start, address, trainer)

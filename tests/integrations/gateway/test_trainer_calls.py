@@ -1,0 +1,85 @@
+"""What a trainer asks is asked again where that does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import trainer_calls
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
+    GatewayError,
+    TrainerCalls,
+    error_of,
+)
+from rollout_sched.live.leases import LeaseEnded
+from rollout_sched.store.errors import StoreFull
+
+
+class Calls(TrainerCalls):
+    """Answers what a test has laid out, one after the other."""
+
+    def __init__(self, *answers: tuple[int, bytes] | GatewayError) -> None:
+        super().__init__("a gateway")
+        self.answers = list(answers)
+        self.sent: list[tuple[str, str, bytes]] = []
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def greet(self) -> dict[str, Any]:
+        return {}
+
+    async def once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+        self.sent.append((method, path, data))
+        answer = self.answers.pop(0)
+        if isinstance(answer, GatewayError):
+            raise answer
+        return answer
+
+
+AWAY = GatewayError("nobody is there")
+
+
+@pytest.fixture(autouse=True)
+def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_calls, "RETRY_S", 0.001)
+    monkeypatch.setattr(trainer_calls, "TRIES", 3)
+
+
+def test_only_what_is_safe_to_repeat_is_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls(AWAY, AWAY, (200, b"here"))
+    assert asyncio.run(calls.send("GET", "/x", repeatable=True)) == (200, b"here")
+    assert calls.sent == [("GET", "/x", b"")] * 3
+    assert caplog.text.count("asked again") == 1
+    calls = Calls(AWAY)
+    with pytest.raises(GatewayError):
+        asyncio.run(calls.post("/x"))
+    assert calls.sent == [("POST", "/x", b"\x80")]
+
+
+def test_it_is_not_asked_for_ever() -> None:
+    calls = Calls(AWAY, AWAY, AWAY)
+    with pytest.raises(GatewayError, match="nobody is there"):
+        asyncio.run(calls.send("GET", "/x", repeatable=True))
+
+
+def test_what_was_answered_is_not_asked_again() -> None:
+    calls = Calls(GatewayError("later", 503))
+    with pytest.raises(GatewayError):
+        asyncio.run(calls.send("GET", "/x", repeatable=True))
+    assert len(calls.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, CallerError), (410, LeaseEnded), (507, StoreFull), (500, GatewayError)],
+)
+def test_whose_fault_it_is(status: int, kind: type[Exception]) -> None:
+    error = error_of("there", status, b'{"error": {"message": "because"}}')
+    assert type(error) is kind
+    assert "because" in str(error)
+    assert "<html>" in str(error_of("there", status, b"<html>"))

@@ -1,0 +1,75 @@
+"""A trainer's calls that an actor answers, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
+from rollout_sched.integrations.ray import actor_calls
+from rollout_sched.integrations.ray.actor_calls import ActorCalls
+from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
+from tests.ray.conftest import PATIENCE_S
+
+
+@ray.remote(num_cpus=0)
+class Scheduler:
+    """Answers what a test wants of it."""
+
+    async def call(self, method: str, path: str, data: bytes, epoch: str) -> tuple[int, bytes, str]:
+        if path == "/wrong":
+            return 409, b'{"error": {"message": "that is wrong"}}', "e2"
+        if path == "/raises":
+            raise CallerError("it cannot start")
+        if path == "/silent":
+            await asyncio.Event().wait()
+        if path == "/dies":
+            ray.actor.exit_actor()
+        return 200, f"{method} {path} {epoch}".encode() + data, "e1"
+
+
+def calling(name: str, use: Any) -> Any:
+    async def scene() -> Any:
+        calls = ActorCalls(name)
+        async with asyncio.timeout(PATIENCE_S):
+            await calls.open()
+            return await use(calls)
+
+    return asyncio.run(scene())
+
+
+def test_what_is_answered_and_what_is_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Scheduler.options(
+        name=Deployment(name="double").scheduler, namespace=NAMESPACE
+    ).remote()
+
+    async def use(calls: ActorCalls) -> None:
+        assert await calls.send("GET", "/x") == (200, b"GET /x ")
+        assert await calls.post("/y") == (200, b"POST /y e1\x80")
+        with pytest.raises(CallerError, match="that is wrong"):
+            await calls.send("GET", "/wrong")
+        assert calls.epoch == "e2"
+        with pytest.raises(CallerError, match="it cannot start") as caught:
+            await calls.send("GET", "/raises")
+        assert type(caught.value) is CallerError
+        monkeypatch.setattr(actor_calls, "ANSWER_S", 0.05)
+        with pytest.raises(GatewayError, match="has not answered"):
+            await calls.send("GET", "/silent")
+        monkeypatch.undo()
+        with pytest.raises(GatewayError):
+            await calls.send("GET", "/dies")
+
+    calling("double", use)
+    del actor
+
+
+def test_a_deployment_that_is_not_there_is_named(cluster: Cluster) -> None:
+    with pytest.raises(CallerError, match="ray up --policy P --name nobody"):
+        calling("nobody", lambda calls: calls.send("GET", "/x"))
