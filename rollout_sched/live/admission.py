@@ -2,15 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 
 import msgspec
 
-from rollout_sched.live.asking import ask
-from rollout_sched.live.pause import FIND, RESUME, Pause
+from rollout_sched.live.asking import ask, said
+from rollout_sched.live.engine_watch import PAUSED
+from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.live.joining_version import JoiningVersion, JoinsLater, VersionRefused
+from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.pause import FIND, RESTART, RESUME, Pause
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError, printable
 from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class FleetToJoin(Protocol):
+    """What an instance is held against before it joins, and who lets it in."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def first_version(self) -> int: ...
+    @property
+    def newest_version(self) -> int: ...
+    @property
+    def can_load(self) -> bool: ...
+    @property
+    def versions(self) -> FleetVersions: ...
+    def descriptions(self, besides: str) -> Iterable[Description]:
+        """What the instances that have joined say of themselves, but for the one of that name."""
+
+    def join(self, name: str, description: Description, version: int) -> None: ...
+
+
+class Admission:
+    """Of one instance, each time that it comes: it joins, or stays away with a reason.
+
+    description     what it said when it last joined; None before
+    started_at      Unix seconds, as it said last; None if it has never answered
+    awaits_weights  it is away, and would join with other weights
+
+    lock        taken from settling what must be true of it until it has joined
+    on_joining  called with its description before the fleet has it
+    """
+
+    def __init__(
+        self,
+        client: InstanceClient,
+        fleet: FleetToJoin,
+        membership: Membership,
+        pause: Pause,
+        lock: asyncio.Lock,
+        *,
+        on_joining: Callable[[Description], None],
+    ) -> None:
+        self.description: Description | None = None
+        self.started_at: float | None = None
+        self.awaits_weights = False
+        self._client = client
+        self._fleet = fleet
+        self._membership = membership
+        self._pause = pause
+        self._lock = lock
+        self._on_joining = on_joining
+        self._version = JoiningVersion(client.name, fleet.first_version)
+
+    async def admit(self) -> None:
+        """Let it join. Raises what speaks against that."""
+        limit_s = self._fleet.settings.control_timeout_s
+        description = await ask(self._client.describe(), limit_s)
+        self._note_start(description.started_at)
+        self._in_fleets_model(description)
+        version = self._settle_version(description)
+        async with self._lock:  # what is settled stays so until it has joined
+            await settle_pause(self._client, description, self._pause, self._fleet.settings)
+            if description.version is None:
+                # What it makes now is then told apart from what it makes after its first update.
+                await ask(self._client.set_version(version), limit_s)
+            # Others may have joined meanwhile, and the trainer may have gone on.
+            description = self._in_fleets_model(description)
+            self._join(description, self._settle_version(description))
+
+    def refuse(self, error: Exception) -> None:
+        """It stays away, for this speaks against it."""
+        before = self._membership.reason
+        self._membership.move(MembershipMove.REFUSE, said(error))
+        self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)
+        news = self.awaits_weights and self._membership.reason != before
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "instance %s is still away: %s", self._client.name, self._membership.reason)
+
+    def _note_start(self, started_at: float) -> None:
+        """Raises InstanceError if only a restart would help, and there was none."""
+        restarted = self.started_at not in (None, started_at)
+        self.started_at = started_at
+        if restarted:
+            self._pause.move(RESTART)
+        if self._membership.state is MembershipState.UNFIT:
+            if not restarted:
+                raise InstanceError(self._membership.reason)
+            self._membership.move(MembershipMove.RESTART, "it was restarted")
+
+    def _in_fleets_model(self, description: Description) -> Description:
+        others = self._fleet.descriptions(besides=self._client.name)
+        return with_the_fleets_model(self._client, description, others)
+
+    def _settle_version(self, description: Description) -> int:
+        fleet = self._fleet
+        gate = fleet.versions.gate(self._client.name, besides=PAUSED)
+        if gate:
+            raise JoinsLater(f"it takes nothing for now: {gate}")
+        return self._version.settle(
+            description.version,
+            fleet.newest_version,
+            follows=fleet.versions.follows,
+            can_load=fleet.can_load,
+        )
+
+    def _join(self, description: Description, version: int) -> None:
+        self.description = description
+        self.awaits_weights = False
+        self._on_joining(description)
+        self._fleet.join(self._client.name, description, version)
+        self._membership.move(MembershipMove.JOIN)
 
 
 class ServesSeveral(Protocol):

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.live.admission import settle_pause, with_the_fleets_model
-from rollout_sched.live.asking import ask, is_ending, said
+from rollout_sched.live.admission import Admission, FleetToJoin
+from rollout_sched.live.asking import is_ending
 from rollout_sched.live.attempts import UnderWay
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
-from rollout_sched.live.engine_watch import PAUSED, EngineWatch
-from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.live.engine_watch import EngineWatch
 from rollout_sched.live.health_checks import HealthChecks
-from rollout_sched.live.joining_version import JoiningVersion, JoinsLater, VersionRefused
+from rollout_sched.live.joining_version import JoinsLater
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.pause import Pause, PausedBy, PauseMove
-from rollout_sched.live.ports import Description, Gauges, InstanceClient, InstanceError
+from rollout_sched.live.pause import Pause, PausedBy
+from rollout_sched.live.pause_control import PauseControl
+from rollout_sched.live.ports import Description, Gauges, InstanceClient
 
 log = logging.getLogger(__name__)
 
 
-class Owner(OrdersOwner, Protocol):
+class Owner(OrdersOwner, FleetToJoin, Protocol):
     """What a supervisor needs of the driver."""
 
-    @property
-    def first_version(self) -> int: ...
-    @property
-    def newest_version(self) -> int: ...
-    @property
-    def can_load(self) -> bool: ...
-    @property
-    def versions(self) -> FleetVersions: ...
-    @property
-    def supervisors(self) -> Mapping[str, InstanceSupervisor]: ...
-    def join(self, name: str, description: Description, version: int) -> None: ...
     def lose(self, name: str, reason: str) -> None: ...
 
 
@@ -44,45 +32,48 @@ class InstanceSupervisor:
     """Between the driver and one instance.
 
     membership    what the instance is to the scheduler
-    description   what it said when it last joined; None before
+    admission     what it said of itself, and whether it may join
     health        its polls, and whether it may be sent something
+    pauses        an administrator's, and those that are left from an earlier run
     orders        the scheduler's, to pause, update and resume it
-    awaits_weights  it is away, and would join with other weights
     control_lock  taken by whoever controls it, so that nobody comes between
-
-    Who has paused it outlives its being away: one that is held is not resumed by a weight update,
-    and is paused again before it joins after a restart.
     """
 
     def __init__(self, client: InstanceClient, owner: Owner) -> None:
         self.client = client
-        self.description: Description | None = None
         self.membership = Membership(client.name)
         self.health = HealthChecks(client, owner.settings)
-        self.control_lock = asyncio.Lock()
-        self._pause = Pause(client.name)
+        self.control_lock = lock = asyncio.Lock()
+        self._owner = owner
+        self._pause = pause = Pause(client.name)
+        self.pauses = PauseControl(
+            client,
+            owner.settings,
+            self.membership,
+            pause,
+            lock,
+            on_resumed=self.health.forget_progress,
+        )
         self.orders = ControlOrders(
             client,
             owner,
-            self._pause,
-            self.control_lock,
+            pause,
+            lock,
             on_failed=self._order_failed,
             on_resumed=self.health.forget_progress,
         )
-        self._owner = owner
-        self._settings = owner.settings
-        self._version = JoiningVersion(client.name, owner.first_version)
+        self.admission = Admission(
+            client, owner, self.membership, pause, lock, on_joining=self._begin
+        )
         self._watching = EngineWatch(
             client,
             owner.versions,
             owner.settings,
-            self._pause,
-            self.control_lock,
+            pause,
+            lock,
             on_resumed=self.health.forget_progress,
             on_wrong=self._lose_disbelieved,
         )
-        self._started_at: float | None = None  # as it said last
-        self.awaits_weights = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -94,19 +85,14 @@ class InstanceSupervisor:
         return self.membership.state is MembershipState.JOINED
 
     @property
+    def description(self) -> Description | None:
+        """What it said when it last joined; None before."""
+        return self.admission.description
+
+    @property
     def reason(self) -> str:
         """Why it has not joined; "" while it has."""
         return self.membership.reason
-
-    @property
-    def started_at(self) -> float | None:
-        """Unix seconds, as it said last; None if it has never answered."""
-        return self._started_at
-
-    @property
-    def held(self) -> bool:
-        """Paused by an administrator, until released."""
-        return self._pause.held
 
     async def start(self, *, patient: bool = False) -> Description | None:
         """Ask who it is, let it join, and begin to watch it.
@@ -115,11 +101,11 @@ class InstanceSupervisor:
         does one that has to wait for its weights.
         """
         try:
-            await self._admit()
+            await self.admission.admit()
         except Exception as error:
             if not (patient or isinstance(error, JoinsLater)):
                 raise
-            self._stays_away(error)
+            self.admission.refuse(error)
         self._tasks = [
             asyncio.create_task(self.orders.carry_out()),
             asyncio.create_task(self._watch()),
@@ -139,113 +125,22 @@ class InstanceSupervisor:
         self._tasks = []
         await self.client.close()
 
-    # -- an administrator's hand -----------------------------------------------------------
-
-    async def hold(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
-        """Pause it until `release`. Raises InstanceError."""
-        async with self.control_lock:
-            await ask(self.client.pause(mode, clear_cache), self._settings.control_timeout_s)
-            self.note_held()
-
-    async def release(self) -> None:
-        """Resume it, whoever has paused it; one that is held and away goes on when it joins.
-        Raises InstanceError."""
-        async with self.control_lock:
-            if self.held and not self.joined:
-                self._pause.move(PauseMove.RELEASE_LATER)
-                return
-            await ask(self.client.resume(), self._settings.control_timeout_s)
-            self.note_released()
-
-    def note_paused(self) -> None:
-        """We have paused it in an earlier run, and did not come to resume it."""
-        self._pause.move(PauseMove.PAUSE)
-
-    def note_held(self) -> None:
-        """An administrator has paused it."""
-        self._pause.move(PauseMove.HOLD)
-
-    def note_released(self) -> None:
-        """An administrator has resumed it: from now on new tokens are expected."""
-        self._pause.move(PauseMove.RELEASE)
-        self.health.forget_progress()
-
     def suspect(self) -> None:
         """Something suggests that somebody else pauses it, or loads weights: look at it soon."""
         self._watching.suspect()
         self.health.look_soon()
 
-    # -- joining ---------------------------------------------------------------------------
+    # -- watching --------------------------------------------------------------------------
+
+    def _begin(self, description: Description) -> None:
+        self.health.joined(description.started_at)
+        self._watching.joined()
 
     async def _try_to_join(self) -> None:
         try:
-            await self._admit()
+            await self.admission.admit()
         except Exception as error:
-            self._stays_away(error)
-
-    def _stays_away(self, error: Exception) -> None:
-        before = self.reason
-        self.membership.move(MembershipMove.REFUSE, said(error))
-        self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)
-        news = self.awaits_weights and self.reason != before
-        level = logging.WARNING if news else logging.DEBUG
-        log.log(level, "instance %s is still away: %s", self.name, self.reason)
-
-    async def _admit(self) -> None:
-        """Raises what speaks against its joining."""
-        limit_s = self._settings.control_timeout_s
-        description = await ask(self.client.describe(), limit_s)
-        self._note_start(description.started_at)
-        self._in_fleets_model(description)
-        version = self._settle_version(description)
-        async with self.control_lock:  # what is settled stays so until it has joined
-            await settle_pause(self.client, description, self._pause, self._settings)
-            if description.version is None:
-                # What it makes now is then told apart from what it makes after its first update.
-                await ask(self.client.set_version(version), limit_s)
-            # Others may have joined meanwhile, and the trainer may have gone on.
-            description = self._in_fleets_model(description)
-            self._join(description, self._settle_version(description))
-
-    def _settle_version(self, description: Description) -> int:
-        owner, gate = self._owner, self._owner.versions.gate(self.name, besides=PAUSED)
-        if gate:
-            raise JoinsLater(f"it takes nothing for now: {gate}")
-        return self._version.settle(
-            description.version,
-            owner.newest_version,
-            follows=owner.versions.follows,
-            can_load=owner.can_load,
-        )
-
-    def _note_start(self, started_at: float) -> None:
-        """Raises InstanceError if only a restart would help, and there was none."""
-        restarted = self._started_at not in (None, started_at)
-        self._started_at = started_at
-        if restarted:
-            self._pause.move(PauseMove.RESTART)
-        if self.membership.state is MembershipState.UNFIT:
-            if not restarted:
-                raise InstanceError(self.reason)
-            self.membership.move(MembershipMove.RESTART, "it was restarted")
-
-    def _in_fleets_model(self, description: Description) -> Description:
-        others = (
-            other.description
-            for other in self._owner.supervisors.values()
-            if other is not self and other.joined and other.description is not None
-        )
-        return with_the_fleets_model(self.client, description, others)
-
-    def _join(self, description: Description, version: int) -> None:
-        self.description = description
-        self.awaits_weights = False
-        self.health.joined(description.started_at)
-        self._watching.joined()
-        self._owner.join(self.name, description, version)
-        self.membership.move(MembershipMove.JOIN)
-
-    # -- watching --------------------------------------------------------------------------
+            self.admission.refuse(error)
 
     async def _watch(self) -> None:
         while not is_ending():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -88,6 +88,13 @@ class LiveFleet:
         known = (supervisor.description for supervisor in self.supervisors.values())
         return min((d.max_model_len for d in known if d is not None), default=0)
 
+    def descriptions(self, besides: str) -> Iterator[Description]:
+        """What those that have joined say of themselves, but for the one of that name."""
+        for supervisor in self.supervisors.values():
+            told = supervisor.description
+            if told is not None and supervisor.joined and supervisor.name != besides:
+                yield told
+
     async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
         """See `Driver.add_instance`."""
         if client.name in self.supervisors:
@@ -96,7 +103,7 @@ class LiveFleet:
         self.supervisors[client.name] = supervisor
         if client.name in self.paused_before:
             self.paused_before.discard(client.name)
-            supervisor.note_paused()
+            supervisor.pauses.note_left_paused()
         try:
             return await supervisor.start(patient=patient)
         except BaseException:

@@ -149,9 +149,9 @@ class Pauses(RuleBasedStateMachine):
             if past_us:
                 async with self.supervisor.control_lock:
                     await self.by_hand(self.engine.pause("keep", False))
-                    self.supervisor.note_held()
+                    self.supervisor.pauses.note_held()
             else:
-                await self.by_hand(self.supervisor.hold("keep", False))
+                await self.by_hand(self.supervisor.pauses.hold("keep", False))
             self.engine.held, self.engine.by_somebody_else = True, False
 
     @rule()
@@ -161,7 +161,7 @@ class Pauses(RuleBasedStateMachine):
     async def release(self) -> None:
         held, self.engine.held = self.engine.held, False
         try:
-            await self.by_hand(self.supervisor.release())
+            await self.by_hand(self.supervisor.pauses.release())
         except InstanceError:
             self.engine.held = held
 
@@ -218,7 +218,7 @@ class Pauses(RuleBasedStateMachine):
 
     @invariant()
     def held_is_what_administrators_hold(self) -> None:
-        assert self.supervisor.held == self.engine.held
+        assert self.supervisor.pauses.held == self.engine.held
 
     @invariant()
     def who_is_away_says_why(self) -> None:

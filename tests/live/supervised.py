@@ -52,7 +52,6 @@ class Fleet:
         self.versions = FleetVersions(self, make_scheduler().view)
         self._loader: WeightLoader
         self.supervisor = InstanceSupervisor(client, self)
-        self.supervisors = {client.name: self.supervisor}
 
     def update(self, loader: WeightLoader) -> None:
         """Pause it, load what comes next, and resume it."""
@@ -71,6 +70,9 @@ class Fleet:
         elif isinstance(event, WeightsUpdated):
             self.updating = False
             self.supervisor.orders.resume()
+
+    def descriptions(self, besides: str) -> Sequence[Description]:
+        return ()
 
     def join(self, name: str, description: Description, version: int) -> None:
         assert not self.joined

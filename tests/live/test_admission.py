@@ -8,10 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.live.admission import settle_pause, with_the_fleets_model
-from rollout_sched.live.pause import Pause, PausedBy
+from rollout_sched.core.events import Event
+from rollout_sched.live.admission import Admission, settle_pause, with_the_fleets_model
+from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.live.joining_version import JoinsLater
+from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.pause import Pause, PausedBy, PauseMove
 from rollout_sched.live.ports import Description, InstanceError
 from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted
 
 PLAIN = Description(8, 1000, 1000)
@@ -112,3 +117,103 @@ def test_one_of_several_models_is_asked_for_the_fleets() -> None:
     description = msgspec.structs.replace(PLAIN, model="base", models=("base", "tuned"))
     assert with_the_fleets_model(client, description, here).model == "tuned"
     assert client.used == "tuned"
+
+
+class Fleet:
+    """What an instance joins (`admission.FleetToJoin`)."""
+
+    first_version = 0
+
+    def __init__(self, *others: Description, newest: int = 0, can_load: bool = False) -> None:
+        self.settings = Settings()
+        self.newest_version = newest
+        self.can_load = can_load
+        self.versions = FleetVersions(self, make_scheduler().view)
+        self.joined: list[tuple[str, str, int]] = []
+        self._others = others
+
+    def descriptions(self, besides: str) -> tuple[Description, ...]:
+        return self._others
+
+    def join(self, name: str, description: Description, version: int) -> None:
+        self.joined.append((name, description.model, version))
+
+    def tell(self, event: Event) -> None:
+        raise AssertionError(f"nothing is told but that it joins, not {event}")
+
+
+class Coming:
+    """One instance that comes to a fleet. Make it inside a running event loop."""
+
+    def __init__(self, fleet: Fleet, description: Description) -> None:
+        self.client = Scripted()
+        self.client.description = description
+        self.membership = Membership("i0")
+        self.pause = Pause("i0")
+        self.began: list[Description] = []
+        self.admission = Admission(
+            self.client,
+            fleet,
+            self.membership,
+            self.pause,
+            asyncio.Lock(),
+            on_joining=self.began.append,
+        )
+
+
+class TestAdmission:
+    def test_it_joins_with_the_model_of_the_fleet(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet(msgspec.structs.replace(PLAIN, model="m"))
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
+            await one.admission.admit()
+            assert fleet.joined == [("i0", "m", 0)]
+            assert one.began == [one.client.description]
+            assert one.membership.state is MembershipState.JOINED
+            assert one.admission.description == one.client.description
+
+        asyncio.run(scene())
+
+    def test_one_with_older_weights_awaits_those_that_nobody_can_load(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet(newest=2)
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=1))
+            with pytest.raises(JoinsLater) as why:
+                await one.admission.admit()
+            one.admission.refuse(why.value)
+            assert one.admission.awaits_weights
+            assert "the trainer is at 2" in one.membership.reason
+            assert fleet.joined == []
+            fleet.can_load = True
+            await one.admission.admit()
+            assert not one.admission.awaits_weights
+            assert fleet.joined == [("i0", "", 1)]
+
+        asyncio.run(scene())
+
+    def test_one_that_is_unfit_comes_only_after_a_restart(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet()
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, started_at=1.0))
+            await one.admission.admit()
+            one.membership.move(MembershipMove.DISQUALIFY, "its weights could not be loaded")
+            with pytest.raises(InstanceError, match="could not be loaded"):
+                await one.admission.admit()
+            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+            await one.admission.admit()
+            assert one.admission.started_at == 2.0
+            assert len(fleet.joined) == 2
+
+        asyncio.run(scene())
+
+    def test_a_restart_ends_what_paused_it_but_a_hold(self) -> None:
+        async def scene() -> None:
+            one = Coming(Fleet(), msgspec.structs.replace(PAUSABLE, version=0, started_at=1.0))
+            await one.admission.admit()
+            one.pause.move(PauseMove.HOLD)
+            one.membership.move(MembershipMove.LOSE, "gone")
+            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+            await one.admission.admit()
+            assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
+
+        asyncio.run(scene())

@@ -261,14 +261,14 @@ class TestPauses:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("keep", False)
+                await supervisor.pauses.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
-                assert supervisor.held
+                assert supervisor.pauses.held
                 instance.description = msgspec.structs.replace(instance.description, paused=True)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
-                assert supervisor.held
+                assert supervisor.pauses.held
                 assert "resume" not in instance.calls
 
         run(scene())
@@ -278,7 +278,7 @@ class TestPauses:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("abort", True)
+                await supervisor.pauses.hold("abort", True)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
                 instance.calls.clear()
@@ -298,14 +298,14 @@ class TestPauses:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("keep", False)
+                await supervisor.pauses.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
-                await supervisor.release()
+                await supervisor.pauses.release()
                 instance.description = msgspec.structs.replace(instance.description, paused=True)
                 instance.dead = False
                 await until(lambda: supervisor.joined)
-                assert not supervisor.held
+                assert not supervisor.pauses.held
                 assert instance.calls[-2:] == ["resume", ("version", 0)]
 
         run(scene())
@@ -411,14 +411,14 @@ class TestPauses:
             instance.report = Gauges(0, 0, 0.0, started_at=1.0)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("keep", False)
+                await supervisor.pauses.hold("keep", False)
                 instance.calls.clear()
                 restart(instance)
                 instance.report = Gauges(0, 0, 0.0, started_at=2.0)
                 await until(lambda: stage.events(InstanceLost))
                 await until(lambda: supervisor.joined)
                 assert instance.calls == [("pause", "keep", False), ("version", 0)]
-                assert supervisor.held
+                assert supervisor.pauses.held
 
         run(scene())
 
@@ -429,7 +429,7 @@ class TestPauses:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("keep", False)
+                await supervisor.pauses.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
                 restart(instance)
@@ -444,12 +444,12 @@ class TestPauses:
                 instance.set_version = slowly  # type: ignore[method-assign]
                 instance.dead = False
                 await labelling.wait()
-                releasing = asyncio.create_task(supervisor.release())
+                releasing = asyncio.create_task(supervisor.pauses.release())
                 await asyncio.sleep(0)
                 may.set()
                 await releasing
                 assert supervisor.joined
-                assert not supervisor.held
+                assert not supervisor.pauses.held
                 assert instance.calls[-3:] == [("pause", "keep", False), ("version", 0), "resume"]
 
         run(scene())
@@ -459,7 +459,7 @@ class TestPauses:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
                 supervisor = stage.driver.supervisors["i0"]
-                await supervisor.hold("keep", False)
+                await supervisor.pauses.hold("keep", False)
                 instance.dead = True
                 await until(lambda: not supervisor.joined)
                 restart(instance)
@@ -474,7 +474,7 @@ class TestPauses:
                 await until(lambda: supervisor.reason == "500")
                 assert instance.calls[0] == ("pause", "keep", False)
                 instance.description = msgspec.structs.replace(instance.description, paused=True)
-                await supervisor.release()
+                await supervisor.pauses.release()
                 instance.set_version = usual  # type: ignore[method-assign]
                 await until(lambda: supervisor.joined)
                 assert "resume" in instance.calls

@@ -72,14 +72,14 @@ class Admin:
         halt = await read(request, Halt)
 
         async def hold(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.hold(halt.mode, halt.clear_cache)
+            await supervisor.pauses.hold(halt.mode, halt.clear_cache)
             return {"held": True}
 
         return await self._each(request, halt, hold)
 
     async def resume(self, request: web.Request) -> web.Response:
         async def release(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.release()
+            await supervisor.pauses.release()
             return {"held": False}
 
         return await self._each(request, await read(request, Halt), release)

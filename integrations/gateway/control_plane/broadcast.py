@@ -97,7 +97,7 @@ async def _done(
 
 
 async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
-    if supervisor.description is None and not supervisor.awaits_weights:
+    if supervisor.description is None and not supervisor.admission.awaits_weights:
         raise InstanceError(
             f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
         )
@@ -118,9 +118,9 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
 def _note(supervisor: InstanceSupervisor, call: Call, body: Any) -> None:
     """Whoever watches the instance must know that it stands still."""
     if call.pause == "hold":
-        supervisor.note_held()
+        supervisor.pauses.note_held()
     elif call.pause == "release" and not still_asleep(body):
-        supervisor.note_released()
+        supervisor.pauses.note_released()
 
 
 def still_asleep(body: Any) -> bool:

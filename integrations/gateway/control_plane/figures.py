@@ -42,7 +42,7 @@ class Figures:
             return ""
         if known.status is not InstanceStatus.SERVING:
             return str(known.status)
-        if self._driver.supervisors[instance].held:
+        if self._driver.supervisors[instance].pauses.held:
             return "held"
         if known.gate_closed:
             return "closed"

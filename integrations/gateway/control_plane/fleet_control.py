@@ -105,8 +105,8 @@ class FleetControl:
         asleep = {each["url"] for each in results if still_asleep(each["body"])}
         self._updates.released(each.name for each in asked if each.name not in asleep)
         for supervisor in asked:
-            if supervisor.held and not supervisor.joined:
-                await supervisor.release()
+            if supervisor.pauses.held and not supervisor.joined:
+                await supervisor.pauses.release()
 
 
 def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:

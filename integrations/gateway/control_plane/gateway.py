@@ -161,7 +161,7 @@ class Gateway:
             url=supervisor.name,
             status="away" if instance is None else str(instance.status),
             reason=supervisor.reason,
-            held=supervisor.held,
+            held=supervisor.pauses.held,
             leaving=instance is not None and instance.leaving,
             version=None if instance is None else instance.version,
             in_flight=0 if instance is None else instance.in_flight,

@@ -97,7 +97,7 @@ class TrainerUpdates:
         """Those that a trainer's weights can reach: all who have joined, and who would join with
         other weights."""
         supervisors = self._driver.supervisors.values()
-        return [each for each in supervisors if each.joined or each.awaits_weights]
+        return [each for each in supervisors if each.joined or each.admission.awaits_weights]
 
     # -- pauses ----------------------------------------------------------------------------
 
@@ -271,8 +271,8 @@ def _identity(call: Call) -> bytes:
 
 
 def _member(supervisor: InstanceSupervisor) -> Member:
-    assert supervisor.started_at is not None  # it has answered
-    return Member(supervisor.name, supervisor.started_at)
+    assert supervisor.admission.started_at is not None  # it has answered
+    return Member(supervisor.name, supervisor.admission.started_at)
 
 
 def _set_apart(answer: Answer, names: Collection[str]) -> None:

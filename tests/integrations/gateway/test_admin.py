@@ -95,11 +95,11 @@ def test_a_pause_by_hand() -> None:
             status, answer = await house.ask("POST", "/admin/pause", body)
             assert (status, answer["succeeded"]) == (200, 2)
             assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
-            assert house.driver.supervisors[A].held
+            assert house.driver.supervisors[A].pauses.held
             await house.ask("POST", "/admin/resume", {"instances": [A]})
             assert first.calls[-1] == "resume"
             assert second.calls[-1] != "resume"
-            assert not house.driver.supervisors[A].held
+            assert not house.driver.supervisors[A].pauses.held
             for wrong in ({"mode": "wait"}, {"moed": "keep"}):
                 assert (await house.ask("POST", "/admin/pause", wrong))[0] == 400
             assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404

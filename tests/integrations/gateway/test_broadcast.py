@@ -99,9 +99,9 @@ def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bo
         async with House(Upstream(A)) as house:
             (supervisor,) = house.service.gateway.supervisors()
             await broadcast([supervisor], call("/pause", pause=pause))
-            assert supervisor.held is held
+            assert supervisor.pauses.held is held
             await broadcast([supervisor], call("/resume", pause="release"))
-            assert not supervisor.held
+            assert not supervisor.pauses.held
 
     run(scene())
 
@@ -114,7 +114,7 @@ def test_what_was_refused_has_not_been_done() -> None:
             status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
             assert (status, answer["failed"][0]["status"]) == (502, 500)
             assert "no JSON" in answer["failed"][0]["message"]
-            assert not supervisor.held
+            assert not supervisor.pauses.held
 
     run(scene())
 

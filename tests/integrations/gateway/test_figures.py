@@ -32,7 +32,7 @@ def test_the_states_of_an_instance() -> None:
             assert state_of(A) == "idle"
             driver.versions.close_gate(A, "somebody loads weights")
             assert state_of(A) == "closed"
-            await driver.supervisors[A].hold("keep", False)
+            await driver.supervisors[A].pauses.hold("keep", False)
             assert state_of(A) == "held"
             assert set(figures.fleet.seconds(driver.pump.now)) == {"idle", "busy", "closed"}
 

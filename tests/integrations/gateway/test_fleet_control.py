@@ -146,7 +146,7 @@ def test_who_was_held_and_went_away_goes_on_when_it_is_back() -> None:
             second.dead = False
             await until(lambda: supervisor.joined, 30)
             assert "pause" not in [call[0] for call in second.calls if isinstance(call, tuple)]
-            assert not supervisor.held
+            assert not supervisor.pauses.held
             assert house.driver.versions.gate(B) == ""
 
     run(scene(), 90)
@@ -195,7 +195,7 @@ def test_who_is_awake_in_part_stands_still() -> None:
                 assert (await house.ask("POST", f"/wake_up?tags={tag}"))[0] == 200
                 for name in (A, B):
                     assert bool(house.driver.versions.gate(name)) is still
-                    assert house.driver.supervisors[name].held is still
+                    assert house.driver.supervisors[name].pauses.held is still
 
     run(scene())
 

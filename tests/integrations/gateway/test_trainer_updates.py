@@ -293,7 +293,7 @@ async def newcomer(house: House) -> Upstream:
     await late.open()
     house.instances[B] = late
     assert (await house.ask("POST", "/workers", {"url": B}))[0] in (201, 202)
-    assert house.driver.supervisors[B].awaits_weights
+    assert house.driver.supervisors[B].admission.awaits_weights
     return late
 
 

@@ -147,12 +147,12 @@ def test_who_is_paused_by_hand_is_watched_as_such() -> None:
             supervisor = house.driver.supervisors[A]
             for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
                 await house.ask("POST", f"/{holding}")
-                assert supervisor.held
+                assert supervisor.pauses.held
                 await house.ask("POST", f"/{releasing}")
-                assert not supervisor.held
+                assert not supervisor.pauses.held
             house.instances[A].answers["/pause"] = (404, {})
             await house.ask("POST", "/pause")
-            assert not supervisor.held
+            assert not supervisor.pauses.held
 
     run(scene())
 
@@ -186,7 +186,7 @@ def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway() -> None:
             await asyncio.gather(asking, return_exceptions=True)
             first.stream.put_nowait(b"{}")
             first.stream.put_nowait(None)
-            await until(lambda: supervisor.held)
+            await until(lambda: supervisor.pauses.held)
 
     run(scene())
 
