@@ -15,7 +15,7 @@ its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from rollout_sched.core.actions import Deliver, Discard, Dispatch, Lend, Pause, UpdateWeights
 from rollout_sched.core.events import (
@@ -34,22 +34,10 @@ from rollout_sched.core.events import (
     WeightsUpdated,
 )
 from rollout_sched.metrics.attempt_index import AttemptIndex
+from rollout_sched.metrics.fleet_shares import SHARES, FleetShares
 from rollout_sched.metrics.fold import Handler
 
 CAUSES = ("weight_update", "barrier", "tool_wait", "kv_stall", "queue_empty")
-
-#: What an instance may add per second; "other" is barrier or queue_empty, as the fleet decides.
-SHARES = (
-    ("idle", "weight_update"),
-    ("idle", "tool_wait"),
-    ("idle", "other"),
-    ("vacant", "weight_update"),
-    ("vacant", "tool_wait"),
-    ("vacant", "kv_stall"),
-    ("vacant", "other"),
-)
-_IDLE_OTHER: Final = 2
-_VACANT_OTHER: Final = 6
 
 
 class FleetTime:
@@ -106,48 +94,6 @@ class FleetTime:
         self._barrier_s = 0.0
 
 
-class Gauge:
-    """What the fold knows of one instance.
-
-    `shares` is what it adds to the bubbles per second, in the order of SHARES. An instance that
-    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them
-    only; `shares` is None then, since it follows from `in_flight`.
-    """
-
-    __slots__ = ("acting", "gone", "in_flight", "lent", "queued", "shares", "updating")
-
-    def __init__(self) -> None:
-        self.in_flight = self.acting = self.queued = 0
-        self.updating = self.gone = self.lent = False
-        self.shares: list[float] | None = None
-
-    def plain_shares(self, places: float) -> list[float]:
-        shares = [0.0] * len(SHARES)
-        shares[_IDLE_OTHER] = float(not self.in_flight)
-        shares[_VACANT_OTHER] = _vacant(self.in_flight, places)
-        return shares
-
-    def shares_by_cause(self, places: float) -> list[float]:
-        """Where it is not plain; `places` are those of the reference batch."""
-        if self.updating:
-            return [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-        stalled = min(self.queued, self.in_flight)
-        empty = max(0.0, places - self.in_flight + stalled)
-        stall = min(stalled, empty)
-        tools = min(self.acting, empty - stall)
-        rest = empty - stall - tools
-        idle, acting = not self.in_flight, self.acting > 0
-        return [
-            0.0,
-            float(idle and acting),
-            float(idle and not acting),
-            0.0,
-            tools / places,
-            stall / places,
-            rest / places,
-        ]
-
-
 class Bubbles:
     """Folds the fleet's state into its bubbles; `time` is what passed since the last delivery.
 
@@ -157,37 +103,20 @@ class Bubbles:
     whole.
     """
 
-    __slots__ = (
-        "_acting",
-        "_acting_on",
-        "_attempts",
-        "_colocated",
-        "_gauges",
-        "_lent",
-        "_shares",
-        "_training",
-        "now",
-        "reference_batch",
-        "time",
-    )
+    __slots__ = ("_attempts", "_colocated", "_fleet", "_training", "now", "time")
 
     def __init__(self, attempts: AttemptIndex, reference_batch: float, colocated: bool) -> None:
-        self.reference_batch = reference_batch
         self.now = 0.0
         self.time = FleetTime()
         self._attempts = attempts
         self._colocated = colocated
         self._training = False
-        self._gauges: dict[str, Gauge] = {}
-        self._lent = 0  # how many of them the trainer has
-        self._shares = [0.0] * len(SHARES)  # what the fleet adds per second
-        self._acting = 0
-        self._acting_on: dict[str, Gauge] = {}  # where requests were that wait for a tool
+        self._fleet = FleetShares(reference_batch)
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
             InstanceJoined: self._joined,
-            InstanceLost: self._gone,
+            InstanceLost: self._lost,
             InstanceReported: self._reported,
             InstanceReturned: self._returned,
             Restored: self._restored,
@@ -209,18 +138,21 @@ class Bubbles:
 
     @property
     def instances(self) -> int:
-        return len(self._gauges)
+        return len(self._fleet)
+
+    @property
+    def reference_batch(self) -> float:
+        return self._fleet.places
 
     def pass_time(self, now: float) -> None:
         """Up to now the fleet was as the events before have left it."""
         seconds = now - self.now
         self.now = now
         if self._training and self._colocated:
-            self.time.train(seconds, len(self._gauges))
+            self.time.train(seconds, len(self._fleet))
         else:
-            in_flight = len(self._attempts.open)
-            here = len(self._gauges) - self._lent
-            self.time.spend(seconds, here, self._shares, in_flight, self._acting)
+            fleet, in_flight = self._fleet, len(self._attempts.open)
+            self.time.spend(seconds, fleet.here, fleet.per_second, in_flight, fleet.acting)
 
     def close_step(self) -> FleetTime:
         """The time since the last delivery, settled; a new step begins."""
@@ -228,141 +160,63 @@ class Bubbles:
         time, self.time = self.time, FleetTime()
         return time
 
-    # -- what an instance adds per second ----------------------------------------------------
-
-    def _load(self, gauge: Gauge, by: int) -> None:
-        """So many more requests are in flight on the instance."""
-        before = gauge.in_flight
-        gauge.in_flight = after = before + by
-        if gauge.shares is not None:
-            self._change(gauge)
-            return
-        totals, places = self._shares, self.reference_batch
-        if not (before and after):
-            totals[_IDLE_OTHER] += (not after) - (not before)
-        totals[_VACANT_OTHER] += _vacant(after, places) - _vacant(before, places)
-
-    def _change(self, gauge: Gauge) -> None:
-        """Put what the instance adds to the bubbles in step with its state."""
-        if gauge.gone:
-            return  # a tool outlived the instance that it worked for
-        before = gauge.shares or gauge.plain_shares(self.reference_batch)
-        if gauge.updating or gauge.acting or gauge.queued:
-            after = gauge.shares = gauge.shares_by_cause(self.reference_batch)
-        else:
-            gauge.shares = None
-            after = gauge.plain_shares(self.reference_batch)
-        if gauge.lent:
-            return
-        for place, share in enumerate(after):
-            self._shares[place] += share - before[place]
-
     # -- events and actions ------------------------------------------------------------------
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
-        self._gone(now, event)
-        self._gauges[event.instance] = gauge = Gauge()
-        self._count(gauge, +1)
+        self._fleet.join(event.instance)
 
-    def _gone(self, now: float, event: InstanceJoined | InstanceLost) -> None:
-        gauge = self._gauges.pop(event.instance, None)
-        if gauge is None:
-            return
-        if gauge.lent:
-            self._lent -= 1
-        else:
-            self._count(gauge, -1)
-        gauge.gone = True
+    def _lost(self, now: float, event: InstanceLost) -> None:
+        self._fleet.leave(event.instance)
 
     def _restored(self, now: float, event: Restored) -> None:
         """They join anew."""
-        for instance in list(self._gauges):
-            self._gone(now, InstanceLost(instance))
+        self._fleet.leave_all()
 
     def _lend(self, now: float, action: Lend) -> None:
-        gauge = self._gauges[action.instance]
-        self._count(gauge, -1)
-        gauge.lent = True
-        self._lent += 1
+        self._fleet.lend(action.instance)
 
     def _returned(self, now: float, event: InstanceReturned) -> None:
-        gauge = self._gauges.get(event.instance)
-        if gauge is not None and gauge.lent:
-            gauge.lent = False
-            self._lent -= 1
-            self._count(gauge, +1)
-
-    def _count(self, gauge: Gauge, times: int) -> None:
-        """It adds to the bubbles from now on, or no longer."""
-        for place, share in enumerate(gauge.shares or gauge.plain_shares(self.reference_batch)):
-            self._shares[place] += times * share
+        self._fleet.take_back(event.instance)
 
     def _reported(self, now: float, event: InstanceReported) -> None:
-        gauge = self._gauges.get(event.instance)
-        if gauge is not None and gauge.queued != event.waiting:
-            gauge.queued = event.waiting
-            self._change(gauge)
+        self._fleet.set_queued(event.instance, event.waiting)
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
-        self._load(self._gauges[action.instance], +1)
+        self._fleet.load(action.instance, +1)
 
     def _ended(
         self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed
     ) -> None:
         closed = self._attempts.closed
         if closed is not None:
-            self._load(self._gauges[closed.instance], -1)
+            self._fleet.load(closed.instance, -1)
 
     def _turn_finished(self, now: float, event: TurnFinished) -> None:
         closed = self._attempts.closed
-        if closed is None:
-            return
-        gauge = self._gauges[closed.instance]
-        self._load(gauge, -1)
-        gauge.acting += 1
-        self._acting += 1
-        self._acting_on[event.request] = gauge
-        self._change(gauge)
+        if closed is not None:
+            self._fleet.tool_begins(event.request, closed.instance)
 
     def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
-        self._tool_over(event.request)
+        self._fleet.tool_over(event.request)
 
     def _discarded(self, now: float, action: Discard) -> None:
         if not action.attempt:  # all that it has made: nobody waits for its tool any more
-            self._tool_over(action.request)
-
-    def _tool_over(self, request: str) -> None:
-        gauge = self._acting_on.pop(request, None)
-        if gauge is not None:
-            gauge.acting -= 1
-            self._acting -= 1
-            self._change(gauge)
+            self._fleet.tool_over(action.request)
 
     def _loading(self, now: float, action: Pause | UpdateWeights) -> None:
-        self._set_updating(action.instance, True)
+        self._fleet.set_updating(action.instance, True)
 
     def _updated(self, now: float, event: WeightsUpdated) -> None:
-        self._set_updating(event.instance, False)
-
-    def _set_updating(self, instance: str, updating: bool) -> None:
-        gauge = self._gauges.get(instance)
-        if gauge is not None and gauge.updating != updating:
-            gauge.updating = updating
-            self._change(gauge)
+        self._fleet.set_updating(event.instance, False)
 
     def _delivered(self, now: float, action: Deliver) -> None:
         self._training = action.last
-        if self._acting_on:
+        if self._fleet.acting:
             for sample in action.samples:
-                self._tool_over(sample.request)  # its last turn left no room for another
+                self._fleet.tool_over(sample.request)  # its last turn left no room for another
 
     def _published(self, now: float, event: WeightsPublished) -> None:
         self._training = False
-
-
-def _vacant(in_flight: int, places: float) -> float:
-    """The empty part of the reference batch."""
-    return 1.0 - in_flight / places if in_flight < places else 0.0
 
 
 def _add(totals: dict[str, float], cause: str, amount: float) -> None:
