@@ -57,7 +57,21 @@ class Lender:
         self._lent: dict[str, int] = {}  # instance -> the version of the weights it holds
         self._reclaimed: set[str] = set()
 
-    def ask(self) -> None:
+    def decide(self, changed: bool) -> None:
+        """Instances make way for the trainer, unless work or weights are on their way; `changed`:
+        something may have, that the role looks at."""
+        if self._requests.waiting.size:
+            if not self._fleet.attempts:
+                self._reclaim()
+        elif changed and self._may_ask():
+            self._ask()
+
+    def _may_ask(self) -> bool:
+        progress = self._progress
+        wanted = progress.shares_gpus and progress.trainer_waiting
+        return wanted and not progress.update_pending
+
+    def _ask(self) -> None:
         """Have the instances make way that the role names."""
         if self._batch == self._progress.batches:
             return
@@ -95,7 +109,7 @@ class Lender:
         for name in self._lent:
             self._fleet.set_version(self._fleet.instances[name], version)
 
-    def reclaim(self) -> None:
+    def _reclaim(self) -> None:
         """Something waits and nothing runs: ask for all that was lent, once."""
         for name in self._lent:
             if name not in self._reclaimed:

@@ -342,6 +342,13 @@ class Roles(msgspec.Struct):
         return bool(getattr(self.freshness, "masks", False))
 
     @property
+    def carries_over(self) -> bool:
+        """Whether a round leaves something behind that could grow stale: not where that starts
+        over, or is verified before it goes on."""
+        keeps_old = self.interruption.keeps_partial and not self.verifies
+        return keeps_old or not self.batching.stops_at_delivery
+
+    @property
     def leniency(self) -> float | None:
         """Of the test by which drafts are verified; None where they are not."""
         return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None

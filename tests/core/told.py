@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from rollout_sched.config import parse_policy
-from rollout_sched.core.actions import Action, Discard, Dispatch
+from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Event, GroupSubmitted, InstanceJoined
-from rollout_sched.core.model import Group, Instance, Request, Siblings
+from rollout_sched.core.model import Group, Instance, Request, Sample, Segment, Siblings
 from rollout_sched.core.scheduler import Scheduler
 
 PROMPT = 10
@@ -97,3 +100,36 @@ def make_request(name: str = "a/0", *, serial: int = 0, context_tokens: int = PR
     name_of_group, _, index = name.partition("/")
     group = make_group(name_of_group, requests=0)
     return Request(name, group.siblings, group, int(index), serial, context_tokens)
+
+
+def delivered(actions: Iterable[Action]) -> list[str]:
+    """The requests in a batch, if there is one."""
+    batches = [action for action in actions if isinstance(action, Deliver)]
+    return [sample.request for batch in batches for sample in batch.samples]
+
+
+def dispatched(actions: Iterable[Action]) -> list[str]:
+    return [action.request for action in actions if isinstance(action, Dispatch)]
+
+
+def with_roles(told: Told, **roles: Any) -> Told:
+    """The same, but asking these policies."""
+    told.scheduler = Scheduler(msgspec.structs.replace(told.scheduler.roles, **roles), 1)
+    return told
+
+
+def tail(over_prompts: float, over_samples: float) -> dict[str, Any]:
+    return {"use": "tail_batching", "over_prompts": over_prompts, "over_samples": over_samples}
+
+
+def sample(
+    request: str,
+    *segments: tuple[int, int, str],
+    staleness: int = 0,
+    finish: str = "stop",
+) -> Sample:
+    """A sample from (version, tokens, instance) of each segment."""
+    group, _, index = request.partition("/")
+    made = tuple(Segment(*segment) for segment in segments)
+    tokens = sum(segment.tokens for segment in made)
+    return Sample(request, group, int(index), PROMPT, tokens, made, staleness, finish)
