@@ -5,11 +5,11 @@ from __future__ import annotations
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.finished_samples import FinishedSamples
+from rollout_sched.core.group_outcomes import GroupOutcomes
 from rollout_sched.core.groups import ACTIVE, COMPLETE, JUDGING, SPENT
 from rollout_sched.core.launcher import Launcher
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.model import Group
-from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.sample_buffer import SampleBuffer
@@ -26,7 +26,7 @@ class Deliverer:
         samples: SampleBuffer,
         finished: FinishedSamples,
         progress: RunProgress,
-        outcomes: Outcomes,
+        outcomes: GroupOutcomes,
         launcher: Launcher,
         lender: Lender,
         out: list[Action],

@@ -40,6 +40,7 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.fleet import Fleet
+from rollout_sched.core.group_outcomes import GroupOutcomes
 from rollout_sched.core.groups import Groups
 from rollout_sched.core.lender import Lender
 from rollout_sched.core.length_history import LengthHistory
@@ -68,7 +69,7 @@ class TrainerEvents:
         self,
         groups: Groups,
         samples: SampleBuffer,
-        outcomes: Outcomes,
+        outcomes: GroupOutcomes,
         progress: RunProgress,
         updater: WeightUpdater,
         lender: Lender,
@@ -440,7 +441,7 @@ class AttemptEvents:
         """Its instance had older weights than it was said to have."""
         group = attempt.request.group
         if spans and spans[0][0] < attempt.version and group is not None:
-            self._outcomes.check_age(group)
+            self._outcomes.groups.check_age(group)
 
     def failed(self, event: RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from rollout_sched.core.events import GroupJudged
+from rollout_sched.core.group_outcomes import GroupOutcomes
 from rollout_sched.core.groups import KEEP, Groups
-from rollout_sched.core.outcomes import Outcomes
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.sample_buffer import SampleBuffer
 
@@ -22,7 +22,7 @@ class Judgement:
         self,
         groups: Groups,
         samples: SampleBuffer,
-        outcomes: Outcomes,
+        outcomes: GroupOutcomes,
         progress: RunProgress,
         anomalies: Counter[str],
     ) -> None:

@@ -28,6 +28,7 @@ from rollout_sched.core.event_handlers import (
 from rollout_sched.core.finished_samples import FinishedSamples
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.gathering import Gathering
+from rollout_sched.core.group_outcomes import GroupOutcomes
 from rollout_sched.core.groups import Groups
 from rollout_sched.core.judgement import Judgement
 from rollout_sched.core.launcher import Launcher
@@ -105,17 +106,11 @@ class Scheduler:
         self.requests = requests = Requests(roles, fleet, ledger, serials, out)
         self.verification = Verification(roles.verifies, fleet, samples, self.anomalies, out)
         self.finished = FinishedSamples(roles, progress, serials, out)
+        self.group_outcomes = group_outcomes = GroupOutcomes(
+            roles, groups, requests, samples, self.finished, self.verification, progress
+        )
         self.outcomes = outcomes = Outcomes(
-            roles,
-            fleet,
-            groups,
-            requests,
-            self.siblings,
-            samples,
-            self.finished,
-            self.verification,
-            progress,
-            out,
+            group_outcomes, fleet, requests, self.siblings, self.finished, self.verification, out
         )
         self.migrator = Migrator(roles.migration, fleet, requests)
         self.gathering = Gathering(fleet, progress, out)
@@ -124,7 +119,7 @@ class Scheduler:
         self.tuning = Tuning(roles, self.migrator, lender, window)
         self.launcher = launcher = Launcher(roles, groups, samples, window, progress, outcomes)
         self.deliverer = Deliverer(
-            roles, samples, self.finished, progress, outcomes, launcher, lender, out
+            roles, samples, self.finished, progress, group_outcomes, launcher, lender, out
         )
         self.dispatcher = Dispatcher(
             roles,
@@ -174,7 +169,7 @@ class Scheduler:
         trainer = TrainerEvents(
             self.groups,
             self.sample_buffer,
-            self.outcomes,
+            self.group_outcomes,
             self.progress,
             self.updater,
             self.lender,
@@ -198,7 +193,7 @@ class Scheduler:
             out,
         )
         judgement = Judgement(
-            self.groups, self.sample_buffer, self.outcomes, self.progress, self.anomalies
+            self.groups, self.sample_buffer, self.group_outcomes, self.progress, self.anomalies
         )
         return _table(
             trainer,

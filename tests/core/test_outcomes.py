@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rollout_sched.core.actions import Answer
 from rollout_sched.core.events import RequestSubmitted
-from rollout_sched.core.lifecycle import FINISH, move
 from rollout_sched.core.model import GroupState, Request, RequestState, Segment
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, thrown
 
@@ -70,20 +69,3 @@ def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
     assert told.scheduler.finished.of(first).staleness == 3
     first.segments = ()
     assert told.scheduler.finished.of(first).staleness == 0
-
-
-def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
-    told, requests = launched(interruption="partial")
-    told.scheduler.outcomes.set_back(told.scheduler.groups["a"])
-    assert told.scheduler.groups["a"].state is GroupState.DEFERRED
-    assert [request.state for request in requests] == [RequestState.INTERRUPTING] * 2
-
-
-def test_what_was_finished_starts_over_too() -> None:
-    told, (first, second) = launched()
-    first.attempt = None
-    move(first, FINISH)
-    told.scheduler.groups["a"].finished.append(first)
-    told.scheduler.outcomes.start_over(told.scheduler.groups["a"])
-    assert [first.state, second.state] == [RequestState.PARKED] * 2
-    assert not told.scheduler.groups["a"].finished
