@@ -13,10 +13,10 @@ from setuptools import setup
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
     "core": "attempts backoff blame deliverer dispatcher event_handlers facts finished_samples "
-    "fleet gathering group_outcomes groups judgement launcher lender length_history lifecycle "
-    "migrator model outcomes progress replay_buffer requests restorer sample_buffer scheduler "
-    "selection_window serials sessions siblings snapshot tuning updater validation verification "
-    "waiting",
+    "fleet gathering group_outcomes groups judgement kv_sizes launcher lender length_history "
+    "lifecycle migrator model open_instances outcomes progress replay_buffer requests restorer "
+    "sample_buffer scheduler selection_window serials session_room sessions siblings snapshot "
+    "tuning updater validation verification waiting",
     "metrics": "attempt_index bubbles client_times fleet_shares folded histogram live_steps "
     "metrics sample_times steps trained waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "

@@ -44,13 +44,13 @@ class Dispatcher:
     def dispatch(self) -> None:
         """As many as there are instances open for."""
         waiting, fleet, routing = self._requests.waiting, self._fleet, self._roles.routing
-        capped = fleet.sessions is not None
+        capped = fleet.sessions.bound is not None
         waiting.recall()
         while fleet.open:
             request = waiting.first()
             if request is None:
                 return
-            if capped and not fleet.taking and request.home is None:
+            if capped and not fleet.sessions.taking and request.home is None:
                 return  # and whoever comes after it has no home either
             instance = self._migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
@@ -59,7 +59,7 @@ class Dispatcher:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
             if request.session and self._asks_affinity:
                 instance = self._home_or(request, instance)
-            choosy = request.failed_on or fleet.unlike or capped
+            choosy = request.failed_on or fleet.kv.unlike or capped
             if choosy and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
@@ -80,12 +80,12 @@ class Dispatcher:
     def _suits(self, request: Request, instance: Instance) -> bool:
         if instance.id in request.failed_on:
             return False
-        return self._fleet.fits(request, instance) and self._fleet.may_begin(request, instance)
+        return self._fleet.may_take(request, instance)
 
     def _elsewhere(self, request: Request) -> Instance | None:
         """An open instance that it fits on, one where it has not failed if there is any."""
         load, fleet = self._roles.routing.load, self._fleet
-        fitting = [i for i in fleet.open if fleet.fits(request, i) and fleet.may_begin(request, i)]
+        fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
         return min(
             fitting, key=lambda i: (i.id in request.failed_on, load(i), i.serial), default=None
         )

@@ -303,7 +303,7 @@ class InstanceEvents:
 
     def _refuse_oversized(self) -> None:
         """Requests that came before anybody knew how much fits need not wait for ever."""
-        most = self._fleet.most_kv_tokens
+        most = self._fleet.kv.most
         for request in list(self._requests.waiting):
             if request.group is None and request.context_tokens + request.remaining_tokens > most:
                 self._outcomes.end_direct(request, "oversized")

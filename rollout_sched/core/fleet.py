@@ -1,34 +1,27 @@
-"""The fleet: instances, the attempts they hold, and which of them is least loaded.
-
-`least()` must not cost more as the fleet grows, so open instances sit in a heap of
-(load, serial, heap version). A change bumps the instance's, which makes its entry stale, and notes
-that it has moved; the new entry is made when somebody next asks, for most changes are answers
-after which nothing is dispatched. Stale entries are dropped when they surface, and the heap is
-rebuilt when they outnumber live ones, so every operation is O(log instances) amortised.
-"""
+"""The fleet: instances, the attempts they hold, and which of them are open for more."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final
 
 from rollout_sched.core.events import InstanceReported
+from rollout_sched.core.kv_sizes import KvSizes
 from rollout_sched.core.model import Attempt, Instance, InstanceStatus, Request
+from rollout_sched.core.open_instances import OpenInstances
 from rollout_sched.core.roles import SessionAdmission
+from rollout_sched.core.session_room import SessionRoom
 
 # Looking a member up in its enum costs as much as the rest of the test in `touch`.
 SERVING: Final = InstanceStatus.SERVING
-
-Heap = list[tuple[Any, int, int, Instance]]
 
 
 class Fleet:
     """Every instance we know of and every attempt in flight.
 
-    `sessions`: who bounds the sessions of an instance, if anybody does; `taking` then counts the
-    open instances where another one may begin.
+    kv        how much they hold
+    sessions  where another session may begin
     """
 
     def __init__(
@@ -39,19 +32,14 @@ class Fleet:
         *,
         counts_finished: bool = False,
     ) -> None:
-        self.sessions = sessions
+        self.sessions = SessionRoom(sessions)
         self.counts_finished = counts_finished
-        self.taking = 0
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
-        self.open: list[Instance] = []
-        self.largest_kv_tokens: int | None = None  # of the instances that are here
-        self.most_kv_tokens = 0  # of all that were ever here
-        self.unlike = False  # not all that are here hold as much as that
-        self._load = load
+        self.kv = KvSizes()
+        self._ranked = ranked = OpenInstances(load)
+        self.open = ranked.open
         self._admits = admits
-        self._heap: Heap = []
-        self._moved: set[Instance] = set()  # open or not, their entries are stale
         self._versions: Counter[int] = Counter()
         self._joined = 0
         self.dispatched = 0  # the number of the last attempt
@@ -59,31 +47,15 @@ class Fleet:
     # -- read by policies ------------------------------------------------------------------
 
     def least(self) -> Instance | None:
-        if self._moved:
-            self._settle()
-        heap = self._heap
-        while heap:
-            _, _, version, instance = heap[0]
-            if version == instance.heap_version and instance.open_index >= 0:
-                return instance
-            heappop(heap)
-        return None
+        return self._ranked.least()
 
     def open_instance(self, instance: str) -> Instance | None:
         found = self.instances.get(instance)
         return found if found is not None and found.open_index >= 0 else None
 
-    def fits(self, request: Request, instance: Instance) -> bool:
-        """Whether all that the request may become fits there, or as much as ever fits anywhere.
-
-        One that fitted an instance that is gone waits for another, rather than be cut short.
-        """
-        needed = request.context_tokens + request.remaining_tokens
-        return instance.kv_tokens >= needed or instance.kv_tokens >= self.most_kv_tokens
-
-    def may_begin(self, request: Request, instance: Instance) -> bool:
-        """Whether the sessions there leave room for it; one that has KV somewhere is not asked."""
-        return instance.takes_new or self.sessions is None or request.home is not None
+    def may_take(self, request: Request, instance: Instance) -> bool:
+        """Whether its KV cache and its sessions have room for it."""
+        return self.kv.fits(request, instance) and self.sessions.may_begin(request, instance)
 
     # -- facts derived from the instances --------------------------------------------------
 
@@ -99,7 +71,7 @@ class Fleet:
         self._joined += 1
         self.instances[name] = instance
         self._versions[version] += 1
-        self._measure_kv()
+        self.kv.measure(self.instances.values())
         self.touch(instance)
         return instance
 
@@ -111,7 +83,7 @@ class Fleet:
         for attempt in attempts:
             del self.attempts[attempt.id]
         instance.attempts.clear()
-        self._measure_kv()
+        self.kv.measure(self.instances.values())
         self._shut(instance)
         instance.heap_version += 1
         return attempts
@@ -179,8 +151,7 @@ class Fleet:
 
     def report(self, instance: Instance, report: InstanceReported) -> None:
         """A poll of an instance: its load may be another."""
-        if self.sessions is not None:
-            instance.observed = self.sessions.observe(instance, report)
+        self.sessions.observe(instance, report)
         instance.report_before = instance.report
         instance.report = report
         instance.unreported = 0
@@ -207,54 +178,18 @@ class Fleet:
         instance.heap_version += 1
         may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
         if may_serve and not instance.gate_closed and self._admits(instance):
-            if instance.open_index < 0:
-                instance.open_index = len(self.open)
-                self.open.append(instance)
-            self._moved.add(instance)
-            if self.sessions is not None:
-                self._take_new(instance, self.sessions.begins(instance))
+            self._ranked.put(instance)
+            if self.sessions.bound is not None:
+                self.sessions.update(instance)
         elif instance.open_index >= 0:
             self._shut(instance)
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _measure_kv(self) -> None:
-        sizes = [instance.kv_tokens for instance in self.instances.values()]
-        self.largest_kv_tokens = max(sizes, default=None)
-        self.most_kv_tokens = max([self.most_kv_tokens, *sizes])
-        self.unlike = any(size < self.most_kv_tokens for size in sizes)
-
-    def _take_new(self, instance: Instance, takes_new: bool) -> None:
-        self.taking += takes_new - instance.takes_new
-        instance.takes_new = takes_new
-
     def _shut(self, instance: Instance) -> None:
-        if instance.open_index < 0:
-            return
-        self._take_new(instance, False)
-        last = self.open.pop()
-        if last is not instance:
-            self.open[instance.open_index] = last
-            last.open_index = instance.open_index
-        instance.open_index = -1
-
-    def _settle(self) -> None:
-        """Give those that have moved their new place in the heap."""
-        heap, moved = self._heap, self._moved
-        if len(heap) + len(moved) > 64 + 4 * len(self.open):
-            heap[:] = [(self._load(i), i.serial, i.heap_version, i) for i in self.open]
-            heapify(heap)
-            moved.clear()
-            return
-        for instance in moved:
-            if instance.open_index < 0:
-                continue
-            entry = (self._load(instance), instance.serial, instance.heap_version, instance)
-            if heap and heap[0][3] is instance:
-                heapreplace(heap, entry)  # its old entry is stale: spare the pop
-            else:
-                heappush(heap, entry)
-        moved.clear()
+        if instance.open_index >= 0:
+            self.sessions.close(instance)
+            self._ranked.remove(instance)
 
     def _count_version(self, version: int, by: int) -> None:
         self._versions[version] += by

@@ -38,7 +38,7 @@ def _check_instances(scheduler: Scheduler) -> None:
         sessions = scheduler.roles.sessions
         takes_new = is_open and sessions is not None and sessions.begins(instance)
         assert instance.takes_new == takes_new, f"{instance!r}: takes new ones?"
-    assert fleet.taking == sum(i.takes_new for i in fleet.instances.values()), (
+    assert fleet.sessions.taking == sum(i.takes_new for i in fleet.instances.values()), (
         "instances that take new ones"
     )
     assert attempts == fleet.attempts, "attempts in flight do not add up over instances"
@@ -131,10 +131,10 @@ def _check_no_idle_capacity(scheduler: Scheduler) -> None:
     if scheduler.gathering.expected:
         return
     first = waiting.first()
-    held_back = fleet.sessions is not None and not fleet.taking
+    held_back = fleet.sessions.bound is not None and not fleet.sessions.taking
     if first is not None and fleet.open and not (held_back and first.home is None):
         chosen = scheduler.roles.routing.choose(first, fleet)
         assert chosen is None, f"{first!r} waits although {chosen!r} is open"
     for request in waiting.aside:
-        fitting = [i for i in fleet.open if fleet.fits(request, i) and fleet.may_begin(request, i)]
+        fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
         assert not fitting, f"{request!r} was set aside although it fits on {fitting}"

@@ -51,7 +51,7 @@ class Migrator:
         for migrant in self.migration.choose(self._fleet):
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
-            if not self._fleet.may_begin(attempt.request, instance):
+            if not self._fleet.sessions.may_begin(attempt.request, instance):
                 continue  # too many sessions are there: it would wait, and now it runs
             attempt.request.migrations += 1
             self._meant[attempt.id] = instance.id

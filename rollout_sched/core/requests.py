@@ -187,7 +187,7 @@ class Requests:
     def room_for(self, request: Request) -> int:
         """Tokens it may still make; observations may have filled the KV cache of any instance."""
         remaining = request.siblings.max_tokens - request.response_tokens
-        most = self._fleet.most_kv_tokens
+        most = self._fleet.kv.most
         if not most or request.context_tokens + remaining <= most:
             return remaining
         return max(0, most - request.context_tokens)

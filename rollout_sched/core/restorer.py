@@ -100,7 +100,7 @@ class Restorer:
         self._updater.publish(run.version, loads=run.loads)
         self._verification.tested, self._verification.rejected = run.tested, run.rejected
         self._fleet.dispatched = run.attempts
-        self._fleet.most_kv_tokens = run.most_kv_tokens
+        self._fleet.kv.most = run.most_kv_tokens
         self._window.left = run.window
         self._serials.last = run.serials
         self._migrator.due_at = now

@@ -62,7 +62,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         scheduler.serials.last,
         fleet.dispatched,
         max(staying, scheduler.gathering.expected),
-        fleet.most_kv_tokens,
+        fleet.kv.most,
         verification.tested,
         verification.rejected,
         scheduler.tuning.told,

@@ -38,7 +38,7 @@ def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
     if scheduler.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"group {event.group!r}", needed, scheduler.fleet.largest_kv_tokens)
+    _check_fits(f"group {event.group!r}", needed, scheduler.fleet.kv.largest)
 
 
 def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
@@ -56,7 +56,7 @@ def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
             f"{event.max_tokens}"
         )
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"request {event.request!r}", needed, scheduler.fleet.largest_kv_tokens)
+    _check_fits(f"request {event.request!r}", needed, scheduler.fleet.kv.largest)
 
 
 def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:

@@ -109,21 +109,21 @@ class TestLeast:
         fleet = make_fleet(instances)
         for _ in range(5000):
             fleet.close(send(fleet, "i0"))
-        assert len(fleet._heap) <= 64 + 4 * instances
+        assert len(fleet._ranked._heap) <= 64 + 4 * instances
         assert least(fleet) == "i0"
 
 
 class TestJoining:
     def test_kv_tokens_are_those_of_the_largest(self) -> None:
         fleet = make_fleet()
-        assert fleet.largest_kv_tokens is None
+        assert fleet.kv.largest is None
         for name, kv_tokens, largest in [("i0", 40, 40), ("i1", 50, 50), ("i2", 30, 50)]:
             fleet.join(name, 1, kv_tokens, 0)
-            assert fleet.largest_kv_tokens == fleet.most_kv_tokens == largest
+            assert fleet.kv.largest == fleet.kv.most == largest
         for name, left in [("i1", 40), ("i0", 30), ("i2", None)]:
             fleet.lose(fleet.instances[name])
-            assert fleet.largest_kv_tokens == left
-            assert fleet.most_kv_tokens == 50
+            assert fleet.kv.largest == left
+            assert fleet.kv.most == 50
 
     def test_the_version_is_the_oldest_that_may_generate(self) -> None:
         fleet = make_fleet()
@@ -263,9 +263,9 @@ class BruteForce(RuleBasedStateMachine):
         assert fleet.least() is min(may, key=lambda i: (i.tokens, i.serial), default=None)
         assert all((fleet.open_instance(i.id) is i) == (i in may) for i in everyone)
         assert fleet.version == min((i.version for i in everyone), default=None)
-        assert fleet.largest_kv_tokens == max((i.kv_tokens for i in everyone), default=None)
+        assert fleet.kv.largest == max((i.kv_tokens for i in everyone), default=None)
         self.most = max(self.most, len(everyone))
-        assert len(fleet._heap) <= 64 + 4 * self.most
+        assert len(fleet._ranked._heap) <= 64 + 4 * self.most
 
 
 TestBruteForce = BruteForce.TestCase
@@ -298,13 +298,13 @@ class TestSessions:
         fleet = self.fleet()
         first = send(fleet, "i0")
         send(fleet, "i0")
-        assert (fleet.taking, fleet.instances["i0"].takes_new) == (1, False)
+        assert (fleet.sessions.taking, fleet.instances["i0"].takes_new) == (1, False)
         fleet.close(first)
-        assert fleet.taking == 2
+        assert fleet.sessions.taking == 2
         fleet.keep(first.request, fleet.instances["i0"])
-        assert (fleet.taking, fleet.instances["i0"].sessions) == (1, 2)
+        assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (1, 2)
         fleet.send(first.request, fleet.instances["i1"], 5)
-        assert (fleet.taking, fleet.instances["i0"].sessions) == (2, 1)
+        assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (2, 1)
         assert first.request.home is None
 
     def test_only_one_without_kv_asks_whether_it_may_begin(self) -> None:
@@ -313,19 +313,19 @@ class TestSessions:
         kept, new = make_request("a/0"), make_request("b/0")
         fleet.keep(kept, full)
         send(fleet, "i0")
-        assert [fleet.may_begin(new, i) for i in (full, other)] == [False, True]
-        assert [fleet.may_begin(kept, i) for i in (full, other)] == [True, True]
-        assert make_fleet(1).may_begin(new, full), "nobody bounds sessions"
+        assert [fleet.sessions.may_begin(new, i) for i in (full, other)] == [False, True]
+        assert [fleet.sessions.may_begin(kept, i) for i in (full, other)] == [True, True]
+        assert make_fleet(1).sessions.may_begin(new, full), "nobody bounds sessions"
 
     def test_a_report_may_let_none_begin_and_a_closed_instance_lets_none(self) -> None:
         fleet = self.fleet()
         i0 = fleet.instances["i0"]
         fleet.report(i0, InstanceReported("i0", 0, 0, 1.0))
-        assert (fleet.taking, i0.observed) == (1, 1.0)
+        assert (fleet.sessions.taking, i0.observed) == (1, 1.0)
         fleet.report(i0, InstanceReported("i0", 0, 0, 0.5))
-        assert fleet.taking == 2
+        assert fleet.sessions.taking == 2
         fleet.lose(i0)
-        assert fleet.taking == 1
+        assert fleet.sessions.taking == 1
 
     def test_what_was_sent_since_the_last_report_is_counted(self) -> None:
         fleet = make_fleet(1)

@@ -208,7 +208,7 @@ def takes_new_ones_without_a_bound(told: Told) -> None:
 
 @corruption("instances that take new ones")
 def more_take_new_ones_than_there_are(told: Told) -> None:
-    told.scheduler.fleet.taking = 1
+    told.scheduler.fleet.sessions.taking = 1
 
 
 @corruption("<Request d/0 .*> waits although <Instance i0 .* is open")

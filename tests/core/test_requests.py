@@ -59,7 +59,7 @@ def test_room_is_what_the_largest_instance_leaves_beside_the_context() -> None:
     here = told()
     request, requests = here.request("d2"), here.scheduler.requests
     assert requests.room_for(request) == LIMIT
-    request.context_tokens = here.scheduler.fleet.most_kv_tokens - 3
+    request.context_tokens = here.scheduler.fleet.kv.most - 3
     assert requests.room_for(request) == 3
     request.context_tokens += 10
     assert requests.room_for(request) == 0
