@@ -354,8 +354,8 @@ class AttemptEvents:
         attempt.tokens = event.tokens
         if attempt.abandoned:  # whoever holds them is told to throw them away when it ends
             return
-        self._requests.learn(attempt.request.siblings)
-        self._requests.expect_running(attempt.request)
+        self._requests.expectations.learn(attempt.request.siblings)
+        self._requests.expectations.expect_running(attempt.request)
 
     def verified(self, event: PrefixVerified, now: float) -> None:
         attempt = self._ledger.find(event)

@@ -82,7 +82,7 @@ class GroupOutcomes:
         if len(group.finished) >= group.samples:
             self._fill(group)
         else:
-            self._requests.learn(request.siblings)
+            self._requests.expectations.learn(request.siblings)
             if self.budgeted:
                 self.spend(group)
 

@@ -111,4 +111,4 @@ class Outcomes:
         """What it taught helps the siblings that are still here."""
         self._siblings.leave(request)
         if request.siblings.requests:
-            self._requests.learn(request.siblings)
+            self._requests.expectations.learn(request.siblings)

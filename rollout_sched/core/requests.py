@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Interrupt
 from rollout_sched.core.attempts import AttemptLedger, discard
+from rollout_sched.core.expectations import Expectations
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, WAITING, move
 from rollout_sched.core.model import Group, Request, Siblings
@@ -29,13 +29,10 @@ class Requests:
         out: list[Action],
     ) -> None:
         self.waiting = WaitingQueue()
+        self.expectations = Expectations(roles, fleet, self.waiting)
         self.replay_buffer = ReplayBuffer()
         self._all: dict[str, Request] = {}
-        self._prediction = roles.prediction
-        self._ordering = roles.ordering
-        self._weigh_tokens = roles.weigh_tokens
         self._sessions = roles.sessions
-        self._prioritised = False
         self._fleet = fleet
         self._ledger = ledger
         self._serials = serials
@@ -78,16 +75,13 @@ class Requests:
         if home is not None and self._sessions is not None and not self._sessions.continues(home):
             self._fleet.leave(request)
         move(request, RETURN)
-        request.expected_tokens = self._prediction.expect(request)
-        if request.priority and not self._prioritised:
-            self._prioritise()
-        self.waiting.add(request, self._key(request))
+        self.expectations.enqueue(request)
 
     def leave_home(self, request: Request) -> None:
         """The instance that kept its KV is gone."""
         self._fleet.leave(request)
         if request.state is WAITING:
-            self.waiting.rerank(request, self._key(request))
+            self.expectations.rerank(request)
 
     def park(self, request: Request) -> None:
         self._fleet.leave(request)
@@ -135,52 +129,6 @@ class Requests:
         """It has ended: delivered, answered or discarded."""
         move(request, END)
         del self._all[request.id]
-
-    # -- what is expected of them ----------------------------------------------------------
-
-    def learn(self, siblings: Siblings) -> None:
-        """One made progress; if that changes the estimate, ask again for the others."""
-        estimate = self._prediction.estimate(siblings)
-        if estimate == siblings.estimate:
-            return
-        siblings.estimate = estimate
-        if self.waiting.size:
-            for request in siblings.requests:
-                if request.state is WAITING:
-                    self._expect_waiting(request)
-        if self._weigh_tokens:
-            for request in siblings.requests:
-                self.expect_running(request)
-
-    def expect_running(self, request: Request) -> None:
-        """What is expected of a request in flight matters only where tokens are weighed."""
-        attempt = request.attempt
-        if attempt is None or not self._weigh_tokens:
-            return
-        expected = self._prediction.expect(request)
-        if expected != request.expected_tokens:
-            request.expected_tokens = expected
-            self._fleet.expect(attempt, expected - request.response_tokens)
-
-    def _expect_waiting(self, request: Request) -> None:
-        expected = self._prediction.expect(request)
-        if expected != request.expected_tokens:
-            request.expected_tokens = expected
-            self.waiting.rerank(request, self._key(request))
-
-    def _prioritise(self) -> None:
-        """From the first that has a priority on, keys tell it: for nobody they need not."""
-        self._prioritised = True
-        for request in list(self.waiting):
-            self.waiting.rerank(request, self._key(request))
-        self.waiting.rebuild()
-
-    def _key(self, request: Request) -> Any:
-        """Where sessions are bounded, those that go on where their KV is pass first."""
-        key = self._ordering.key(request)
-        if self._prioritised:
-            key = (request.priority, key)
-        return key if self._sessions is None else (request.home is None, key)
 
     # -- whether they can go on ------------------------------------------------------------
 

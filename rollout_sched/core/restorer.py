@@ -148,7 +148,7 @@ class Restorer:
         lengths = [request.response_tokens for request in group.finished]
         group.siblings.lengths = sorted(lengths)
         if lengths:
-            self._requests.learn(group.siblings)
+            self._requests.expectations.learn(group.siblings)
         return going_on
 
     def _request(self, facts: RequestFacts, group: Group) -> Request:

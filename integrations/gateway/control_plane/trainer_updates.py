@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol, cast
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceLost
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.integrations.gateway.control_plane.broadcast import (
     Answer,
     Call,
     broadcast,
-    to_each,
+)
+from rollout_sched.integrations.gateway.control_plane.version_labels import (
+    VersionLabels,
+    json_object,
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     Conflict,
@@ -32,11 +34,9 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     UpdateState,
     WeightProtocol,
 )
-from rollout_sched.integrations.vllm.protocol.answers import version_of
 from rollout_sched.integrations.vllm.ranks import RankFields, deal
 from rollout_sched.live.asking import ask
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.fleet_versions import THROUGH_US
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class TrainerUpdates:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._labels = VersionLabels(driver)
         self._protocol = WeightProtocol()
         self._group: frozenset[Member] = frozenset()  # of the last transfer that was set up
         self._turn = asyncio.Lock()
@@ -125,7 +126,7 @@ class TrainerUpdates:
         here = self.reachable()
         if ranks is None or not here:
             return (await broadcast(here, call))[1]
-        info = _object(call.body)
+        info = json_object(call.body)
         sizes = await asyncio.gather(*(self._world_size(each) for each in here))
         dealt = [msgspec.json.encode(own) for own in deal(info, ranks, sizes)]
         names = [supervisor.name for supervisor in here]
@@ -144,7 +145,7 @@ class TrainerUpdates:
         identity = _identity(call)
         self._check_that_we_load_nothing()
         protocol.check(step, identity)
-        told = self._told(call.body, "weight_version") if step is Step.FINISH else None
+        told = self._labels.told(call.body, "weight_version") if step is Step.FINISH else None
         members = protocol.members(self._candidates(step), step)
         pending = [self._driver.supervisors[m.name] for m in protocol.pending(identity, members)]
         beside = self._beside(members) if step in (Step.LOAD, Step.WHOLE) else []
@@ -162,7 +163,9 @@ class TrainerUpdates:
         elif members and not failed and protocol.did(step, identity, members):
             away = {failure["url"] for failure in answer["away"]}
             loaded = [self._driver.supervisors[member.name] for member in members]
-            await self._serve_anew([*loaded, *(b for b in beside if b.name not in away)], told)
+            await self._labels.serve_anew(
+                [*loaded, *(b for b in beside if b.name not in away)], told
+            )
         self._open_gates()
         if step is Step.FINISH and not failed and protocol.half_done is not None:
             raise Conflict(protocol.half_done.remedy)
@@ -192,28 +195,6 @@ class TrainerUpdates:
         names = {member.name for member in members}
         return [s for s in self.reachable() if not s.joined and s.name not in names]
 
-    async def _serve_anew(
-        self, supervisors: Sequence[InstanceSupervisor], told: int | None
-    ) -> None:
-        """They have new weights, all of them."""
-        version = self._driver.view.run.version + 1 if told is None else told
-
-        async def label(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            limit_s = self._driver.settings.control_timeout_s
-            async with supervisor.control_lock:
-                await ask(supervisor.client.set_version(version), limit_s)
-            return {}
-
-        _, answer = await to_each(supervisors, label)
-        unlabelled = {failure["url"] for failure in answer["failed"]}
-        if unlabelled:  # they are not believed to have it
-            log.warning("version %d: %s cannot be labelled", version, ", ".join(sorted(unlabelled)))
-        self._publish(version, [s for s in supervisors if s.name not in unlabelled])
-
-    def _publish(self, version: int, supervisors: Sequence[InstanceSupervisor]) -> None:
-        for supervisor in supervisors:
-            self._driver.versions.moved(supervisor.name, version, THROUGH_US)
-
     def _open_gates(self) -> None:
         """If nothing is half loaded."""
         if not self._protocol.half_loaded:
@@ -235,34 +216,17 @@ class TrainerUpdates:
                 "weights are half loaded: label them with the weight_version of "
                 "/finish_weight_update, or when they are whole"
             )
-        version = self._told(call.body, "new_version")
+        version = self._labels.told(call.body, "new_version")
         here = self._here()
         status, answer = await broadcast(here, call)
         if status == 200 and version is not None:
-            self._publish(version, here)
+            self._labels.publish(version, here)
         return answer
 
     # -- inside ----------------------------------------------------------------------------
 
     def _here(self) -> list[InstanceSupervisor]:
         return [each for each in self._driver.supervisors.values() if each.joined]
-
-    def _told(self, body: bytes, field: str) -> int | None:
-        """The version that a call names; None if it names none. Raises CallerError."""
-        label = _object(body).get(field)
-        if label is None:
-            return None
-        version, newest = version_of(label), self._driver.view.run.version
-        if version is None:
-            raise CallerError(
-                f'{field}: a label is the number of a version, such as "{newest + 1}"; without '
-                "one the gateway counts"
-            )
-        if version < newest:
-            raise Conflict(
-                f"{field} is {version}, but version {newest} was published before; versions grow"
-            )
-        return version
 
 
 def _identity(call: Call) -> bytes:
@@ -279,14 +243,6 @@ def _set_apart(answer: Answer, names: Collection[str]) -> None:
     """The failures of these, in `away`: they fail nobody."""
     answer["away"] = [failure for failure in answer["failed"] if failure["url"] in names]
     answer["failed"] = [failure for failure in answer["failed"] if failure["url"] not in names]
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object, an empty one as an empty one. Raises CallerError."""
-    try:
-        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CallerError("body: not a JSON object") from error
 
 
 def _left_as_it_was(answer: dict[str, Any], step: Step) -> bool:
