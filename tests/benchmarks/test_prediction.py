@@ -110,14 +110,15 @@ def front_end(server: RealtimeInstance) -> RealtimeInstance:
     return server
 
 
-@pytest.mark.parametrize("policy", prediction.POLICIES)
+@pytest.mark.parametrize("workload", prediction.WORKLOADS)
 def test_what_a_front_end_takes_beside_the_engine_misleads_little(
-    policy: str, tmp_path: Path
+    workload: str, tmp_path: Path
 ) -> None:
-    lived, found = lived_through("short", policy, tmp_path / "lived.jsonl", front_end)
+    """Under the policy that has requests come and go one by one, which is the worst for it."""
+    lived, found = lived_through(workload, "areal", tmp_path / "lived.jsonl", front_end)
     cells = predicted([lived], world(found, found.fit.cost))
     _, worst = errors(cells)
-    assert worst < 0.04
+    assert worst < 0.025
 
 
 def test_no_two_repetitions_ask_the_same() -> None:
