@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 300.0
 ATTACK_S = 100.0
 
+#: When instances have joined, if nothing goes wrong.
+EARLIEST_S = 1.5
+
 #: Nobody could answer; where nothing has gone wrong, somebody can.
 NOBODY = (500, 502, 503)
 

@@ -185,7 +185,7 @@ class World:
         dice = Random(f"clients/{self.plan.seed}")
         for call in self.calls:
             process = self.spawn(f"client {call.number}", f"127.0.3.{call.number + 1}")
-            process.start(call.make(dice.uniform(1.5, self.plan.horizon_s)))
+            process.start(call.make(dice.uniform(clients.EARLIEST_S, self.plan.horizon_s)))
         for number, (at_s, kind) in enumerate(self.plan.attacks):
             process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
             self._attacks.append(process.start(clients.attack(self, number, at_s, kind)))
