@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: Seconds before what has failed is tried again.
 AGAIN_S = 1.0
 
+#: Looks at whether weights that nobody spoke of were noticed.
+LOOKS = 20
+
 #: Groups in one submission.
 PORTION = 5
 
@@ -39,12 +42,11 @@ PASSING = ("disk is full", "parts")
 CLOSED = "came after submissions were closed"
 
 
-#: How instances come by new weights, where the scheduler is told.
-_HOW: dict[Weights, Any] = {
-    "reload": Reload("/", visible_here=False),
-    "transfer": Transfer({}),
-    "applied": Applied(),
-}
+def _how(weights: Weights) -> Any:
+    """An instance comes by new weights."""
+    if weights in AROUND_US:
+        return Applied()
+    return Transfer({}) if weights == "transfer" else Reload("/", visible_here=False)
 
 
 class Trainer:
@@ -184,13 +186,25 @@ class Trainer:
             if (await rollouts.state())["version"] < self.version:
                 ledger.published.append(self.version)
                 try:
-                    await rollouts.publish_weights(self.version, _HOW[self._world.plan.weights])
+                    await rollouts.publish_weights(self.version, _how(self._world.plan.weights))
                 except CallerError:
                     if (await rollouts.state())["version"] < self.version:
                         raise
 
-        if self._world.plan.weights != "around":
+        if self._world.plan.weights != "around" or not await self._is_noticed(rollouts):
             await self._until_done(publish)
+
+    async def _is_noticed(self, rollouts: RolloutScheduler) -> bool:
+        """Whether its newest version is, without a word of it. Where a scheduler goes on that had
+        never seen anybody load anything, it takes newer weights for another run's."""
+        for _ in range(LOOKS):
+            try:
+                if (await rollouts.state())["version"] >= self.version:
+                    return True
+            except GatewayError as error:
+                self._world.note(f"{self._named} asks again: {error}")
+            await asyncio.sleep(AGAIN_S)
+        return False
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         """A gateway that is away or has no room now will have it later; who has closed submissions
