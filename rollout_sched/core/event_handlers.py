@@ -157,13 +157,16 @@ class ClientEvents:
         home = self._fleet.instances.get(request.last_instance or "")
         if home is not None:
             self._fleet.keep(request, home)
-        if not event.made:
+        if not (event.made or event.ends):
             self._requests.wait(request)
             return
         request.segments = event.made
         request.response_tokens = sum([segment.tokens for segment in event.made])
         request.context_tokens += request.response_tokens
-        self._outcomes.go_on(request)
+        if event.ends:
+            self._outcomes.finish(request, "stop")
+        else:
+            self._outcomes.go_on(request)
 
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
         request = self._requests.get(event.request)

@@ -99,7 +99,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     `group` names its siblings, for prediction; `session` the conversation it belongs to, whose
     last instance has its KV cache; "" for none. `priority` is as in vLLM: the least goes first, and
     what is of a group has 0. Its id is the driver's and is never used again. `made`: leading tokens
-    of the response, under an earlier scheduler, from which it goes on.
+    of the response, under an earlier scheduler, from which it goes on; `ends`: they are all of it.
     """
 
     request: str
@@ -109,6 +109,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     session: str = ""
     priority: int = 0
     made: tuple[Segment, ...] = ()
+    ends: bool = False
 
 
 class RequestWithdrawn(_Event, frozen=True):

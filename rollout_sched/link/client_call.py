@@ -44,7 +44,7 @@ class ClientCall:
     `name`: by which its client's side knows it; `submitted`: to the present scheduler.
     """
 
-    __slots__ = ("_attempts", "_before", "name", "payload", "submitted")
+    __slots__ = ("_attempts", "_before", "_ends", "name", "payload", "submitted")
 
     def __init__(self, payload: Payload, submitted: RequestSubmitted) -> None:
         self.name = submitted.request
@@ -52,6 +52,7 @@ class ClientCall:
         self.submitted = submitted
         self._before: tuple[Segment, ...] = ()
         self._attempts: dict[int, _Attempt] = {}
+        self._ends = False  # by itself: at a limit its scheduler knows whether it goes on
 
     @property
     def made(self) -> tuple[Segment, ...]:
@@ -72,11 +73,13 @@ class ClientCall:
             attempt.tokens = min(max(0, event.tokens), attempt.most)
             if not isinstance(event, TokensArrived):
                 attempt.spans = event.spans
+            self._ends = isinstance(event, RequestFinished) and event.reason == "stop"
         elif not event.usable:
             del self._attempts[event.attempt]
 
     def discarded(self, attempt: int) -> None:
         """What that attempt has made is thrown away; 0: everything."""
+        self._ends = False
         if attempt:
             self._attempts.pop(attempt, None)
         else:
@@ -88,5 +91,7 @@ class ClientCall:
         self._before = self.made
         self._attempts.clear()
         self.payload.transcript.detach()
-        self.submitted = msgspec.structs.replace(self.submitted, request=request, made=self._before)
+        self.submitted = msgspec.structs.replace(
+            self.submitted, request=request, made=self._before, ends=self._ends
+        )
         return self.submitted

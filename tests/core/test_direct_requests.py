@@ -55,6 +55,9 @@ def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
     (answer,) = told(RequestSubmitted("d2", "g", PROMPT, 4, made=made))
     assert isinstance(answer, Answer)
     assert answer.sample.finish == "length"
+    (answer,) = told(RequestSubmitted("d3", "g", PROMPT, LIMIT, made=made, ends=True))
+    assert isinstance(answer, Answer)
+    assert (answer.sample.finish, answer.sample.segments) == ("stop", made)
     assert not told.scheduler.requests
 
 

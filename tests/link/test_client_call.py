@@ -35,6 +35,18 @@ def test_what_an_attempt_made_is_of_its_spans_or_of_its_instances_version() -> N
     assert one.made == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
 
 
+def test_what_has_stopped_by_itself_is_whole_until_it_is_thrown_away() -> None:
+    one = call()
+    one.begun(dispatch(1), 0)
+    one.told(RequestFinished("r", 1, 3, (), "stop"))
+    assert one.anew("r1").ends
+    one.discarded(0)
+    assert not one.anew("r2").ends
+    one.begun(dispatch(1, most=3), 0)
+    one.told(RequestFinished("r", 1, 3, (), "length"))
+    assert not one.anew("r3").ends
+
+
 def test_what_is_not_usable_or_thrown_away_is_not_made() -> None:
     one = call()
     one.begun(dispatch(1), 0)

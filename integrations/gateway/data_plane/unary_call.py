@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -36,7 +35,6 @@ from rollout_sched.live.transcript import detached
 log = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
-Finish = Literal["stop", "length"]
 
 #: Bytes of an answer.
 MOST = 256 * 2**20
@@ -52,19 +50,16 @@ def header_lines(instance: str) -> bytes:
 
 
 class Raw(msgspec.Struct):
-    """An answer as it came; the whole response, which `ended` so."""
+    """An answer as it came; the whole response."""
 
     body: bytes
-    ended: Finish
 
 
 class Share(msgspec.Struct):
-    """A part of a response, and the answer that brought it. `ended`: how the response did, if this
-    is its last part."""
+    """A part of a response, and the answer that brought it."""
 
     part: Part
     answer: Answer
-    ended: Finish | None
 
 
 class UnaryTranscript:
@@ -112,11 +107,6 @@ class UnaryCall:
         self.responder = UnaryResponder(call, reply, self.transcript)
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        last = self.transcript.last
-        if last is not None and last.ended is not None:
-            # It was whole, and its scheduler was gone before it could say so.
-            outcome = Outcome(0, last.ended, (), None)
-            return asyncio.get_running_loop().call_soon(over, outcome)
         parts = self.transcript.parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
@@ -156,9 +146,8 @@ class UnaryCall:
         if self.call.endpoint == "generate":
             body = both_spellings(body)  # here, for the next one may be of another version
         finish = said.finish
-        ended = None if finish == "abort" or (segment and finish == "length") else finish
-        if whole and ended is not None:
-            return Outcome(said.tokens, finish, said.spans, Raw(body, ended))
+        if whole and finish != "abort" and not (segment and finish == "length"):
+            return Outcome(said.tokens, finish, said.spans, Raw(body))
         parts = self.transcript.parts()
         if finish == "abort" and not parts and self.call.request.envelope.tools:
             # What goes on is text, and nobody would read a tool's call out of it.
@@ -172,7 +161,7 @@ class UnaryCall:
                 # Without its tokens there is nothing to go on from: it starts anew.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
-        return Outcome(said.tokens, finish, said.spans, Share(part, answer, ended))
+        return Outcome(said.tokens, finish, said.spans, Share(part, answer))
 
 
 class UnaryResponder:
