@@ -60,8 +60,9 @@ class ScheduledAgentLoopManager(AgentLoopManagerTQ):
     """verl's agent loops of a single turn, whose prompts are groups of our scheduler's.
 
     Which groups run when, what a batch is made of and how stale a sample may be is the policy's to
-    say: that of a gateway, or of a scheduler of verl's job before the servers that verl has
-    started. Validation goes to either past the batches.
+    say: that of a gateway, of a deployment on verl's Ray cluster, or of a scheduler of verl's job
+    before the servers that verl has started. Validation goes past the batches, to the gateway or
+    to verl's own client.
     """
 
     llm_client: Any
@@ -71,7 +72,7 @@ class ScheduledAgentLoopManager(AgentLoopManagerTQ):
         balancer = None
         if settings.gateway:
             self.llm_client = GatewayClient(self.config, settings)
-        else:
+        if settings.policy:
             balancer = self.llm_client._load_balancer
         actor_class = ray.remote(max_concurrency=_OPEN_GROUPS)(_CoordinatorActor)
         groups_per_step = self.config.data.train_batch_size
@@ -153,8 +154,8 @@ class _Worker(AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class _CoordinatorActor:
-    """A `Coordinator` and its scheduler, or the connection to a gateway's, in a process of their
-    own. `balancer`: verl's, which knows its servers."""
+    """A `Coordinator` and its scheduler, or the connection to a gateway's or a deployment's, in a
+    process of their own. `balancer`: verl's, which knows its servers."""
 
     def __init__(self, settings: RoomSettings, groups_per_step: int, balancer: Any) -> None:
         self._settings = settings
@@ -166,11 +167,11 @@ class _CoordinatorActor:
     async def start(self) -> None:
         """Raises what speaks against scheduling so, such as a gateway that is not there."""
         settings = self._settings
-        if settings.gateway:
-            rollouts = RolloutScheduler.connect(settings.gateway, key=settings.trainer_key)
-            await rollouts.__aenter__()  # for as long as the actor lives
-        else:
+        if settings.policy:
             rollouts = await self._schedule_here()
+        else:
+            rollouts = _elsewhere(settings)
+            await rollouts.__aenter__()  # for as long as the actor lives
         transfer_queue.init()
         self._coordinator = Coordinator(rollouts, _tags, self._groups_per_step, settings.look_s)
 
@@ -189,6 +190,12 @@ class _CoordinatorActor:
         await servers.follow()
         self._following = asyncio.create_task(servers.keep_following(self._settings.look_s))
         return rollouts
+
+
+def _elsewhere(settings: RoomSettings) -> RolloutScheduler:
+    if settings.ray:
+        return RolloutScheduler.on_ray(name=settings.ray)
+    return RolloutScheduler.connect(settings.gateway, key=settings.trainer_key)
 
 
 async def _tags() -> Tags:

@@ -19,6 +19,8 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who generates, and how to ask for it.
 
     gateway           the URL of a `rollout-sched serve`; or
+    ray               the name of a deployment on verl's Ray cluster (`rollout-sched ray up`);
+                      `gateway` beside it is a front of it, for what is no group; or
     policy            a preset or a TOML file by which to schedule in verl's job, before the servers
                       that verl has started
     api_key_file      whose first line is a client's key; "": none is asked for
@@ -27,14 +29,18 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     gateway: str = ""
+    ray: str = ""
     policy: str = ""
     api_key_file: str = ""
     trainer_key_file: str = ""
     look_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
 
     def __post_init__(self) -> None:
-        if bool(self.gateway) == bool(self.policy):
-            raise ValueError("give either `gateway`, a URL, or `policy`, a preset or a TOML file")
+        if bool(self.gateway or self.ray) == bool(self.policy):
+            raise ValueError(
+                "give either `gateway`, a URL, or `ray`, the name of a deployment, or `policy`, a "
+                "preset or a TOML file"
+            )
 
     @property
     def gateway_url(self) -> str:
@@ -58,7 +64,7 @@ def settings_of(custom: Mapping[str, Any] | None) -> RoomSettings:
     """Our table of `rollout.custom`. Raises ConfigError naming the key."""
     table = dict(custom or {}).get(_TABLE)
     if table is None:
-        raise ConfigError(f"{WHERE} is missing; give its `gateway` or its `policy`")
+        raise ConfigError(f"{WHERE} is missing; give its `gateway`, its `ray` or its `policy`")
     try:
         return msgspec.convert(table, RoomSettings)
     except msgspec.ValidationError as error:

@@ -32,7 +32,7 @@ from tests.kubernetes.manifests import (
 from tests.neighbours.fleet import fake_instance
 
 PAGE = FOLDER.parent / "kubernetes.md"
-DEPLOYMENTS = ("gateway", "elastic")
+DEPLOYMENTS = ("gateway", "elastic", "ray")
 
 
 def templates(folder: str) -> dict[str, Object]:
@@ -75,12 +75,50 @@ def volume(template: Object, name: str) -> Object:
     return found
 
 
-@pytest.mark.parametrize("folder", DEPLOYMENTS)
+@pytest.mark.parametrize("folder", ["gateway", "elastic"])
 def test_our_commands_take_every_flag(folder: str) -> None:
     commands = ours(folder)
     assert commands
     for container in commands:
         options(container)  # exits where one is not known
+
+
+def ray_up() -> list[str]:
+    """The arguments of our command, which the head is to run."""
+    job = of_kind("RayJob", objects("ray"))["rollout-sched-up"]
+    command, *arguments = job["spec"]["entrypoint"].split()
+    assert command == "rollout-sched"
+    return arguments
+
+
+def test_the_head_starts_what_our_command_knows() -> None:
+    options = _parser().parse_args(ray_up())
+    found = objects("ray")
+    job, cluster = of_kind("RayJob", found), of_kind("RayCluster", found)
+    (name,) = cluster
+    assert job["rollout-sched-up"]["spec"]["clusterSelector"] == {"ray.io/cluster": name}
+    assert options.fronts == "per-node"
+    head, *workers = (next(containers(t)) for _, t in pod_templates(cluster[name]))
+    for arg in ray_up():
+        path = arg.partition("=")[2]
+        if path.startswith("/"):
+            assert "subPath" not in mount_of(head, path)
+    ports = {port["name"]: port["containerPort"] for port in head["ports"]}
+    assert ports == {"http": options.port, "control": options.scheduler_port}
+    for worker in workers:
+        assert worker["ports"] == [{"name": "http", "containerPort": options.port}]
+        assert worker["image"] == head["image"]
+    gateway_s = {arg for arg in gateway()["args"] if arg.startswith(("--policy", "--endpoints"))}
+    assert gateway_s <= set(ray_up())
+
+
+def test_ray_is_of_one_version() -> None:
+    (cluster,) = of_kind("RayCluster", objects("ray")).values()
+    version = cluster["spec"]["rayVersion"]
+    pins = (FOLDER.parents[1] / "tests/ray/requirements.txt").read_text()
+    assert f"ray=={version}" in pins
+    assert f"ray[default]=={version}" in PAGE.read_text()
+    assert f"ray[default]=={version}" in (FOLDER / "Dockerfile").read_text()
 
 
 def test_every_file_that_is_named_is_mounted_from_something_that_is_there() -> None:

@@ -28,6 +28,7 @@ def test_the_table_is_read_and_others_are_left_alone():
         ({}, "is missing"),
         ({"rollout_sched": {}}, "gateway"),
         (table(policy="dplb"), "either"),
+        ({"rollout_sched": {"ray": "rollout", "policy": "dplb"}}, "either"),
         (table(gatway="x"), "gatway"),
         (table(look_s=0), "look_s"),
     ],
@@ -44,6 +45,14 @@ def test_turns_need_a_gateway_and_groups_do_not():
     with pytest.raises(ConfigError, match="gateway"):
         _ = settings.gateway_url
     assert settings_of({"rollout_sched": {"gateway": "http://a:1/"}}).gateway_url == "http://a:1"
+
+
+def test_a_deployment_on_ray_may_have_a_front_for_what_is_no_group():
+    settings = settings_of({"rollout_sched": {"ray": "rollout"}})
+    assert settings.ray == "rollout"
+    with pytest.raises(ConfigError, match="single turns need one"):
+        _ = settings.gateway_url
+    assert settings_of(table(ray="rollout")).gateway_url == GATEWAY
 
 
 def test_keys_come_from_the_first_line_that_is_none_of_comment_and_blank(tmp_path):

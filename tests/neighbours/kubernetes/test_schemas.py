@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import kubernetes_validate
+import msgspec
 import pytest
 
 from tests.kubernetes.manifests import Object, objects, patch, pod_templates
 
 #: Sidecars (`restartPolicy` of an initContainer) and `preStop.sleep` are there since 1.30.
 VERSIONS = ("1.31", "1.37")
-FOLDERS = ("gateway", "elastic")
+FOLDERS = ("gateway", "elastic", "ray")
 
 
 def valid(thing: Object, version: str) -> None:
@@ -22,6 +23,36 @@ def test_objects(folder: str, version: str) -> None:
     for thing in objects(folder):
         if not thing["apiVersion"].startswith("ray.io/"):
             valid(thing, version)
+
+
+class Group(msgspec.Struct, forbid_unknown_fields=True):
+    """The pods of one kind in a RayCluster (KubeRay, ray.io/v1), as far as we use it."""
+
+    template: Object
+    rayStartParams: dict[str, str]
+    groupName: str = ""
+    replicas: int = 1
+    minReplicas: int = 1
+    maxReplicas: int = 1
+
+
+class Cluster(msgspec.Struct, forbid_unknown_fields=True):
+    rayVersion: str
+    headGroupSpec: Group
+    workerGroupSpecs: list[Group]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_pods_of_a_ray_cluster(version: str) -> None:
+    """KubeRay's own schema is in no package: structure here, and pods by Kubernetes's."""
+    (cluster,) = [thing for thing in objects("ray") if thing["kind"] == "RayCluster"]
+    spec = msgspec.convert(cluster["spec"], Cluster)
+    for group in spec.workerGroupSpecs:
+        assert group.groupName
+        assert group.minReplicas <= group.replicas <= group.maxReplicas
+    for name, template in pod_templates(cluster):
+        metadata = {"name": name, **template["metadata"]}
+        valid({"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}, version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
