@@ -15,7 +15,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
+.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -101,6 +101,10 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 # About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
+
+# What scheduler and fronts on Ray cost; on fewer than six cores its processes wait for each other.
+bench-ray: $(RAY_VENV)/.ready
+	$(RAY_VENV)/bin/python -m benchmarks.ray_link
 
 # What a replay says of real vLLM servers (CPU) beside what they do: ten minutes on a quiet machine.
 bench-prediction: $(VLLM_VENV)/.ready

@@ -11,6 +11,8 @@ import msgspec
 from rollout_sched.client.remote import LONG_POLL_S, Remote
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
+from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster
 from rollout_sched.integrations.ray.actor_calls import ActorCalls
@@ -46,6 +48,16 @@ class OnRay(Remote):
         if self._start is not None:
             await cluster.start(self._start, self._deployment)
         return await super().__aenter__()
+
+    async def _tell_of(self, update: WeightUpdate) -> None:
+        """Once more, where the actor was started again and does not know of it."""
+        try:
+            await super()._tell_of(update)
+        except GatewayError as error:
+            if error.status:
+                raise
+            if (await self.state())["version"] < update.version:
+                await super()._tell_of(update)
 
     async def next_micro_batches(self, count: int, *, parts: bool = False) -> MicroBatches | None:
         """As `next_batch`, in so many micro-batches, for the workers that train them: whoever gets

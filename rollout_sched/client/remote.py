@@ -16,6 +16,7 @@ from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_calls import STATE, TrainerCalls
+from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 from rollout_sched.live.leases import TRAINER
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.samples import Batch, Prompt
@@ -84,7 +85,7 @@ class Remote(RolloutScheduler):
             self._submitted.add(prompt.uid for prompt in portion)
 
     async def close_submissions(self) -> None:
-        await self._gateway.post("/rollout/v1/groups/close")
+        await self._gateway.post("/rollout/v1/groups/close", repeatable=True)
 
     async def _next_batch(self, parts: bool) -> Batch | None:
         while True:
@@ -137,9 +138,12 @@ class Remote(RolloutScheduler):
                 "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
                 "load the weights yourself and give Applied()"
             )
-        await self._gateway.post("/rollout/v1/weights", update_of(version, apply))
+        await self._tell_of(update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(LOOK_S)
+
+    async def _tell_of(self, update: WeightUpdate) -> None:
+        await self._gateway.post("/rollout/v1/weights", update)
 
     async def give_back(self, url: str) -> None:
         raise CallerError(

@@ -52,5 +52,5 @@ def cluster() -> Iterator[Cluster]:
 def servers() -> Iterator[list[Program]]:
     """Two simulated ones of model m, whose answers take a second or two."""
     with ExitStack() as stack:
-        options = ("--model", "m", "--speed", "20", "--median-tokens", "60", "--vocab-size", "512")
+        options = ("--model", "m", "--speed", "0.5", "--median-tokens", "60", "--vocab-size", "512")
         yield [stack.enter_context(fake_instance(*options)) for _ in range(2)]

@@ -59,9 +59,9 @@ def test_one_on_each_node_answers_clients_and_is_there_again(
         again = await fronts(deployment, NODES)
         assert await answer(again[name]) == said[0]
         async with aiohttp.ClientSession() as session:
-            async with session.get(f"{again[name]}/workers") as got:
-                workers = await got.json()  # by way of the scheduler's process
-            assert workers["total"] == len(urls)
+            async with session.get(f"{again[name]}/v1/models") as got:
+                models = await got.json()  # by way of the scheduler's process
+            assert [model["id"] for model in models["data"]] == ["m"]
         assert await clusters.stop(deployment)
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
