@@ -45,6 +45,15 @@ class LiveSteps:
         self._began_s = 0.0
         self._ended = 0
 
+    @property
+    def delivered(self) -> Sequence[Step]:
+        """All that have ended."""
+        return () if self._metrics is None else self._metrics.steps
+
+    def begin(self, now: float) -> None:
+        """Count from now on: there is a trainer already."""
+        self._metrics = self._begin(now)
+
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         metrics = self._metrics
         if metrics is None:

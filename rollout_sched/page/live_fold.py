@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Event, InstanceJoined, RequestFinished, Woke
 from rollout_sched.core.view import SchedulerView
-from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.live_steps import LiveSteps
 from rollout_sched.page.changes import Changes
 from rollout_sched.page.live_attempts import LiveAttempts
 
@@ -37,20 +37,21 @@ class LiveFold:
         self.waste: Counter[str] = Counter()
         self.attempts = LiveAttempts()
         self.changes = Changes()
-        self._metrics = Metrics(max((each.slots for each in view.instances), default=1))
+        self._steps = LiveSteps()
+        self._steps.begin(now)
         self._folded = Folded(*self.attempts.folds, self)
         for event, actions in _as_it_is(view):
             self.observe(now, event, actions)
         self._folded = Folded(*self.attempts.folds, self, self.changes)
 
-    def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
+    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """Take what has happened and what the scheduler answered."""
         self._folded.observe(now, event, actions)
-        self._metrics.observe(now, event, actions)
+        self._steps.observe(now, event, actions)
 
     @property
     def is_full(self) -> bool:
-        return len(self._metrics.steps) >= MOST_STEPS
+        return len(self._steps.delivered) >= MOST_STEPS
 
     def steps(self) -> list[dict[str, Any]]:
         """The last that were delivered."""
@@ -71,7 +72,7 @@ class LiveFold:
                 "idle_bubble": step.idle_bubble,
                 "idle_by_cause": _shares(step.idle_s, step.capacity_s),
             }
-            for step in self._metrics.steps[-STEPS:]
+            for step in self._steps.delivered[-STEPS:]
         ]
 
     def handlers(self) -> Mapping[type[Any], Handler]:

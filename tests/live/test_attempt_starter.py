@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, payload: TokenPayload | None = None, *, patience_s: float = 0.0) -> None:
         self.link: Any = Link()
-        payloads = PayloadBook(self.link, None, None)
+        self.payloads = payloads = PayloadBook(self.link, None, None)
         self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
         table = AttemptTable(self.running, Settings())
         self.payload = payload or TokenPayload([1, 2, 3], {})
@@ -131,14 +131,14 @@ def test_a_payload_that_cannot_be_made_fails_its_request() -> None:
     async def scene() -> None:
         stage = Stage()
 
-        def of(action: Dispatch) -> Any:
+        def make(index: int) -> Any:
             raise KeyError("prompt 7 is not in the data set")
 
-        stage.starter._payloads.of = of  # type: ignore[method-assign]
-        stage.starter.dispatch(DISPATCH)
+        stage.payloads.add_group("g", make)
+        stage.starter.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
         (failed,) = stage.told
         assert isinstance(failed, RequestFailed)
-        assert (failed.request, failed.attempt, failed.blame) == ("r", 1, "request")
+        assert (failed.request, failed.attempt, failed.blame) == ("g/0", 1, "request")
         assert "prompt 7" in failed.reason
         assert not len(stage.running)
 
