@@ -165,9 +165,18 @@ class RemoteFront:
     # -- its scheduler goes ----------------------------------------------------------------
 
     def lose_scheduler(self) -> None:
-        """Nothing is told any more, and no order is taken; what is under way goes on."""
+        """Nothing is told any more, and no order is taken; what is under way goes on, and who waits
+        for a response that is whole has it."""
         self._left = True
         self._outbox.close()
+        for call in list(self.calls.values()):
+            self._answer_if_whole(call)
+
+    def _answer_if_whole(self, call: ClientCall) -> None:
+        sample = call.whole()
+        if sample is not None:
+            self._answer(Answer(sample))
+            self._link.settle()
 
     async def leave(self, take_over: Callable[[ClientCall], None]) -> None:
         """Hand the calls over that are still here, each as soon as nothing of it is under way: what
@@ -296,6 +305,8 @@ class RemoteFront:
             call = self.calls.get(event.request)
             if call is not None:
                 call.told(event)
+                if self._left and isinstance(event, RequestFinished):
+                    self._answer_if_whole(call)
         if isinstance(event, TokensArrived):
             streamed = self._pieces.streamed(event.request, event.attempt, event.tokens)
             if streamed is not None:

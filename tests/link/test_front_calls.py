@@ -131,6 +131,29 @@ def test_an_instance_that_is_gone_meanwhile_costs_what_it_had_not_streamed() -> 
     run(scene)
 
 
+def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
+    async def scene() -> None:
+        async with play() as one:
+            stopped, full, cut = one.ask(), one.ask(2), one.ask()
+            await until(lambda: len(one.instance.orders) == 3)
+            await one.end()
+            await one.instance.answer(0, [5], "stop")
+            await one.instance.answer(1, [5, 6], "length")
+            await one.instance.answer(2, [5, 6], "length")
+            await until(lambda: stopped.heard and full.heard)
+            finishes = [caller.heard[0].finish for caller in (stopped, full)]
+            assert finishes == ["stop", "length"]
+            assert stopped.heard[0].segments == (Segment(0, 1, "i0"),)
+            assert not cut.heard, "the scheduler knows whether it goes on"
+            await one.begin()
+            await one.instance.answer(3, [7])
+            await until(lambda: cut.heard)
+            assert cut.response_ids == [5, 6, 7]
+            assert [len(caller.heard) for caller in (stopped, full)] == [1, 1]
+
+    run(scene)
+
+
 def test_the_same_scheduler_after_a_broken_connection_makes_nothing_twice() -> None:
     async def scene() -> None:
         async with play() as one:
