@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -97,7 +98,7 @@ def check_all(
     end = None if seconds is None else time.monotonic() + seconds
     rest = iter(seeds)
     while portion := list(islice(rest, PORTION * jobs)):
-        with ProcessPoolExecutor(jobs) as pool:
+        with ProcessPoolExecutor(jobs, initializer=_spare_the_collector) as pool:
             asked = [(seed, pool.submit(_check_until, seed, end)) for seed in portion]
             for seed, outcome in asked:
                 found = outcome.result()
@@ -105,6 +106,12 @@ def check_all(
                     yield seed, found
         if end is not None and time.monotonic() > end:
             return
+
+
+def _spare_the_collector() -> None:
+    """Each run looks for what it has left, and not at all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def _check_until(seed: int, end: float | None) -> Outcome | None:
