@@ -84,7 +84,7 @@ class OpenAnswers:
         self._vocabulary = vocabulary
         self._attempts = 0
         self._numbers: dict[str, list[int]] = {}
-        self._writing: set[tuple[str, bytes, Stream]] = set()
+        self._writing: dict[tuple[str, bytes, Stream], OpenAnswer] = {}
 
     def read(self, order: Order, on_tokens: OnTokens | None) -> tuple[SimRequest, OpenAnswer]:
         """What an order asks of the simulated instance. Raises RequestRejected."""
@@ -123,7 +123,7 @@ class OpenAnswers:
         return request, answer
 
     def open(self, number: int, answer: OpenAnswer) -> None:
-        self._writing.add(answer.stream)
+        self._writing[answer.stream] = answer
         self.by_number[number] = answer
         self._numbers.setdefault(answer.id, []).append(number)
 
@@ -131,14 +131,15 @@ class OpenAnswers:
         return self._numbers.get(order_id, [])
 
     def stop_writing(self, answer: OpenAnswer) -> None:
-        """It was aborted: another may go on with its text."""
-        self._writing.discard(answer.stream)
+        """It was aborted: another may go on with its text, unless one does already."""
+        if self._writing.get(answer.stream) is answer:
+            del self._writing[answer.stream]
 
     def close(self, number: int) -> OpenAnswer | None:
         """It is over; None if nobody waits for it any more."""
         answer = self.by_number.pop(number, None)
         if answer is not None:
-            self._writing.discard(answer.stream)
+            self.stop_writing(answer)
             numbers = self._numbers[answer.id]
             numbers.remove(number)
             if not numbers:

@@ -66,6 +66,7 @@ class Ledger:
         self.filtered: set[str] = set()
         self.published = [0]
         self._received: dict[int, dict[str, Receipt]] = {}  # by batch and trainer
+        self._whose: dict[int, str] = {}  # batches that are acknowledged, by whom
         self._bound = bound
         self._drift = drift
         self._in_place = in_place
@@ -81,7 +82,7 @@ class Ledger:
     @property
     def held(self) -> list[int]:
         """Batches that some trainer has."""
-        return list(self._received)
+        return list(self._received.keys() - self._whose.keys())
 
     @property
     def over(self) -> set[str]:
@@ -98,12 +99,11 @@ class Ledger:
                 receipt, self._lease_s
             )
             hold("nobody takes what another has", one_after_the_other, batch.number)
+        # What was handed out before another took it may come late.
+        over = self._whose.get(batch.number, trainer) == trainer
         for sample in batch.samples:
-            hold(
-                "what is acknowledged never comes again",
-                sample.uid not in self.acknowledged,
-                sample,
-            )
+            again = over and sample.uid in self.acknowledged
+            hold("what is acknowledged never comes again", not again, sample)
             self._check_sample(sample, batch.version)
         for uid, samples in batch.groups().items():
             hold("a group comes from what was submitted", uid in self.prompts, uid)
@@ -180,7 +180,8 @@ class Ledger:
         others = [b for t, b in self.claimed.items() if t != trainer and b.number != batch.number]
         for uid in batch.groups():
             claimed = any(uid in other.groups() for other in others)
-            hold("a group is trained once", uid not in self.acknowledged and not claimed, uid)
+            elsewhere = self.acknowledged.get(uid, batch.number) != batch.number
+            hold("a group is trained once", not (claimed or elsewhere), uid)
         self.claimed[trainer] = batch
 
     def acknowledge(self, number: int, trainer: str) -> None:
@@ -189,7 +190,9 @@ class Ledger:
         if batch is None:
             return  # it had said so before
         assert batch.number == number
-        hold("who has a batch acknowledges it", trainer in self._received.pop(number, {}), number)
+        hold("who has a batch acknowledges it", trainer in self._received[number], number)
+        hold("a batch is acknowledged once", number not in self._whose, number)
+        self._whose[number] = trainer
         for uid in batch.groups():
             hold("a group is acknowledged once", uid not in self.acknowledged, uid)
             self.acknowledged[uid] = number
