@@ -15,7 +15,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
+.PHONY: demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -40,6 +40,10 @@ example: $(VLLM_VENV)/.ready
 # The same by TRL's trainer.
 example-trl: $(NEIGHBOUR_VENVS)/trl/.ready
 	$(NEIGHBOUR_VENVS)/trl/bin/python -m examples.grpo_trl
+
+# The same on Ray: the trainer, the scheduler and two servers are actors of one cluster.
+example-ray: $(VLLM_VENV)/.ready-ray
+	$(VLLM_VENV)/bin/python -m examples.grpo_ray
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
@@ -160,6 +164,10 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
 	$(VLLM_VENV)/bin/python -m pip install -q pytest pytest-rerunfailures hypothesis sortedcontainers \
 	  msgspec numpy prometheus-client rich asyncio-throttle
+	touch $@
+
+$(VLLM_VENV)/.ready-ray: $(VLLM_VENV)/.ready tests/ray/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install -q -c tests/vllm/requirements.txt -r tests/ray/requirements.txt
 	touch $@
 
 # SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its

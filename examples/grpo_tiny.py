@@ -75,6 +75,20 @@ def prompts(job: Job) -> list[Prompt]:
 
 def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
     """One training, from the first weights on, under a policy; checkpoints go into `folder`."""
+    scheduler = RolloutScheduler.from_toml(
+        policy,
+        fleet.urls,
+        prompts_per_step=job.prompts_per_step,
+        version=fleet.version,
+        reward=reward,
+    )
+    return train_by(scheduler, policy, fleet, job, folder)
+
+
+def train_by(
+    scheduler: RolloutScheduler, policy: str, fleet: Fleet, job: Job, folder: Path
+) -> list[Point]:
+    """The same by a scheduler that rewards what its instances, those of the fleet, make."""
     import torch
 
     from examples.grpo import Learner, Settings
@@ -83,13 +97,7 @@ def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
     torch.manual_seed(job.seed)
     learner, checkpoints = Learner(fleet.model, Settings()), Checkpoints(folder)
     points: list[Point] = []
-    with RolloutScheduler.from_toml(
-        policy,
-        fleet.urls,
-        prompts_per_step=job.prompts_per_step,
-        version=fleet.version,
-        reward=reward,
-    ).blocking() as rollouts:
+    with scheduler.blocking() as rollouts:
 
         def publish(*, wait: bool = False) -> None:
             fleet.version += 1

@@ -13,7 +13,8 @@ from rollout_sched.core.errors import CallerError
 
 VOCABULARY = 512
 SLOTS = 64
-_MODEL = ("--vocab", str(VOCABULARY), "--hidden", "64", "--heads", "2", "--kv-heads", "1")
+MODEL = ("--vocab", str(VOCABULARY), "--hidden", "64", "--heads", "2", "--kv-heads", "1")
+FLAGS = ("--enable-scale-out", "--max-num-seqs", str(SLOTS))
 _ASK_S = 10.0
 
 
@@ -54,11 +55,10 @@ def servers(folder: Path, instances: int) -> Iterator[Fleet]:
     from tests.vllm.servers import serving
 
     model = folder / "tiny"
-    tiny_model.main([str(model), *_MODEL])
-    flags = ("--enable-scale-out", "--max-num-seqs", str(SLOTS))
+    tiny_model.main([str(model), *MODEL])
     with ExitStack() as stack:
         started = [
-            stack.enter_context(serving(model, folder, *flags, dev_mode=True, core=core))
+            stack.enter_context(serving(model, folder, *FLAGS, dev_mode=True, core=core))
             for core in range(instances)
         ]
         yield Fleet([server.wait() for server in started], model)
