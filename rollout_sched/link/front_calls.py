@@ -70,7 +70,7 @@ class FrontCalls:
         remote = self._remote
         if remote is None:
             raise NoScheduler("no scheduler is here yet")
-        name = remote.submit(payload, prompt_tokens, max_tokens, group, session, priority)
+        name = remote.calls.submit(payload, prompt_tokens, max_tokens, group, session, priority)
         self._calls[name] = remote, remote.calls[name]
         return name
 
@@ -79,7 +79,7 @@ class FrontCalls:
         held = self._calls.get(request)
         if held is not None:
             remote, call = held
-            remote.withdraw(call.submitted.request)
+            remote.calls.withdraw(call.submitted.request)
 
     # -- its schedulers --------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class FrontCalls:
     def _take_over(self, call: ClientCall) -> None:
         assert self._remote is not None  # the one that has come
         self._calls[call.name] = self._remote, call
-        self._remote.take_over(call)
+        self._remote.calls.take_over(call)
 
     def _over(self, call: ClientCall) -> None:
         del self._calls[call.name]

@@ -12,13 +12,12 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
-    RequestSubmitted,
-    RequestWithdrawn,
     TokensArrived,
     ToolReturned,
     TurnFinished,
 )
 from rollout_sched.link.client_call import ClientCall, OfAttempt
+from rollout_sched.link.client_calls import ClientCalls
 from rollout_sched.link.frame_sequence import FrameSequence
 from rollout_sched.link.group_pieces import GroupPieces
 from rollout_sched.link.messages import (
@@ -43,7 +42,6 @@ from rollout_sched.link.remote_link import Clients, RemoteLink
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.front import Front
 from rollout_sched.live.payload_book import PayloadFactory
-from rollout_sched.live.ports import Payload, RequestRejected
 from rollout_sched.live.settings import Settings
 
 #: Of these a piece may have been made, or a tool has returned to one.
@@ -61,7 +59,7 @@ class RemoteFront:
     on_broken  called once, with why, when this front cannot go on
     on_over    called with each request of a client that has ended
 
-    calls      of its clients, by the ids of their requests
+    calls      of its clients
     """
 
     def __init__(
@@ -77,27 +75,24 @@ class RemoteFront:
         on_broken: Callable[[Exception], None],
         on_over: Callable[[ClientCall], None] = lambda call: None,
     ) -> None:
-        self.calls: dict[str, ClientCall] = {}
         self.max_model_len = 0
         self._left = False
-        self._prefix = f"{run_id}.{name}"
         self._epoch = epoch
         self._sent = 0
         self._frames = FrameSequence(epoch)
         self._send = send
         self._make = make
-        self._requests = 0
-        self._on_over = on_over
-        self._versions: dict[str, int] = {}  # of instances, as the scheduler knows them
         self._outbox: Outbox[Report] = Outbox(self._send_frame)
         self._link = RemoteLink(self._tell, clients, on_broken)
         self.front = Front(self._link, settings, run_id)
-        self._pieces = GroupPieces(self.front.payloads)
+        payloads = self.front.payloads
+        self.calls = ClientCalls(f"{run_id}.{name}", payloads, self._link, on_over)
+        self._pieces = GroupPieces(payloads)
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
-            Serves: self._serves,
+            Serves: self.calls.serves,
             Dispatch: self._dispatch,
-            Answer: self._answer,
+            Answer: self.calls.answer,
             Discard: self._discard,
             GoesOn: self._link.goes_on,
             Act: self._link.act,
@@ -106,7 +101,7 @@ class RemoteFront:
             Lose: self._lose,
             TakeGroup: self._take_group,
             LetGo: self._let_go,
-            Refused: self._refuse,
+            Refused: self.calls.refuse,
             FleetChanged: self._fleet_changed,
         }
 
@@ -115,53 +110,6 @@ class RemoteFront:
         """Frames of another epoch, or that had come before."""
         return self._frames.refused
 
-    # -- its clients -----------------------------------------------------------------------
-
-    def submit(
-        self,
-        payload: Payload,
-        prompt_tokens: int,
-        max_tokens: int,
-        group: str = "",
-        session: str = "",
-        priority: int = 0,
-    ) -> str:
-        """As `Driver.submit`; what the scheduler refuses its responder hears of."""
-        if self._link.broken is not None:
-            raise self._link.broken
-        request = self._new_id()
-        submitted = RequestSubmitted(
-            request, group or request, prompt_tokens, max_tokens, session, priority
-        )
-        self._take_in(ClientCall(payload, submitted))
-        return request
-
-    def take_over(self, call: ClientCall) -> None:
-        """Of a scheduler that has gone: it goes on from what it has."""
-        call.anew(self._new_id())
-        self._take_in(call)
-
-    def _new_id(self) -> str:
-        self._requests += 1
-        return f"{self._prefix}.{self._requests}"
-
-    def _take_in(self, call: ClientCall) -> None:
-        request = call.submitted.request
-        self.calls[request] = call
-        self.front.payloads.add(request, call.payload)
-        self._link.tell(call.submitted)
-
-    def withdraw(self, request: str) -> None:
-        """The client of a submitted request has gone."""
-        if request not in self.calls:
-            return
-        if self._left:
-            self._over(request)
-            self.front.payloads.discard(Discard(request, 0, "withdrawn", ends=True))
-            self._link.settle()
-        else:
-            self._link.tell(RequestWithdrawn(request))
-
     # -- its scheduler goes ----------------------------------------------------------------
 
     def lose_scheduler(self) -> None:
@@ -169,14 +117,7 @@ class RemoteFront:
         for a response that is whole has it."""
         self._left = True
         self._outbox.close()
-        for call in list(self.calls.values()):
-            self._answer_if_whole(call)
-
-    def _answer_if_whole(self, call: ClientCall) -> None:
-        sample = call.whole()
-        if sample is not None:
-            self._answer(Answer(sample))
-            self._link.settle()
+        self.calls.lose_scheduler()
 
     async def leave(self, take_over: Callable[[ClientCall], None]) -> None:
         """Hand the calls over that are still here, each as soon as nothing of it is under way: what
@@ -186,14 +127,15 @@ class RemoteFront:
         attempts = self.front.attempts
         running = {one.dispatch.request: one for one in attempts.every()}
         ends = []
-        for request, call in list(self.calls.items()):
-            attempt = running.pop(request, None)
+        for call in self.calls.every():
+            attempt = running.pop(call.submitted.request, None)
             if attempt is None:
-                self._hand_over(call, take_over)
+                self.calls.hand_over(call, take_over)
             else:
                 attempts.end(attempt)
-                attempt.ended().add_done_callback(partial(self._hand_over_late, call, take_over))
-                ends.append(attempt.ended())
+                ended = attempt.ended()
+                ended.add_done_callback(partial(self._hand_over, call, take_over))
+                ends.append(ended)
         for attempt in running.values():
             attempt.cancel()
         if ends:
@@ -201,17 +143,10 @@ class RemoteFront:
             await asyncio.sleep(0)
         await self.close()
 
-    def _hand_over_late(
+    def _hand_over(
         self, call: ClientCall, take_over: Callable[[ClientCall], None], ended: object
     ) -> None:
-        if call.submitted.request in self.calls:  # else its client has left meanwhile
-            self._hand_over(call, take_over)
-
-    def _hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
-        request = call.submitted.request
-        del self.calls[request]
-        self.front.payloads.refused(request)
-        take_over(call)
+        self.calls.hand_over(call, take_over)
 
     # -- what it is told -------------------------------------------------------------------
 
@@ -234,33 +169,14 @@ class RemoteFront:
         self._outbox.close()
         await self.front.close()
 
-    def _answer(self, order: Answer) -> None:
-        if order.sample.request in self.front.payloads:
-            self._over(order.sample.request)
-            self.front.payloads.answer(order)
-
-    def _over(self, request: str) -> None:
-        call = self.calls.pop(request, None)
-        if call is not None:
-            self._on_over(call)
-
-    def _serves(self, order: Serves) -> None:
-        self._versions[order.instance] = order.version
-
     def _dispatch(self, order: Dispatch) -> None:
-        call = self.calls.get(order.request)
-        if call is not None:
-            call.begun(order, self._versions.get(order.instance, order.salt))
+        self.calls.begun(order)
         self.front.orders[Dispatch](order)
 
     def _discard(self, order: Discard) -> None:
         if not order.attempt:
             self._link.forget(order.request)
-        call = self.calls.get(order.request)
-        if call is not None:
-            call.discarded(order.attempt)
-        if order.ends:
-            self._over(order.request)
+        self.calls.discarded(order)
         self.front.orders[Discard](order)
 
     def _break_off(self, order: BreakOff) -> None:
@@ -287,14 +203,6 @@ class RemoteFront:
         self._pieces.let_go(order)
         self.front.payloads.let_go(order.group, order.requests)
 
-    def _refuse(self, order: Refused) -> None:
-        payload = self.front.payloads.get(order.request)
-        if payload is not None:
-            self._over(order.request)
-            self.front.payloads.refused(order.request)
-            error = RequestRejected(order.reason)
-            self._link.afterwards(payload.responder.fail, "failed", error)
-
     def _fleet_changed(self, order: FleetChanged) -> None:
         self.max_model_len = order.max_model_len
 
@@ -302,11 +210,7 @@ class RemoteFront:
 
     def _tell(self, event: Any) -> None:
         if isinstance(event, OfAttempt):
-            call = self.calls.get(event.request)
-            if call is not None:
-                call.told(event)
-                if self._left and isinstance(event, RequestFinished):
-                    self._answer_if_whole(call)
+            self.calls.told(event)
         if isinstance(event, TokensArrived):
             streamed = self._pieces.streamed(event.request, event.attempt, event.tokens)
             if streamed is not None:

@@ -237,7 +237,7 @@ class Run:
             assert front.refused == 0
             remote = front._remote
             assert remote is not None
-            assert not remote.calls
+            assert not len(remote.calls)
             assert not len(remote.front.attempts)
             assert not len(remote.front.payloads)
         for instance in self.instances.values():

@@ -205,10 +205,10 @@ class Run:
             return
         caller = Caller(number)
         self.callers.append((joined, caller))
-        request = joined.remote.submit(caller, 2, MOST_TOKENS)
+        request = joined.remote.calls.submit(caller, 2, MOST_TOKENS)
         await asyncio.sleep(patience_s)
         if not joined.dead:
-            joined.remote.withdraw(request)
+            joined.remote.calls.withdraw(request)
 
     async def live(self) -> None:
         async with asyncio.timeout(PATIENCE_S):

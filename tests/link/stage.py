@@ -79,7 +79,7 @@ class Stage:
 
     def ask(self, front: int = 0) -> Caller:
         caller = Caller()
-        self.request = self.fronts[front].remote.submit(caller, len(PROMPT), 100)
+        self.request = self.fronts[front].remote.calls.submit(caller, len(PROMPT), 100)
         return caller
 
     def group(self, name: str = "g", samples: int = 1) -> None:

@@ -101,7 +101,7 @@ def test_nothing_is_sent_before_an_instance_has_answered_a_poll_after_a_failure(
             assert len(stage.instance.orders) == 1
             gone = stage.ask()
             await until(lambda: len(attempts) == 2)
-            stage.fronts[0].remote.withdraw(stage.request)
+            stage.fronts[0].remote.calls.withdraw(stage.request)
             await until(lambda: gone.heard)
             stage.instance.mute = False
             await stage.instance.answer(1, [5])
@@ -117,7 +117,7 @@ def test_what_the_scheduler_refuses_its_client_hears_of() -> None:
         async with Stage(1) as stage:
             caller = stage.ask()
             refused = type(caller)()
-            stage.fronts[0].remote.submit(refused, -1, 9)
+            stage.fronts[0].remote.calls.submit(refused, -1, 9)
             await until(lambda: refused.heard)
             assert refused.heard[0][0] == "failed"
             await stage.instance.answer(0, [7])
@@ -132,7 +132,7 @@ def test_an_answer_to_who_has_gone_goes_nowhere() -> None:
             caller = stage.ask()
             await stage.instance.answer(0, [7])
             await until(lambda: caller.heard)
-            stage.fronts[0].remote.withdraw(stage.request)
+            stage.fronts[0].remote.calls.withdraw(stage.request)
             await asyncio.sleep(0.01)
             assert not stage.scheduler.anomalies
 

@@ -1,0 +1,160 @@
+"""The requests of a front's clients, under one scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollout_sched.core.actions import Answer, Discard, Dispatch
+from rollout_sched.core.events import RequestFinished, RequestSubmitted, RequestWithdrawn
+from rollout_sched.link.client_call import ClientCall, OfAttempt
+from rollout_sched.link.messages import Refused, Serves
+from rollout_sched.link.remote_link import RemoteLink
+from rollout_sched.live.payload_book import PayloadBook
+from rollout_sched.live.ports import Payload, RequestRejected
+
+
+class ClientCalls:
+    """By id, from their submission to their end or until another scheduler has them.
+
+    prefix   of their ids
+    on_over  called with each that has ended
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        payloads: PayloadBook,
+        link: RemoteLink,
+        on_over: Callable[[ClientCall], None],
+    ) -> None:
+        self._prefix = prefix
+        self._payloads = payloads
+        self._link = link
+        self._on_over = on_over
+        self._calls: dict[str, ClientCall] = {}
+        self._made = 0
+        self._alone = False  # there is no scheduler any more
+        self._versions: dict[str, int] = {}  # of instances, as the scheduler knows them
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, request: str) -> ClientCall:
+        return self._calls[request]
+
+    def every(self) -> list[ClientCall]:
+        """In the order in which they came."""
+        return list(self._calls.values())
+
+    # -- from clients ----------------------------------------------------------------------
+
+    def submit(
+        self,
+        payload: Payload,
+        prompt_tokens: int,
+        max_tokens: int,
+        group: str = "",
+        session: str = "",
+        priority: int = 0,
+    ) -> str:
+        """As `Driver.submit`; what the scheduler refuses its responder hears of."""
+        if self._link.broken is not None:
+            raise self._link.broken
+        request = self._new_id()
+        submitted = RequestSubmitted(
+            request, group or request, prompt_tokens, max_tokens, session, priority
+        )
+        self._take_in(ClientCall(payload, submitted))
+        return request
+
+    def withdraw(self, request: str) -> None:
+        """The client of a submitted request has gone."""
+        if request not in self._calls:
+            return
+        if self._alone:
+            self._over(request)
+            self._payloads.discard(Discard(request, 0, "withdrawn", ends=True))
+            self._link.settle()
+        else:
+            self._link.tell(RequestWithdrawn(request))
+
+    # -- from one scheduler to the next ----------------------------------------------------
+
+    def lose_scheduler(self) -> None:
+        """From now on a response that is whole is answered here."""
+        self._alone = True
+        for call in self.every():
+            self._answer_if_whole(call)
+
+    def hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
+        """Nothing of it is under way any more; it may have ended meanwhile."""
+        request = call.submitted.request
+        if self._calls.pop(request, None) is not None:
+            self._payloads.refused(request)
+            take_over(call)
+
+    def take_over(self, call: ClientCall) -> None:
+        """Of a scheduler that has gone: it goes on from what it has."""
+        call.anew(self._new_id())
+        self._take_in(call)
+
+    # -- what the scheduler orders, and is told --------------------------------------------
+
+    def serves(self, order: Serves) -> None:
+        self._versions[order.instance] = order.version
+
+    def begun(self, order: Dispatch) -> None:
+        call = self._calls.get(order.request)
+        if call is not None:
+            call.begun(order, self._versions.get(order.instance, order.salt))
+
+    def told(self, event: OfAttempt) -> None:
+        call = self._calls.get(event.request)
+        if call is None:
+            return
+        call.told(event)
+        if self._alone and isinstance(event, RequestFinished):
+            self._answer_if_whole(call)
+
+    def discarded(self, order: Discard) -> None:
+        call = self._calls.get(order.request)
+        if call is not None:
+            call.discarded(order.attempt)
+        if order.ends:
+            self._over(order.request)
+
+    def answer(self, order: Answer) -> None:
+        if order.sample.request in self._calls:
+            self._over(order.sample.request)
+            self._payloads.answer(order)
+
+    def refuse(self, order: Refused) -> None:
+        payload = self._payloads.get(order.request)
+        if payload is not None:
+            self._over(order.request)
+            self._payloads.refused(order.request)
+            error = RequestRejected(order.reason)
+            self._link.afterwards(payload.responder.fail, "failed", error)
+
+    # -- small things ----------------------------------------------------------------------
+
+    def _new_id(self) -> str:
+        self._made += 1
+        return f"{self._prefix}.{self._made}"
+
+    def _take_in(self, call: ClientCall) -> None:
+        request = call.submitted.request
+        self._calls[request] = call
+        self._payloads.add(request, call.payload)
+        self._link.tell(call.submitted)
+
+    def _over(self, request: str) -> None:
+        call = self._calls.pop(request, None)
+        if call is not None:
+            self._on_over(call)
+
+    def _answer_if_whole(self, call: ClientCall) -> None:
+        sample = call.whole()
+        if sample is not None:
+            self.answer(Answer(sample))
+            self._link.settle()
