@@ -106,6 +106,20 @@ def test_siblings_share_the_prompt_but_not_the_text() -> None:
     play(scene)
 
 
+def test_the_end_of_an_aborted_answer_takes_its_text_from_nobody() -> None:
+    async def scene() -> None:
+        one = make()
+        first = asyncio.create_task(one.generate(order("a")))
+        await asyncio.sleep(2.5)
+        await one.abort("a")
+        second = asyncio.create_task(one.generate(order("b")))
+        await first
+        third = await one.generate(order("c"))
+        assert third.token_ids == (await second).token_ids
+
+    play(scene)
+
+
 def test_cancelling_gives_the_slot_back() -> None:
     async def scene() -> None:
         one = make(max_num_seqs=1)
