@@ -23,6 +23,7 @@ class Hub:
         self._live = live
         self._host = Host(live.driver)
         live.trainer.submissions.place = self._place
+        live.fronts = self.state
 
     @property
     def epoch(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -79,6 +79,7 @@ class LiveScheduler:
                 policy.name,
             )
         self.policy = policy.name
+        self.fronts: Callable[[], dict[str, Any]] = dict
         self.seed = run.seed
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
@@ -119,6 +120,7 @@ class LiveScheduler:
         "failed": why, of the groups of which no batch has told yet; "filtered": those likewise.
         "leases": of the batches that are not acknowledged, whose they are.
         "loaded": every instance that is here, and at least one, has loaded the newest version.
+        "fronts": those that are connected, and what each has (`link.hub`); empty in one process.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
         """
         view, progress = self.driver.view, self.driver.view.run
@@ -156,6 +158,7 @@ class LiveScheduler:
             "in_batch": progress.in_batch,
             "trainer_waiting": progress.trainer_waiting,
             "closed": progress.closed,
+            "fronts": self.fronts(),
             "instances": len(self.driver.supervisors),
             "joined": len(view.instances),
             "anomalies": dict(view.anomalies),

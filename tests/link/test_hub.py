@@ -90,6 +90,7 @@ def test_groups_are_made_at_the_fronts_of_the_prompts_they_are_told() -> None:
             await until(lambda: len(made.instance.orders) == 2)
             assert [front["groups"] for front in made.hub.state().values()] == [1, 1]
             assert not len(made.live.driver.attempts), "none is under way here"
+            assert made.live.state()["fronts"] == made.hub.state()
             await made.instance.answer(0, [5, 6])
             await made.instance.answer(1, [7])
             first = await made.batch()
