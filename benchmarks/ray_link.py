@@ -116,7 +116,7 @@ class StubFront:
         self._reports: list[Report] = []
         self._told: dict[str, float] = {}
         self._waits: list[float] = []
-        self._asked = self._answered = 0
+        self._said = self._asked = self._answered = 0
         self._hold_s = 0.0
         self._goes_on = True
         self._dialler: LinkDialler
@@ -168,7 +168,8 @@ class StubFront:
     def say(self) -> None:
         if self._reports:
             reports, self._reports = self._reports, []
-            self._send(encode(Reports(self._epoch, reports)))
+            self._said += 1
+            self._send(encode(Reports(self._epoch, self._said, reports)))
 
     # -- its scheduler (`dialler.Front`) ---------------------------------------------------
 
@@ -345,6 +346,7 @@ def front_cost(rounds: int = 3) -> float:
 
 def main() -> int:
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=100 * 2**20,
