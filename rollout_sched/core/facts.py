@@ -64,6 +64,11 @@ class Changes(msgspec.Struct, frozen=True):
     delivered: tuple[Deliver, ...] = ()
 
 
+def request_of(event: Event) -> str | None:
+    """Whose facts an event changes; None: no request's alone."""
+    return cast(OfRequest, event).request if type(event) in _OF_REQUEST else None
+
+
 class FactRecorder:
     """Follows a scheduler, from its first event on; `observe` is to be called after each.
 
@@ -83,9 +88,9 @@ class FactRecorder:
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """An event has been handled."""
         self._now = now
-        kind = type(event)
-        if kind in _OF_REQUEST:
-            self._touch_group_of(cast(OfRequest, event).request)
+        request = request_of(event)
+        if request is not None:
+            self._touch_group_of(request)
         elif isinstance(event, GroupSubmitted):
             self._prompts[event.prompt] = None
         elif isinstance(event, Restored):

@@ -106,7 +106,7 @@ class LiveScheduler:
             seed=run.seed,
             lengths=self.lengths,
             borrower=borrower,
-            keeper=None if self.stored is None else self.stored.keeper,
+            stored=None if self.stored is None else self.stored.keeper.session,
             rewards=rewards,
             tools=named_tools,
         )

@@ -10,7 +10,7 @@ from rollout_sched.core.events import Event, InstanceJoined, InstanceLost, Weigh
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import WeightLoader
-from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_session import StoredSession
 
 #: No update is under way.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
@@ -22,12 +22,12 @@ _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
 
 class Publications:
-    """One line of versions, whoever publishes the next. `keeper`: of the store in which each is
-    before it counts."""
+    """One line of versions, whoever publishes the next. `stored`: where each is before it
+    counts."""
 
-    def __init__(self, driver: Driver, keeper: StoreKeeper | None) -> None:
+    def __init__(self, driver: Driver, stored: StoredSession | None) -> None:
         self._driver = driver
-        self._keeper = keeper
+        self._stored = stored
         self._fleet_changed = asyncio.Event()
         driver.pump.watch(self._fleet_event, *_FLEET_EVENTS)
 
@@ -40,15 +40,15 @@ class Publications:
         self, version: int, apply: WeightLoader, said: bytes | None, *, wait: bool
     ) -> None:
         """See `TrainerSession.publish_weights`."""
-        if self._keeper is not None and said is None:
+        if self._stored is not None and said is None:
             raise CallerError(
                 "a coroutine cannot be stored, and weights must outlive this process; give "
                 "Reload(path), Transfer(...) or Applied(), or run without a store"
             )
         self._driver.publish(version, apply)
-        if self._keeper is not None and said is not None:
-            self._keeper.published(version, said)
-            await self._keeper.promise()
+        if self._stored is not None and said is not None:
+            self._stored.published(version, said)
+            await self._stored.promise()
         while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
             with contextlib.suppress(TimeoutError):

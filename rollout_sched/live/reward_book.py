@@ -10,25 +10,25 @@ from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import PayloadOf
 from rollout_sched.live.reward_function import RewardFunction
 from rollout_sched.live.samples import Prompt, Reward, Sample, sample_of
-from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_session import StoredSession
 
 
 class RewardBook:
     """A judge of samples (`live.ports.SampleJudge`) by a reward function.
 
-    `prompts`: of the groups that are here, by uid. `keeper`: of the store in which a reward is as
-    soon as it is known, so that a run which goes on does not ask for it again.
+    `prompts`: of the groups that are here, by uid. `stored`: where a reward is as soon as it
+    is known, so that a run which goes on does not ask for it again.
     """
 
     def __init__(
         self,
         function: RewardFunction,
         prompts: Mapping[str, Prompt],
-        keeper: StoreKeeper | None = None,
+        stored: StoredSession | None = None,
     ) -> None:
         self._function = function
         self._prompts = prompts
-        self._keeper = keeper
+        self._stored = stored
         self._known: dict[str, Reward] = {}  # by request
 
     def __len__(self) -> int:
@@ -49,13 +49,13 @@ class RewardBook:
         return await self._function.reward(self._sample(sample, payload_of))
 
     def note(self, sample: model.Sample, worth: Reward) -> None:
-        if self._keeper is not None and sample.request not in self._known:
-            self._keeper.rewarded(sample.request, worth)
+        if self._stored is not None and sample.request not in self._known:
+            self._stored.rewarded(sample.request, worth)
         self._known[sample.request] = worth
 
     def forget(self, request: str) -> None:
-        if self._known.pop(request, None) is not None and self._keeper is not None:
-            self._keeper.forget_reward(request)
+        if self._known.pop(request, None) is not None and self._stored is not None:
+            self._stored.forget_reward(request)
 
     async def keeps(self, samples: Sequence[model.Sample], payload_of: PayloadOf) -> bool:
         if not self._function.filters:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rollout_sched.live.transcript import Piece, TokenTranscript
 from rollout_sched.store.changes import Changes
 from rollout_sched.store.store import Store
-from rollout_sched.store.tokens import HEAD, Tokens, counts, decode, encode
+from rollout_sched.store.tokens import HEAD, Tokens, counts, decode
 
 #: Portions that an attempt may come in; a piece's ordinal is its attempt times this, plus the
 #: portion, so they are read in order.
@@ -18,15 +17,15 @@ _PORTIONS = 2**24
 _VERIFIED = 0
 
 
-@dataclass(slots=True)
 class _Held:
-    """Of one attempt, what the store holds: portions from `first` on, tokens, whether a tool has
-    answered."""
+    """Of one attempt, what the store holds: portions, tokens, and whether a tool has answered."""
 
-    portions: int = 0
-    tokens: int = 0
-    observed: int = 0
-    answered: bool = False
+    __slots__ = ("answered", "portions", "tokens")
+
+    def __init__(self) -> None:
+        self.portions = 0
+        self.tokens = 0
+        self.answered = False
 
 
 class StoredTranscripts:
@@ -55,16 +54,18 @@ class StoredTranscripts:
         """What is new since it was last written. `streamed`: of its attempt under way, what the
         scheduler knows of."""
         wanted = [*transcript.pieces, *streamed]
-        held = self._held.setdefault(request, {})
-        for attempt in held.keys() - {attempt for attempt, _ in wanted}:
-            self._take_back(request, attempt, changes)
+        held = self._held.get(request)
+        if held is None:
+            held = self._held[request] = {}
+        else:
+            for attempt in held.keys() - {attempt for attempt, _ in wanted}:
+                _take_back(request, attempt, held.pop(attempt), changes)
         for attempt, piece in wanted:
-            self._write_piece(request, attempt, piece, changes)
+            _write_piece(request, attempt, piece, held, changes)
         verified = transcript.verified_logprobs
-        if verified is not self._verified.get(request) and (verified or request in self._verified):
+        if (verified or request in self._verified) and verified is not self._verified.get(request):
             self._verified[request] = verified
-            tokens = Tokens([0] * len(verified), verified)
-            changes.append(_owner(request), _VERIFIED, encode(tokens))
+            changes.append(_owner(request), _VERIFIED, Tokens([0] * len(verified), verified))
 
     def forget(self, request: str, changes: Changes) -> None:
         """All of it."""
@@ -76,19 +77,20 @@ class StoredTranscripts:
         """Look at what the store holds of a request of an earlier epoch: how many tokens were
         generated, and how many observed. Raises PieceDamaged."""
         held = self._held.setdefault(request, {})
+        generated = observed = 0
         for ordinal, head in self._store.heads(_owner(request), HEAD).items():
             if ordinal == _VERIFIED:
                 self._verified[request] = []  # whatever it is, it is another list than any
                 continue
             attempt, portion = divmod(ordinal, _PORTIONS)
-            made, observed, answered = counts(head)
+            made, returned, answered = counts(head)
             found = held.setdefault(attempt, _Held())
             found.portions = portion + 1
             found.tokens += made
-            found.observed += observed
             found.answered |= answered
-        every = held.values()
-        return sum(one.tokens for one in every), sum(one.observed for one in every)
+            generated += made
+            observed += returned
+        return generated, observed
 
     def read(self, request: str, transcript: TokenTranscript) -> None:
         """Into a new transcript what was taken up. Raises PieceDamaged."""
@@ -104,29 +106,32 @@ class StoredTranscripts:
                 _join(pieces.setdefault(attempt, Piece([], [])), tokens)
         transcript.restore(pieces, verified)
 
-    def _write_piece(self, request: str, attempt: int, piece: Piece, changes: Changes) -> None:
-        held = self._held[request].get(attempt)
-        if held is not None and held.tokens > len(piece.token_ids):
-            self._take_back(request, attempt, changes)
-            held = None
-        if held is None:
-            held = self._held[request][attempt] = _Held()
-        new = piece.token_ids[held.tokens :]
-        answered = piece.observed is not None and not held.answered
-        if not new and not answered:
-            return
-        logprobs = None if piece.logprobs is None else piece.logprobs[held.tokens :]
-        tokens = Tokens(new, logprobs, piece.observed if answered else None)
-        ordinal = attempt * _PORTIONS + held.portions
-        changes.append(_owner(request), ordinal, encode(tokens))
-        held.portions += 1
-        held.tokens += len(new)
-        held.answered |= answered
 
-    def _take_back(self, request: str, attempt: int, changes: Changes) -> None:
-        held = self._held[request].pop(attempt)
-        for portion in range(held.portions):
-            changes.take_back(_owner(request), attempt * _PORTIONS + portion)
+def _write_piece(
+    request: str, attempt: int, piece: Piece, held: dict[int, _Held], changes: Changes
+) -> None:
+    """What of it the store does not hold."""
+    known = held.get(attempt)
+    if known is not None and known.tokens > len(piece.token_ids):
+        _take_back(request, attempt, known, changes)
+        known = None
+    if known is None:
+        known = held[attempt] = _Held()
+    new = piece.token_ids[known.tokens :]
+    answered = piece.observed is not None and not known.answered
+    if not new and not answered:
+        return
+    logprobs = None if piece.logprobs is None else piece.logprobs[known.tokens :]
+    tokens = Tokens(new, logprobs, piece.observed if answered else None)
+    changes.append(_owner(request), attempt * _PORTIONS + known.portions, tokens)
+    known.portions += 1
+    known.tokens += len(new)
+    known.answered |= answered
+
+
+def _take_back(request: str, attempt: int, known: _Held, changes: Changes) -> None:
+    for portion in range(known.portions):
+        changes.take_back(_owner(request), attempt * _PORTIONS + portion)
 
 
 def _join(piece: Piece, tokens: Tokens) -> None:

@@ -19,7 +19,7 @@ from rollout_sched.live.reward_book import RewardBook
 from rollout_sched.live.reward_function import RewardFunction
 from rollout_sched.live.sample_payloads import SamplePayloads
 from rollout_sched.live.samples import LostGroup, Prompt, Reward, Sample, sample_of
-from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trajectory import Tool
 
@@ -44,7 +44,7 @@ class Submissions:
         payloads: SamplePayloads,
         *,
         lengths: LengthStore | None,
-        keeper: StoreKeeper | None,
+        stored: StoredSession | None,
         rewards: RewardFunction | None,
         tools: NamedTools,
     ) -> None:
@@ -54,20 +54,20 @@ class Submissions:
         self.place: Place | None = None
         self._driver = driver
         self._lengths = lengths
-        self._keeper = keeper
+        self._stored = stored
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
         self._lost: list[LostGroup] = []  # that no trainer has been told of
         self._filtered: dict[str, int | None] = {}  # and the batch that tells, until it is there
         self._rewards: RewardBook | None = None
         if rewards is not None:
-            self._rewards = RewardBook(rewards, self.prompts, keeper)
+            self._rewards = RewardBook(rewards, self.prompts, stored)
             driver.judge_by(self._rewards)
 
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
         """See `TrainerSession.submit`."""
-        if self._keeper is not None:
-            self._keeper.check_room()
+        if self._stored is not None:
+            self._stored.check_room()
         for prompt in prompts:
             if prompt.uid in self._filtered:
                 continue  # it was made and judged, and would be again
@@ -142,17 +142,17 @@ class Submissions:
         """They are told with this batch."""
         lost, self._lost = self._lost, []
         self._note_filtered(lost, batch)
-        if self._keeper is not None:
+        if self._stored is not None:
             for group in lost:
-                self._keeper.lost(group, batch)
+                self._stored.lost(group, batch)
         return lost
 
     def _lose(self, lost: LostGroup) -> None:
         if lost.uid in self.prompts:
             self.open_samples -= self.prompts.pop(lost.uid).samples
         self._lost.append(lost)
-        if self._keeper is not None:
-            self._keeper.lost(lost)
+        if self._stored is not None:
+            self._stored.lost(lost)
 
     def _note_filtered(self, lost: Iterable[LostGroup], batch: int | None) -> None:
         self._filtered.update({group.uid: batch for group in lost if group.reason is None})
@@ -182,8 +182,8 @@ class Submissions:
             del self.prompts[prompt.uid]
             raise
         self.open_samples += prompt.samples
-        if self._keeper is not None:
-            self._keeper.submitted(prompt, self._tools.name_of(tool))
+        if self._stored is not None:
+            self._stored.submitted(prompt, self._tools.name_of(tool))
 
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted

@@ -21,7 +21,7 @@ from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.reward_function import RewardFunction
 from rollout_sched.live.sample_payloads import SamplePayloads
 from rollout_sched.live.samples import Batch, Prompt, batch_of
-from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trajectory import Tool
@@ -45,8 +45,8 @@ class TrainerSession:
     `stream_every`: tokens between partial results of an instance, so that they survive its death;
     0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
     the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
-    from this one. `borrower`: the trainer, if it shares the instances' GPUs. `keeper`: of
-    the store in which all is before it is handed out. `rewards`: what samples are worth, and which
+    from this one. `borrower`: the trainer, if it shares the instances' GPUs. `stored`: where
+    all is before it is handed out. `rewards`: what samples are worth, and which
     groups are kept for that. `tools`: by name, so that trajectories survive this process.
     """
 
@@ -58,12 +58,12 @@ class TrainerSession:
         seed: int = 0,
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
-        keeper: StoreKeeper | None = None,
+        stored: StoredSession | None = None,
         rewards: RewardFunction | None = None,
         tools: NamedTools | None = None,
     ) -> None:
         self.driver = driver
-        self._keeper = keeper
+        self._stored = stored
         self._shares_gpus = borrower is not None
         if borrower is not None:
             driver.lending.on_lent, driver.lending.on_reclaimed = borrower.lent, borrower.reclaimed
@@ -73,14 +73,14 @@ class TrainerSession:
             driver,
             SamplePayloads(stream_every, test, driver.max_model_len),
             lengths=lengths,
-            keeper=keeper,
+            stored=stored,
             rewards=rewards,
             tools=tools or NamedTools({}),
         )
-        self._weights = Publications(driver, keeper)
+        self._weights = Publications(driver, stored)
         self.batches = BatchDelivery(
             self._request,
-            Leases(driver.settings.lease_s, None if keeper is None else keeper.leased),
+            Leases(driver.settings.lease_s, None if stored is None else stored.leased),
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
@@ -111,8 +111,8 @@ class TrainerSession:
     async def durable(self) -> None:
         """Until all that has happened is in the store, as durable as it makes things. Raises
         StoreBroken."""
-        if self._keeper is not None:
-            await self._keeper.promise()
+        if self._stored is not None:
+            await self._stored.promise()
 
     def restore(self, found: Recovered, payloads: RestoredPayloads) -> None:
         """Go on from what an earlier run has left. To be called before the scheduler is."""
@@ -203,11 +203,11 @@ class TrainerSession:
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = self.submissions.delivered(action, payloads)
         batch = batch_of(action, samples, self.submissions.take_lost(action.batch))
-        if self._keeper is None:
+        if self._stored is None:
             self.batches.deliver(batch)
             return
         self.batches.expect(batch)
-        handing_over = asyncio.ensure_future(self._keeper.promise())
+        handing_over = asyncio.ensure_future(self._stored.promise())
         handing_over.add_done_callback(partial(self._hand_over, batch))
 
     def _hand_over(self, batch: Batch, promise: asyncio.Future[None]) -> None:
@@ -219,8 +219,8 @@ class TrainerSession:
 
     def _acknowledged(self, batch: int) -> None:
         self.submissions.acknowledged(batch)
-        if self._keeper is not None:
-            self._keeper.acknowledged(batch)
+        if self._stored is not None:
+            self._stored.acknowledged(batch)
 
     def _fail(self, group: str, error: Exception | None) -> None:
         self.submissions.fail(group, error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rollout_sched.store.tokens import Tokens, encode
+
 #: Kind and name of a fact.
 FactKey = tuple[str, str]
 
@@ -13,7 +15,8 @@ class Changes:
     another can be put into one; what comes and goes between is never written.
 
     facts    what each is to be; None: it goes
-    pieces   of each owner, by ordinal; None: it goes
+    pieces   of each owner, by ordinal; None: it goes. Tokens are encoded when they are written,
+             which is not in the thread that puts this together
     cleared  owners of which all goes that was there before
     """
 
@@ -21,7 +24,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.facts: dict[FactKey, bytes | None] = {}
-        self.pieces: dict[str, dict[int, bytes | None]] = {}
+        self.pieces: dict[str, dict[int, bytes | Tokens | None]] = {}
         self.cleared: set[str] = set()
         self.size = 0  # bytes put into it, an upper bound of what it holds
 
@@ -35,9 +38,9 @@ class Changes:
     def drop(self, kind: str, name: str) -> None:
         self.facts[kind, name] = None
 
-    def append(self, owner: str, ordinal: int, data: bytes) -> None:
+    def append(self, owner: str, ordinal: int, data: bytes | Tokens) -> None:
         self.pieces.setdefault(owner, {})[ordinal] = data
-        self.size += len(data)
+        self.size += data.most_bytes if isinstance(data, Tokens) else len(data)
 
     def take_back(self, owner: str, ordinal: int) -> None:
         """One piece of an owner goes."""
@@ -62,11 +65,10 @@ class Changes:
         for owner, pieces in self.pieces.items():
             for ordinal, data in pieces.items():
                 if data is not None:
-                    yield owner, ordinal, data
+                    yield owner, ordinal, encode(data) if isinstance(data, Tokens) else data
 
-    def gone(self) -> Iterator[tuple[str, int]]:
-        """The pieces that are not to be there any more, beside those of cleared owners."""
+    def named(self) -> Iterator[tuple[str, int]]:
+        """The pieces that are written or go, beside those of cleared owners."""
         for owner, pieces in self.pieces.items():
-            for ordinal, data in pieces.items():
-                if data is None:
-                    yield owner, ordinal
+            for ordinal in pieces:
+                yield owner, ordinal

@@ -76,7 +76,7 @@ class PieceBook:
 
     def going(self, changes: Changes) -> list[Piece]:
         """The pieces that go: of who is cleared, those taken back, and those written anew."""
-        keys = {*changes.gone(), *((owner, ordinal) for owner, ordinal, _ in changes.written())}
+        keys = set(changes.named())
         for owner in changes.cleared:
             keys |= {(owner, ordinal) for ordinal in self._pieces.get(owner, ())}
         known = (self._pieces.get(owner, {}).get(ordinal) for owner, ordinal in keys)

@@ -11,22 +11,32 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from rollout_sched.store.errors import PieceDamaged
 
 _HEAD = struct.Struct("<BBxxII")
 
+_ENCODER = msgspec.msgpack.Encoder()
+_FLOAT = b"\xcb"
+_TAGGED = np.dtype([("tag", "u1"), ("value", ">f8")])
+
 #: Bytes that say how many tokens there are.
 HEAD = _HEAD.size
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     """Token ids, their log-probabilities (None: there are none), and the ids that a tool returned
     to them (None: no tool has)."""
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None = None
     observed: Sequence[int] | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """That they take when they are encoded."""
+        return HEAD + 4 * (len(self.ids) + len(self.observed or ())) + 8 * len(self.logprobs or ())
 
 
 def encode(tokens: Tokens) -> bytes:
@@ -43,13 +53,26 @@ def encode(tokens: Tokens) -> bytes:
 
 def _encoded_logprobs(logprobs: Sequence[float]) -> tuple[int, bytes]:
     """As float32 where each of them is one."""
-    long = struct.pack(f"<{len(logprobs)}d", *logprobs)
+    long = _doubles(logprobs)
+    with np.errstate(over="ignore"):
+        short = long.astype("<f4")
+    data = long.tobytes()
+    exact = short.astype("<f8").tobytes() == data
+    return (4, short.tobytes()) if exact else (8, data)
+
+
+def _doubles(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Of float64, little-endian. MessagePack says a float in nine bytes, a tag and its value, which
+    numpy reads nine times as fast as it reads a list of them."""
     try:
-        short = struct.pack(f"<{len(logprobs)}f", *logprobs)
-    except OverflowError:
-        return 8, long
-    exact = np.frombuffer(short, "<f4").astype("<f8").tobytes() == long
-    return (4, short) if exact else (8, long)
+        packed = _ENCODER.encode(values)
+    except TypeError:  # floats of numpy's
+        return np.array(values, "<f8")
+    count = len(values)
+    head = len(packed) - _TAGGED.itemsize * count
+    if head < 1 or packed[head :: _TAGGED.itemsize] != _FLOAT * count:  # integers are among them
+        return np.array(values, "<f8")
+    return np.frombuffer(packed, _TAGGED, count, head)["value"].astype("<f8")
 
 
 def counts(head: bytes) -> tuple[int, int, bool]:

@@ -44,7 +44,8 @@ class StoreWriter:
         self.full = ""
         self.broken: StoreBroken | None = None
         self._on_broken = on_broken
-        self._waiting = Changes()
+        self._waiting: list[Changes] = []
+        self._waiting_bytes = 0
         self._promises: list[Future[None]] = []
         self._closing = False
         self._changed = Condition()
@@ -55,7 +56,7 @@ class StoreWriter:
         """Have it written soon; nobody waits. What comes after it is never there without it."""
         with self._changed:
             if self.broken is None:
-                self._waiting.add(changes)
+                self._append(changes)
                 self._changed.notify()
 
     def promise(self, changes: Changes | None = None) -> Future[None]:
@@ -67,7 +68,7 @@ class StoreWriter:
                 promise.set_exception(self.broken or StoreBroken(_CLOSED))
                 return promise
             if changes is not None:
-                self._waiting.add(changes)
+                self._append(changes)
             self._promises.append(promise)
             self._changed.notify()
         return promise
@@ -78,9 +79,9 @@ class StoreWriter:
             raise self.broken
         if self.full:
             raise StoreFull(self.full)
-        if self._waiting.size > MOST_WAITING:
+        if self._waiting_bytes > MOST_WAITING:
             raise StoreFull(
-                f"store {self.store.folder}: {self._waiting.size} bytes wait for its disk, which "
+                f"store {self.store.folder}: {self._waiting_bytes} bytes wait for its disk, which "
                 "does not keep up; submit less at once, or give it a faster one"
             )
 
@@ -95,6 +96,11 @@ class StoreWriter:
         except (OSError, sqlite3.Error) as error:
             self._fail(error, [])
 
+    def _append(self, changes: Changes) -> None:
+        """They are put into one transaction in the thread."""
+        self._waiting.append(changes)
+        self._waiting_bytes += changes.size
+
     # -- in the thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -102,7 +108,8 @@ class StoreWriter:
         settled = False  # whether all that was written is as durable as can be promised
         while True:
             more, asked, closing = self._next(again=bool(changes or promises))
-            changes.add(more)
+            for later in more:
+                changes.add(later)
             promises += asked
             try:
                 if changes or (promises and not settled):
@@ -122,7 +129,7 @@ class StoreWriter:
                 self._break(promises, StoreBroken(self.full or _CLOSED))
                 return
 
-    def _next(self, *, again: bool) -> tuple[Changes, list[Future[None]], bool]:
+    def _next(self, *, again: bool) -> tuple[list[Changes], list[Future[None]], bool]:
         """What is to be written next: waited for, and then gathered, while nobody waits."""
         with self._changed:
             if again or self.full:
@@ -131,7 +138,7 @@ class StoreWriter:
                 self._changed.wait_for(lambda: self._waiting or self._promises or self._closing)
                 if self.store.durable != "event":
                     self._changed.wait_for(lambda: self._promises or self._closing, GATHER_S)
-            changes, self._waiting = self._waiting, Changes()
+            changes, self._waiting, self._waiting_bytes = self._waiting, [], 0
             promises, self._promises = self._promises, []
             return changes, promises, self._closing
 

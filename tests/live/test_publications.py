@@ -13,7 +13,7 @@ from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
 
-class Keeper:
+class Stored:
     def __init__(self):
         self.published_ = []
         self.promised = asyncio.Event()
@@ -44,15 +44,15 @@ def test_who_publishes_next_says_what_is_newer_whoever_it_is():
 
 def test_it_is_in_the_store_before_it_is_answered():
     async def scene():
-        driver, keeper = Driver(make_scheduler(1)), Keeper()
-        weights = Publications(driver, keeper)
+        driver, stored = Driver(make_scheduler(1)), Stored()
+        weights = Publications(driver, stored)
         with pytest.raises(CallerError, match="a coroutine cannot be stored"):
             await weights.publish(1, load, None, wait=False)
         assert weights.newest == 0
         publishing = asyncio.create_task(weights.publish(1, load, b"how", wait=False))
-        await until(lambda: keeper.published_ == [(1, b"how")])
+        await until(lambda: stored.published_ == [(1, b"how")])
         assert not publishing.done()
-        keeper.promised.set()
+        stored.promised.set()
         await publishing
         await driver.close()
 

@@ -396,7 +396,7 @@ class TestRestarts:
 def known(live: LiveScheduler) -> set[str]:
     """The requests whose rewards are known, and will be stored with the next write."""
     assert live.stored is not None
-    return set(live.stored.keeper._rewarded)
+    return set(live.stored.keeper.session._rewarded)
 
 
 async def killed(live: LiveScheduler, to: Path) -> Path:

@@ -23,7 +23,7 @@ async def search(trajectory):
     return None
 
 
-class Keeper:
+class Stored:
     """Says what it was told, and whether there is room."""
 
     def __init__(self):
@@ -42,23 +42,23 @@ class Keeper:
 
 
 @asynccontextmanager
-async def submissions(keeper=None):
+async def submissions(stored=None):
     driver = Driver(make_scheduler(1))
     payloads = SamplePayloads(0, None, driver.max_model_len)
     tools = NamedTools({"search": search})
     try:
-        yield Submissions(driver, payloads, lengths=None, keeper=keeper, rewards=None, tools=tools)
+        yield Submissions(driver, payloads, lengths=None, stored=stored, rewards=None, tools=tools)
     finally:
         await driver.close()
 
 
 def test_a_uid_is_taken_once_and_stands_for_one_prompt():
     async def scene():
-        keeper = Keeper()
-        async with submissions(keeper) as here:
+        stored = Stored()
+        async with submissions(stored) as here:
             for _ in range(2):
                 here.submit([PROMPT], None)
-            assert (here.open_samples, keeper.told) == (3, [("a", None)])
+            assert (here.open_samples, stored.told) == (3, [("a", None)])
             assert here.known("a") == PROMPT
             other = Prompt("a", [1, 2], 2, 8)
             with pytest.raises(CallerError, match="'a' is already here, with other values of sam"):
@@ -83,20 +83,20 @@ def test_the_store_hears_the_name_of_a_tool():
     async def scene():
         async def nameless(trajectory): ...
 
-        keeper = Keeper()
-        async with submissions(keeper) as here:
+        stored = Stored()
+        async with submissions(stored) as here:
             here.submit([PROMPT], search)
             here.submit([Prompt("b", [1], 1, 9)], nameless)
-            assert keeper.told == [("a", "search"), ("b", "")]
+            assert stored.told == [("a", "search"), ("b", "")]
 
     asyncio.run(scene())
 
 
 def test_a_full_store_takes_nothing_new():
     async def scene():
-        keeper = Keeper()
-        keeper.full = True
-        async with submissions(keeper) as here:
+        stored = Stored()
+        stored.full = True
+        async with submissions(stored) as here:
             with pytest.raises(StoreFull):
                 here.submit([PROMPT], None)
             assert here.prompts == {}
@@ -106,8 +106,8 @@ def test_a_full_store_takes_nothing_new():
 
 def test_what_is_lost_is_told_once_and_may_be_submitted_again():
     async def scene():
-        keeper = Keeper()
-        async with submissions(keeper) as here:
+        stored = Stored()
+        async with submissions(stored) as here:
             here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
             here.fail("a", ValueError("no"))
             here.filter("b")
@@ -116,7 +116,7 @@ def test_what_is_lost_is_told_once_and_may_be_submitted_again():
             assert here.lost == told
             assert here.take_lost(4) == told
             assert here.take_lost(5) == []
-            assert keeper.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
+            assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
             assert here.known("a") is None
 
     asyncio.run(scene())

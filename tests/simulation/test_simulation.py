@@ -19,7 +19,7 @@ from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.leases import Leases
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Reward
-from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.live.trajectory import TrajectoryPayload
@@ -120,7 +120,7 @@ def test_a_batch_that_comes_again_is_seen(monkeypatch):
 
 
 def test_a_row_that_is_left_is_seen(monkeypatch):
-    monkeypatch.setattr(StoreKeeper, "acknowledged", lambda keeper, batch: None)
+    monkeypatch.setattr(StoredSession, "acknowledged", lambda session, batch: None)
     assert "nothing is left in the store" in run(CALM).broken
 
 

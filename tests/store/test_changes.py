@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.store.changes import Changes
+from rollout_sched.store.tokens import Tokens, encode
 
 
 def test_the_last_word_counts():
@@ -18,7 +19,7 @@ def test_the_last_word_counts():
     first.add(second)
     assert first.facts == {("group", "a"): b"2", ("group", "b"): None}
     assert list(first.written()) == [("y", 0, b"1"), ("y", 1, b"2")]
-    assert list(first.gone()) == [("x", 0)]
+    assert set(first.named()) == {("x", 0), ("y", 0), ("y", 1)}
 
 
 def test_what_is_cleared_and_written_again_is_only_what_is_new():
@@ -36,3 +37,10 @@ def test_nothing_is_false():
     assert not changes
     changes.drop("group", "a")
     assert changes
+
+
+def test_tokens_are_encoded_when_they_are_written():
+    changes, tokens = Changes(), Tokens([1, 2], [-1.0, -0.1], [3])
+    changes.append("x", 0, tokens)
+    assert list(changes.written()) == [("x", 0, encode(tokens))]
+    assert changes.size >= len(encode(tokens))

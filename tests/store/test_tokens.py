@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -30,6 +32,16 @@ def test_eight_bytes_a_token_and_twelve_a_piece():
     assert len(encode(Tokens(ids))) == 12 + 400
     assert len(encode(Tokens(ids, logprobs))) == 12 + 800
     assert len(encode(Tokens(ids, [-0.1] * 100))) == 12 + 1200  # 0.1 is no float32
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 70_000])
+def test_log_probs_of_any_kind_of_number_are_read(count):
+    for made in ([-0.5], [-1], [-(2**40)], [-0.1, -1], [np.float64(-0.1)], [1e300, math.inf]):
+        logprobs = (made * count)[:count]
+        tokens = Tokens([7] * count, logprobs)
+        data = encode(tokens)
+        assert decode(data).logprobs == logprobs
+        assert len(data) <= tokens.most_bytes
 
 
 def test_an_id_beyond_31_bits_is_refused():

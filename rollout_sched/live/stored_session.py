@@ -1,0 +1,142 @@
+"""What trainers have said and what they are to be told, in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.groups import Groups
+from rollout_sched.live import stored_facts as facts
+from rollout_sched.live.leases import LeaseFacts
+from rollout_sched.live.open_transaction import OpenTransaction
+from rollout_sched.live.recovery import Recovered
+from rollout_sched.live.samples import LostGroup, Prompt, Reward
+from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
+from rollout_sched.live.stored_transcripts import StoredTranscripts
+
+
+class StoredSession:
+    """Prompts and samples stay until the batch that they are delivered in is acknowledged, and what
+    is said with it as long.
+
+    `groups`: the scheduler's. `promise` is for what somebody is told: it is done when all
+    that has happened is as durable as `[live] durable` says.
+    """
+
+    def __init__(
+        self,
+        transaction: OpenTransaction,
+        groups: Groups,
+        transcripts: StoredTranscripts,
+    ) -> None:
+        self._open = transaction
+        self._groups = groups
+        self._transcripts = transcripts
+        self._deliveries: dict[str, Deliver] = {}  # that are not acknowledged
+        self._rewarded: set[str] = set()  # requests
+        self._told: dict[str, int] = {}  # lost groups, and the batch in which that is said
+
+    def check_room(self) -> None:
+        """Raises StoreFull if no new work is to be taken."""
+        self._open.writer.check_room()
+
+    def promise(self) -> Awaitable[None]:
+        """Raises StoreBroken there."""
+        return self._open.promise()
+
+    def take_up(self, found: Recovered) -> None:
+        """Go on from what an earlier epoch has left; what nothing is gone on from goes."""
+        for action in found.deliveries:
+            self.delivered(action)
+        for group in found.lost:
+            self.lost(group)
+        for batch, groups in found.told.items():
+            for group in groups:
+                self.lost(group, batch)
+        for name in found.unleased:
+            self._open.changes.drop(facts.LEASE, name)
+        self._rewarded.update(found.rewards)
+        for request in found.rewards:
+            if request.rpartition("/")[0] not in found.prompts:
+                self.forget_reward(request)
+
+    # -- what trainers say -----------------------------------------------------------------
+
+    def submitted(self, prompt: Prompt, tool: str | None) -> None:
+        """`tool`: its name, "" for one without; None: it has none."""
+        fact, tokens = facts.encoded_prompt(prompt, tool=tool)
+        self._open.changes.put(facts.PROMPT, prompt.uid, fact)
+        self._open.changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
+
+    def published(self, version: int, loader: bytes) -> None:
+        weights = StoredWeights(version, loader)
+        self._open.changes.put(facts.WEIGHTS, ONE, encoded(weights))
+
+    def rewarded(self, request: str, reward: Reward) -> None:
+        """A finished sample is worth this."""
+        self._rewarded.add(request)
+        self._open.changes.put(facts.REWARD, request, encoded(reward))
+        self._open.soon()  # no event need follow
+
+    def acknowledged(self, batch: int) -> None:
+        """A trainer has all of it."""
+        for name, action in list(self._deliveries.items()):
+            if action.batch == batch:
+                del self._deliveries[name]
+                self._open.changes.drop(facts.DELIVERED, name)
+                for sample in action.samples:
+                    self.forget(sample.request)
+                for uid in {sample.group for sample in action.samples}:
+                    self.forget_prompt(uid)
+        for uid, told in list(self._told.items()):
+            if told == batch:
+                del self._told[uid]
+                self._open.changes.drop(facts.LOST, uid)
+
+    # -- what they are told ----------------------------------------------------------------
+
+    def delivered(self, action: Deliver) -> None:
+        name = facts.delivery_name(action)
+        self._deliveries[name] = action
+        self._open.changes.put(facts.DELIVERED, name, encoded(action))
+
+    def lost(self, group: LostGroup, batch: int | None = None) -> None:
+        """A group that will never be delivered; `batch`: in which its trainer is told so."""
+        self._open.changes.put(facts.LOST, group.uid, encoded(StoredLoss(group.reason, batch)))
+        if batch is not None:
+            self._told[group.uid] = batch
+
+    def leased(self, batch: int, lease: LeaseFacts | None) -> None:
+        """Whose a batch is now; None: nobody has to be told any more."""
+        if lease is None:
+            self._open.changes.drop(facts.LEASE, str(batch))
+        else:
+            self._open.changes.put(facts.LEASE, str(batch), encoded(lease))
+
+    # -- what goes -------------------------------------------------------------------------
+
+    def forget(self, request: str) -> None:
+        """What it has made, and what that was worth."""
+        self._transcripts.forget(request, self._open.changes)
+        self.forget_reward(request)
+
+    def forget_reward(self, request: str) -> None:
+        if request in self._rewarded:
+            self._rewarded.discard(request)
+            self._open.changes.drop(facts.REWARD, request)
+
+    def forget_groups(self, groups: tuple[str, ...]) -> None:
+        """The scheduler has them no longer. Those that were delivered keep their prompts, until
+        that is acknowledged."""
+        if not groups:
+            return
+        kept = {sample.group for action in self._deliveries.values() for sample in action.samples}
+        for name in groups:
+            self._open.changes.drop(facts.GROUP, name)
+            if name not in kept:
+                self.forget_prompt(name)
+
+    def forget_prompt(self, uid: str) -> None:
+        if uid not in self._groups:  # else it was submitted anew
+            self._open.changes.drop(facts.PROMPT, uid)
+            self._open.changes.clear(facts.prompt_owner(uid))
