@@ -9,7 +9,7 @@ from rollout_sched.core.events import RequestFinished, RequestSubmitted, Request
 from rollout_sched.link.client_call import ClientCall, OfAttempt
 from rollout_sched.link.messages import Refused, Serves
 from rollout_sched.link.remote_link import RemoteLink
-from rollout_sched.live.payload_book import PayloadBook
+from rollout_sched.live.front import Front
 from rollout_sched.live.ports import Payload, RequestRejected
 
 
@@ -23,12 +23,13 @@ class ClientCalls:
     def __init__(
         self,
         prefix: str,
-        payloads: PayloadBook,
+        front: Front,
         link: RemoteLink,
         on_over: Callable[[ClientCall], None],
     ) -> None:
         self._prefix = prefix
-        self._payloads = payloads
+        self._payloads = front.payloads
+        self._endings = front.endings
         self._link = link
         self._on_over = on_over
         self._calls: dict[str, ClientCall] = {}
@@ -73,7 +74,7 @@ class ClientCalls:
             return
         if self._alone:
             self._over(request)
-            self._payloads.discard(Discard(request, 0, "withdrawn", ends=True))
+            self._endings.discard(Discard(request, 0, "withdrawn", ends=True))
             self._link.settle()
         else:
             self._link.tell(RequestWithdrawn(request))
@@ -90,7 +91,7 @@ class ClientCalls:
         """Nothing of it is under way any more; it may have ended meanwhile."""
         request = call.submitted.request
         if self._calls.pop(request, None) is not None:
-            self._payloads.refused(request)
+            self._payloads.forget(request)
             take_over(call)
 
     def take_over(self, call: ClientCall) -> None:
@@ -126,13 +127,13 @@ class ClientCalls:
     def answer(self, order: Answer) -> None:
         if order.sample.request in self._calls:
             self._over(order.sample.request)
-            self._payloads.answer(order)
+            self._endings.answer(order)
 
     def refuse(self, order: Refused) -> None:
         payload = self._payloads.get(order.request)
         if payload is not None:
             self._over(order.request)
-            self._payloads.refused(order.request)
+            self._payloads.forget(order.request)
             error = RequestRejected(order.reason)
             self._link.afterwards(payload.responder.fail, "failed", error)
 

@@ -17,7 +17,8 @@ from rollout_sched.link.fleet_attempts import FleetAttempts
 from rollout_sched.link.group_pieces import pieces_of
 from rollout_sched.link.messages import FleetChanged, LetGo, TakeGroup
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payload_book import OF_GROUP, PayloadFactory
+from rollout_sched.live.endings import OF_GROUP
+from rollout_sched.live.payload_book import PayloadFactory
 
 
 class Host:

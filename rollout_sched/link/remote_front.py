@@ -85,9 +85,8 @@ class RemoteFront:
         self._outbox: Outbox[Report] = Outbox(self._send_frame)
         self._link = RemoteLink(self._tell, clients, on_broken)
         self.front = Front(self._link, settings, run_id)
-        payloads = self.front.payloads
-        self.calls = ClientCalls(f"{run_id}.{name}", payloads, self._link, on_over)
-        self._pieces = GroupPieces(payloads)
+        self.calls = ClientCalls(f"{run_id}.{name}", self.front, self._link, on_over)
+        self._pieces = GroupPieces(self.front.payloads)
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
             Serves: self.calls.serves,

@@ -25,6 +25,7 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.answer_checks import AnswerChecks
 from rollout_sched.live.attempt_table import AttemptTable
 from rollout_sched.live.contradictions import Contradictions
+from rollout_sched.live.endings import OnDeliver, OnGroupFailed
 from rollout_sched.live.event_pump import EventPump, Observer
 from rollout_sched.live.fleet_orders import FleetOrders
 from rollout_sched.live.fleet_versions import FleetVersions
@@ -32,12 +33,7 @@ from rollout_sched.live.front import Front
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.judging import Judging
 from rollout_sched.live.live_fleet import LiveFleet
-from rollout_sched.live.payload_book import (
-    OnDeliver,
-    OnGroupFailed,
-    PayloadBook,
-    PayloadFactory,
-)
+from rollout_sched.live.payload_book import PayloadBook, PayloadFactory
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
 from rollout_sched.live.scheduler_link import DirectLink
 from rollout_sched.live.settings import DEFAULTS, Settings
@@ -148,7 +144,7 @@ class Driver:
         try:
             self.pump.tell(submitted)
         except CallerError:
-            self.payloads.group_refused(submitted.group)
+            self.payloads.forget_group(submitted.group)
             raise
 
     def submit(
@@ -172,7 +168,7 @@ class Driver:
                 )
             )
         except CallerError:
-            self.payloads.refused(request)
+            self.payloads.forget(request)
             raise
         return request
 

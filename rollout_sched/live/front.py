@@ -8,7 +8,8 @@ from typing import Any
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, Interrupt
 from rollout_sched.live.attempt_starter import AttemptStarter
 from rollout_sched.live.attempt_table import AttemptTable
-from rollout_sched.live.payload_book import OnDeliver, OnGroupFailed, PayloadBook
+from rollout_sched.live.endings import Endings, OnDeliver, OnGroupFailed
+from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.running_attempts import RunningAttempts
 from rollout_sched.live.scheduler_link import SchedulerLink
 from rollout_sched.live.settings import Settings
@@ -31,7 +32,8 @@ class Front:
         on_deliver: OnDeliver | None = None,
         on_group_failed: OnGroupFailed | None = None,
     ) -> None:
-        self.payloads = PayloadBook(link, on_deliver, on_group_failed)
+        self.payloads = PayloadBook()
+        self.endings = Endings(link, self.payloads, on_deliver, on_group_failed)
         self.tools = ToolCalls(link, self.payloads)
         running = RunningAttempts(link, self.payloads, self.tools)
         self.attempts = AttemptTable(running, settings)
@@ -40,19 +42,19 @@ class Front:
         self.orders: dict[type[Any], Callable[[Any], None]] = {
             Dispatch: starter.dispatch,
             Interrupt: self.attempts.interrupt,
-            Deliver: self.payloads.deliver,
-            Answer: self.payloads.answer,
+            Deliver: self.endings.deliver,
+            Answer: self.endings.answer,
             Discard: self._discard,
         }
 
     def _discard(self, action: Discard) -> None:
         self.tools.discard(action)
-        self.payloads.discard(action)
+        self.endings.discard(action)
 
     def fail_all(self, error: Exception) -> None:
         """Nothing of what is here will ever be made."""
         self.tools.cancel_all()
-        self.payloads.fail_all(error)
+        self.endings.fail_all(error)
 
     async def close(self) -> None:
         """Nobody is told."""

@@ -120,7 +120,7 @@ class Judging:
         return call
 
     async def _judge_one(self, sample: Sample) -> None:
-        worth = await self._judge.judge(sample, self._payloads.of_finished)
+        worth = await self._judge.judge(sample, self._payloads.of)
         if self._samples.get(sample.request) is asyncio.current_task():
             self._judge.note(sample, worth)  # else it went on although it was cancelled
 
@@ -133,7 +133,7 @@ class Judging:
     async def _settle(self, action: Judge, calls: Sequence[asyncio.Task[None]]) -> None:
         try:
             await asyncio.gather(*calls)
-            kept = await self._judge.keeps(action.samples, self._payloads.of_finished)
+            kept = await self._judge.keeps(action.samples, self._payloads.of)
         except Exception as error:  # the caller's own
             log.exception("group %s could not be judged", action.group)
             self._payloads.note_group_error(action.group, error)

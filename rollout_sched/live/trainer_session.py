@@ -84,9 +84,9 @@ class TrainerSession:
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
-        driver.payloads.on_deliver = self._deliver
-        driver.payloads.on_group_failed = self._fail
-        driver.payloads.on_group_filtered = self._filter
+        driver.front.endings.on_deliver = self._deliver
+        driver.front.endings.on_group_failed = self._fail
+        driver.front.endings.on_group_filtered = self._filter
         driver.on_broken = self._check_end
 
     @property

@@ -392,7 +392,7 @@ class Live:
             on_deliver=lambda action, payloads: self.batches.put_nowait(action),
             on_group_failed=self.group_failed,
         )
-        self.driver.front.payloads.on_group_filtered = self.group_filtered
+        self.driver.front.endings.on_group_filtered = self.group_filtered
         if scenario.rewards is not None:
             self.driver.judge_by(Judge(scenario.rewards, workload.seed))
 

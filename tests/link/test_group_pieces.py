@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from rollout_sched.link.group_pieces import (
@@ -19,14 +18,8 @@ from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.transcript import Piece, TokenTranscript
 
 
-class Link:
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def book() -> PayloadBook:
-    payloads = PayloadBook(Link(), None, None)
+    payloads = PayloadBook()
     payloads.add_group("g", lambda index: TokenPayload([1], {"logprobs": 0}))
     return payloads
 

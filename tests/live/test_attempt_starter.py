@@ -63,7 +63,7 @@ class Stage:
 
     def __init__(self, payload: TokenPayload | None = None, *, patience_s: float = 0.0) -> None:
         self.link: Any = Link()
-        self.payloads = payloads = PayloadBook(self.link, None, None)
+        self.payloads = payloads = PayloadBook()
         self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
         table = AttemptTable(self.running, Settings())
         self.payload = payload or TokenPayload([1, 2, 3], {})

@@ -82,7 +82,7 @@ class Stage:
             on_deliver=lambda action, _: self.delivered.extend(s.request for s in action.samples),
             on_group_failed=self.failed.__setitem__,
         )
-        self.driver.front.payloads.on_group_filtered = self.filtered.append
+        self.driver.front.endings.on_group_filtered = self.filtered.append
         self.driver.judge_by(self.judge)
 
     async def __aenter__(self) -> Stage:

@@ -56,7 +56,7 @@ class Link:
 class Book:
     def __init__(self) -> None:
         self.link: Any = Link()
-        payloads = PayloadBook(self.link, None, None)
+        payloads = PayloadBook()
         self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
 
     def begin(self, attempt: int, instance: str = "i0", streamed: int = 0) -> LiveAttempt:

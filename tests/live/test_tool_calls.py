@@ -62,7 +62,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.link: Any = Link()
-        self.payloads = PayloadBook(self.link, None, None)
+        self.payloads = PayloadBook()
         self.payload = Turn()
         self.payloads.add("r", self.payload)
         self.tools = ToolCalls(self.link, self.payloads)

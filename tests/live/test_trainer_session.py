@@ -388,7 +388,7 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
                 def estimate(self, siblings: Any) -> Any:
                     raise RuntimeError("a policy of the user's own")
 
-            stage.driver.pump.scheduler.requests._prediction = Exploding()
+            stage.driver.pump.scheduler.requests.expectations._prediction = Exploding()
             await stage.instance.answer(0, [7])
             with pytest.raises(RuntimeError, match="of the user's own"):
                 await asking
@@ -461,7 +461,7 @@ def test_a_failed_group_says_why() -> None:
             stage.trainer.submit([prompt("raises")], tool)
             asking = stage.ask()
             stage.trainer.close_submissions()
-            told = stage.driver.payloads.on_group_failed
+            told = stage.driver.front.endings.on_group_failed
             assert told is not None
             told("aborted", None)  # as for one whose attempts somebody else aborts
             await stage.instance.answer(0, [7])
