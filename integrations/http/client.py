@@ -188,7 +188,7 @@ class Pool:
         return not self._limit or len(self._connections) + len(self._dialler) < self._limit
 
 
-class Gathering:
+class WholeAnswer:
     """A receiver that puts an answer of at most `most` bytes together (exchange.Receiver).
 
     Exactly one of `arrived` and `on_error`, which a subclass says, is called in the end. An answer
@@ -224,7 +224,7 @@ class Gathering:
         self.arrived(self._status, self._headers, b"".join(self._parts))
 
 
-class _Whole(Gathering):
+class _Whole(WholeAnswer):
     """The answer that `Pool.request` waits for."""
 
     __slots__ = ("future",)

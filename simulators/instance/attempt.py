@@ -81,7 +81,7 @@ class SimAttempt(Table):
             self.spans = (*spans, (version, made))
 
 
-class WaitingQueue:
+class SimWaitingQueue:
     """First come first served with preempted ones in front, or by (priority, arrival)."""
 
     __slots__ = ("_deque", "_heap", "_priority", "size")

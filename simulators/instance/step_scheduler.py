@@ -24,7 +24,7 @@ from rollout_sched.simulators.instance.attempt import (
     PREFILLING,
     WAITING,
     SimAttempt,
-    WaitingQueue,
+    SimWaitingQueue,
 )
 from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
@@ -85,7 +85,7 @@ class StepScheduler:
         self.time = StepTime(spec.cost)
         self.counters = SimCounters()
         self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
-        self.queue = WaitingQueue(spec.scheduling == "priority")
+        self.queue = SimWaitingQueue(spec.scheduling == "priority")
         self.running: dict[SimAttempt, None] = {}
         self.batch = DecodeBatch(spec.block_size)
         self.prefilling: SimAttempt | None = None

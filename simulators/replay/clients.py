@@ -11,7 +11,7 @@ from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic
 
 
-class Clients:
+class SimClients:
     """All conversations of a run, each from its arrival to its last answer.
 
     left  conversations that are not over, those that are still to come included

@@ -36,10 +36,10 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.clients import Clients
+from rollout_sched.simulators.replay.clients import SimClients
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
-from rollout_sched.simulators.replay.membership import Membership
+from rollout_sched.simulators.replay.membership import SimMembership
 from rollout_sched.simulators.replay.restarts import Restarts
 from rollout_sched.simulators.replay.rewards import SimRewards
 from rollout_sched.simulators.replay.scenario import Scenario
@@ -86,7 +86,9 @@ class ClosedLoop:
             self._links = SimLinks(scenario.links, workload.seed, queue, self._tell)
             tell = self._links.tell
         self._fleet = SimFleet(scenario, attempts, queue, tell, self._is_acting)
-        self._membership = Membership(scenario, self._fleet, attempts, queue, self._tell, instance)
+        self._membership = SimMembership(
+            scenario, self._fleet, attempts, queue, self._tell, instance
+        )
         judged = scenario.rewards is not None
         self._trainer = SimTrainer(
             scenario.trainer, workload, self._fleet.gpus, queue, self._tell, judged=judged
@@ -97,7 +99,7 @@ class ClosedLoop:
                 scenario.rewards, workload.seed, queue, self._view, self._tell
             )
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
-        self._clients = Clients(workload.traffic, attempts, queue, self._tell)
+        self._clients = SimClients(workload.traffic, attempts, queue, self._tell)
         self._faults = Faults(scenario.faults, queue, self._membership, self._restart)
         self._do = self._table()
 

@@ -148,7 +148,7 @@ def _strikes(fault: Failing | ToolsFailing, whom: str, now: float) -> bool:
     return random.Random(f"{fault.seed}/{whom}").random() < fault.share
 
 
-class Fleet(Protocol):
+class FaultyFleet(Protocol):
     """What faults happen to."""
 
     def join(self, name: str) -> None: ...
@@ -164,7 +164,7 @@ class Faults:
         self,
         faults: Sequence[Fault],
         queue: EventQueue,
-        fleet: Fleet,
+        fleet: FaultyFleet,
         restart: Callable[[], None],
     ) -> None:
         self._faults = tuple(faults)

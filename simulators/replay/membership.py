@@ -15,7 +15,7 @@ from rollout_sched.simulators.replay.sim_fleet import SimFleet
 from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
 
 
-class Membership:
+class SimMembership:
     """Takes instances into the fleet and out of it, and tells the scheduler so."""
 
     def __init__(

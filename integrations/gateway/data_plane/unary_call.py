@@ -24,7 +24,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
 from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
-from rollout_sched.integrations.http.client import Gathering
+from rollout_sched.integrations.http.client import WholeAnswer
 from rollout_sched.integrations.http.heads import Headers, write_fields
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
@@ -231,7 +231,7 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
         return status, error_body(status, text.encode(errors="replace").decode())
 
 
-class Receiver(Gathering):
+class Receiver(WholeAnswer):
     """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import SimAttempt, WaitingQueue
+from rollout_sched.simulators.instance.attempt import SimAttempt, SimWaitingQueue
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.sim_request import SimRequest
 
@@ -14,7 +14,7 @@ def make(number: int, *, arrival: int = 0, priority: int = 0) -> SimAttempt:
     return SimAttempt(request, 15, "stop", arrival, shared, own, 0)
 
 
-def drain(queue: WaitingQueue) -> list[int]:
+def drain(queue: SimWaitingQueue) -> list[int]:
     numbers = []
     while queue.size:
         numbers.append(queue.first().number)
@@ -32,7 +32,7 @@ def test_spans_follow_the_versions_that_made_the_tokens():
 
 
 def test_first_come_first_served_with_the_preempted_in_front():
-    queue = WaitingQueue(priority=False)
+    queue = SimWaitingQueue(priority=False)
     queue.push(make(1, arrival=1))
     queue.push(make(2, arrival=2))
     queue.push(make(3, arrival=0), front=True)
@@ -40,7 +40,7 @@ def test_first_come_first_served_with_the_preempted_in_front():
 
 
 def test_by_priority_then_arrival():
-    queue = WaitingQueue(priority=True)
+    queue = SimWaitingQueue(priority=True)
     queue.push(make(1, arrival=1, priority=5))
     queue.push(make(2, arrival=2, priority=0))
     queue.push(make(3, arrival=0, priority=5), front=True)
@@ -48,7 +48,7 @@ def test_by_priority_then_arrival():
 
 
 def test_one_that_was_aborted_is_passed_over():
-    queue = WaitingQueue(priority=False)
+    queue = SimWaitingQueue(priority=False)
     gone = make(1)
     queue.push(gone)
     queue.push(make(2))
