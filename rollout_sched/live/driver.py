@@ -213,10 +213,6 @@ class Driver:
         """Let an instance go; what it holds moves on, or with `drain` is finished first."""
         await self.fleet.remove(name, drain=drain)
 
-    def lose(self, name: str, reason: str) -> None:
-        """The instance is gone; what its streams brought is kept."""
-        self.fleet.lose(name, reason)
-
     def max_model_len(self) -> int:
         """Tokens of prompt and response that every instance here takes; 0 without instances."""
         return self.fleet.max_model_len()

@@ -183,7 +183,7 @@ def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
         async with Stage() as stage:
             guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
             await asyncio.sleep(0.01)
-            stage.driver.lose("i0", "it died")
+            stage.driver.fleet.lose("i0", "it died")
             serving = asyncio.create_task(stage.serve(False))
             await until(lambda: guilty.ends and innocent.ends)
             serving.cancel()

@@ -65,8 +65,8 @@ def test_a_loss_is_told_when_all_have_said_what_their_streams_brought() -> None:
             await stage.instance.order(1)
             await stage.instance.stream(0, [7, 8])
             await stage.instance.stream(1, [7])
-            stage.driver.lose("i0", "it died")
-            stage.driver.lose("i0", "it died again")
+            stage.driver.fleet.lose("i0", "it died")
+            stage.driver.fleet.lose("i0", "it died again")
             assert stage.driver.versions.gate("i0") == LOSING
             await until(lambda: any(isinstance(event, InstanceLost) for event in seen))
             assert stage.driver.versions.gate("i0") == ""
@@ -84,7 +84,7 @@ def test_a_front_that_dies_meanwhile_is_not_waited_for() -> None:
             stage.ask(0)
             await stage.instance.order()
             stage.fronts[0].dead = True  # it hears nothing any more
-            stage.driver.lose("i0", "it died")
+            stage.driver.fleet.lose("i0", "it died")
             assert stage.driver.view.instance("i0") is not None
             stage.host.disconnect(stage.fronts[0].connected)
             assert stage.driver.view.instance("i0") is None

@@ -14,7 +14,7 @@ def test_nobody_has_joined() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             assert awaited.weights(stage.driver) == ""
-            stage.driver.lose("i0", "it was restarted")
+            stage.driver.fleet.lose("i0", "it was restarted")
             assert awaited.batch(stage.driver).startswith("no instance has joined: i0")
             assert awaited.weights(stage.driver) == awaited.batch(stage.driver)
             await stage.driver.remove_instance("i0")

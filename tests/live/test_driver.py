@@ -218,7 +218,7 @@ def test_a_lost_instance_loses_nothing_that_was_streamed() -> None:
         async with Stage(first, second) as stage:
             client = stage.ask(stream_every=2)
             await first.stream(0, [5, 6])
-            stage.driver.lose("i0", "it died")
+            stage.driver.fleet.lose("i0", "it died")
             resumed = await second.order()
             assert resumed.token_ids == [*PROMPT, 5, 6]
             await second.answer(0, [7])

@@ -60,7 +60,7 @@ class TestStreams:
                 call = stage.call({**STREAM, "max_tokens": 2})
                 await one.event(0, chunk([4]), chunk([5]))
                 await two.event(0, chunk([6]), chunk([7], "length"), end=True)
-                stage.driver.lose("i0", "it is gone")
+                stage.driver.fleet.lose("i0", "it is gone")
                 events = await call.events()
                 assert events.count(b"[DONE]") == 1
                 ends = [

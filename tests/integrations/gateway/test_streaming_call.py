@@ -85,7 +85,7 @@ class TestTheEnd:
                 more = {"stream_options": {"include_usage": True}} if usage else {}
                 call = stage.call(asked_of(endpoint, 2, **more), TARGETS[endpoint])
                 await instance.event(0, said_of(endpoint, [4]), said_of(endpoint, [5]))
-                stage.driver.lose("i0", "it is gone")
+                stage.driver.fleet.lose("i0", "it is gone")
                 events = await call.events()
                 last = assert_ended(call, events, "length")
                 assert ids_of(events) == [4, 5]
@@ -125,7 +125,7 @@ class TestTheEnd:
             async with Stage(one, two) as stage:
                 call = stage.call({**BODY, "stream": True})
                 await one.event(0, chunk([4]), chunk([5], "stop"))
-                stage.driver.lose("i0", "it is gone")
+                stage.driver.fleet.lose("i0", "it is gone")
                 events = await call.events()
                 assert_ended(call, events, "stop")
                 assert ids_of(events) == [4, 5]
@@ -478,7 +478,7 @@ class TestBrokenOff:
                 odd = {"id": "cmpl-1", "object": "text_completion"}
                 odd["choices"] = [{"text": "x", "token_ids": ["x"], "finish_reason": None}]  # type: ignore[assignment]
                 await one.event(0, chunk([4]), odd)
-                stage.driver.lose("i0", "it is gone")
+                stage.driver.fleet.lose("i0", "it is gone")
                 assert "no token_ids" in str((await call.events())[-1]["error"])
                 stage.settled()
 
@@ -558,7 +558,7 @@ class TestLate:
                 call = stage.call({**BODY, "stream": True})
                 await one.event(0, chunk([4]))
                 late = (await one.asked()).receiver
-                stage.driver.lose("i0", "it is gone")
+                stage.driver.fleet.lose("i0", "it is gone")
                 await two.event(0, chunk([5]))
                 late.on_head(200, [])
                 late.on_data(b"data: %b\n\n" % compact(chunk([9])))

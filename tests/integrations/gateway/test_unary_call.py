@@ -172,7 +172,7 @@ def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None:
         async with Stage(one, two) as stage:
             call = stage.call()
             late = (await one.asked()).receiver
-            stage.driver.lose("i0", "it is gone")
+            stage.driver.fleet.lose("i0", "it is gone")
             await two.asked()
             late.on_head(200, [])
             late.on_data(WHOLE)
