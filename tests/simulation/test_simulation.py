@@ -232,7 +232,7 @@ def test_a_client_that_makes_another_wait_is_seen(monkeypatch):
     def refusal(plane, method, target, fields):
         refused = handle(plane, method, target, fields)
         if refused is not None:
-            plane.driver.submit(TokenPayload([1, 2], {}, responder=Nobody()), 2, 400)
+            plane.scheduling.submit(TokenPayload([1, 2], {}, responder=Nobody()), 2, 400)
         return refused
 
     monkeypatch.setattr(DataPlane, "refusal", refusal)
