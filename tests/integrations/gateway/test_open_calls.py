@@ -28,6 +28,14 @@ def test_who_leaves_makes_room_for_the_next() -> None:
     assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])
 
 
+def test_replies_are_in_the_order_in_which_they_came() -> None:
+    """Who waits is told in that order, which is the same in each process."""
+    calls, replies = OpenCalls(Limits()), [Reply() for _ in range(50)]
+    for reply in replies:
+        calls.enter(reply, 1, 0)
+    assert list(calls.replies) == replies
+
+
 def test_what_would_never_fit_is_told_so() -> None:
     calls = OpenCalls(Limits(body_bytes=100))
     calls.check_room(1, 100)

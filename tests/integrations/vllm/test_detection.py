@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.control import Answer, Control
+from rollout_sched.integrations.vllm.detection import detect
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
 from tests.integrations.vllm.scripted import METRICS, ScriptedVllm
@@ -241,6 +243,37 @@ def test_what_fails_is_not_what_is_missing(path):
     server.failing.add(path)
     with pytest.raises(InstanceError, match=f"{path} answered 500"):
         describe(server)
+
+
+class OneFails(Control):
+    """Counts the questions that are under way; /pause is answered at once, with a failure."""
+
+    under_way = 0
+
+    async def send(self, method, path, body=None):
+        if path == "/pause":
+            return Answer(500, b"it failed")
+        self.under_way += 1
+        try:
+            return await super().send(method, path, body)
+        finally:
+            self.under_way -= 1
+
+
+def test_when_one_question_fails_none_goes_on():
+    """Whoever was told may close the connections, or ask anew."""
+
+    async def scene():
+        async with ScriptedVllm().serving() as server:
+            control = OneFails(server.url, [], None, 100, 10.0)
+            try:
+                with pytest.raises(InstanceError, match="/pause answered 500"):
+                    await detect(control)
+                assert control.under_way == 0
+            finally:
+                await control.close()
+
+    asyncio.run(scene())
 
 
 def test_a_server_of_another_kind():
