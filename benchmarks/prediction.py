@@ -154,7 +154,17 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
         stack.enter_context(serving(model, folder, *flags, dev_mode=True, core=number))
         for number in range(count)
     ]
-    return model, [server.wait() for server in started]
+    urls = [server.wait() for server in started]
+    _set_apart([server.process.pid for server in started])
+    return model, urls
+
+
+def _set_apart(front_ends: Sequence[int]) -> None:
+    """Engines have a core each, which nobody else takes from them: as on a GPU."""
+    others = os.sched_getaffinity(0) - set(range(len(front_ends)))
+    if others:
+        for process in (0, *front_ends):
+            os.sched_setaffinity(process, others)
 
 
 async def _measure(
