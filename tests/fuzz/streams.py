@@ -143,6 +143,8 @@ class Streams:
         ends = [end for event in said for end in _ends(event)]
         if not ends or {"abort", "error"} & set(ends):  # the gateway says the end itself
             return
+        if any("error" in event for event in said if event is not None):
+            return  # what came before may be all that it was to make
         if sum(1 + ids.count(b",") for ids in _IDS.findall(body) if ids) > LIMIT:
             return  # it may be cut there
         told, said = ([event for event in each if event is not None] for each in (events, said))
@@ -163,14 +165,16 @@ class Streams:
 
 def _alike_unread(body: bytes) -> bool:
     """Whether what may pass unread can be read, so that it is one whether it is read or not: JSON
-    does not say which of two fields of the same name is meant, and the ids of the prompt stand in
-    the first event."""
+    does not say which of two fields of the same name is meant, what are no ids is not looked at,
+    and the ids of the prompt stand in the first event."""
     first, *others = body.split(b"\n\n")
     if _PROMPT not in first and any(_PROMPT in event for event in others):
         return False
     for event in (first, *others):
         if GOES_ON in event:
             if event.count(b'"token_ids"') > 1:
+                return False
+            if any(ids.translate(None, b"0123456789, ") for ids in _IDS.findall(event)):
                 return False
             try:
                 read_whole(event.removeprefix(b"data:"))
