@@ -41,7 +41,7 @@ class JournalError(CallerError):
     """A journal cannot be read; the text names the file and the line."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a journal was recorded under; `part`: how many files it had filled before this one."""
 
     schema: str
