@@ -34,10 +34,15 @@ class RestoredPayloads:
         return partial(self._payload, prompt)
 
     def batches(self) -> list[Batch]:
-        """What was handed out and is not acknowledged, part by part."""
-        return [self._batch(action) for action in self._found.deliveries]
+        """What was handed out and is not acknowledged, part by part. The newest part of each batch
+        tells which groups were lost by then; its last one may not be made yet."""
+        newest = {action.batch: action for action in self._found.deliveries}
+        return [
+            self._batch(action, is_newest=newest[action.batch] is action)
+            for action in self._found.deliveries
+        ]
 
-    def _batch(self, action: Deliver) -> Batch:
+    def _batch(self, action: Deliver, *, is_newest: bool) -> Batch:
         prompts = self._found.prompts
         samples = [
             sample_of(
@@ -48,7 +53,7 @@ class RestoredPayloads:
             )
             for counted in action.samples
         ]
-        lost = self._found.told.get(action.batch, []) if action.last else []
+        lost = self._found.told.get(action.batch, []) if is_newest else []
         return batch_of(action, samples, lost)
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:

@@ -40,3 +40,14 @@ def test_tokens_are_read_when_they_are_needed(tmp_path):
         assert batch.failed == [FailedGroup("b", "why")]
         assert payloads.factory(PROMPT)(0).response_ids == [5, 6]
         assert payloads.factory(PROMPT)(1).response_ids == []
+
+
+def test_the_newest_part_that_is_there_tells_who_had_failed(tmp_path):
+    """A trainer that starts anew gets a batch from its first part on, and parts that are made
+    later do not tell it again."""
+    parts = [Deliver(0, 0, (), part=0, last=False), Deliver(0, 0, (), part=1, last=False)]
+    failed = FailedGroup("b", "why")
+    with closing(Store(tmp_path, durable="off")) as store:
+        found = Recovered(deliveries=parts, told={0: [failed]})
+        payloads = RestoredPayloads(found, StoredTranscripts(store), make)
+        assert [batch.failed for batch in payloads.batches()] == [[], [failed]]
