@@ -82,7 +82,8 @@ class Assembly:
         self._token_ids += chunk.token_ids
         if self._wants_logprobs:
             self._logprobs += logprobs
-        if self._on_tokens is not None and tokens:
+        # The last tokens go with the end: whoever had them without it would go on from there.
+        if self._on_tokens is not None and tokens and chunk.finish is None:
             self._on_tokens(chunk.token_ids, logprobs if self._wants_logprobs else None)
 
     def output(self) -> Output:
@@ -93,8 +94,8 @@ class Assembly:
         return self._as_output(self._finish, spans)
 
     def cut(self) -> Output:
-        """What has come so far, as the answer to an abort."""
-        return self._as_output("abort", ())
+        """What has come so far, as the answer to an abort that came before the end, or too late."""
+        return self._as_output(self._finish or "abort", ())
 
     def _as_output(self, finish: Finish, spans: Spans) -> Output:
         logprobs = self._logprobs if self._wants_logprobs else None

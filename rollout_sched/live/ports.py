@@ -182,8 +182,9 @@ class InstanceClient(Protocol):
     async def describe(self) -> Description: ...
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
-        """Run an attempt to its end. `on_tokens` gets what a stream brings, as it comes; the
-        output holds it too. Raises RequestRejected if the request is at fault."""
+        """Run an attempt to its end. `on_tokens` gets what a stream brings, as it comes, and need
+        not get what comes with its end; the output holds all. Raises RequestRejected if the request
+        is at fault."""
 
     async def abort(self, order_id: str) -> None:
         """Ask it to stop; the answer is `generate`'s. Unknown ids are ignored, so an abort that

@@ -178,7 +178,8 @@ def _alike_unread(body: bytes) -> bool:
                 return False
             try:
                 read_whole(event.removeprefix(b"data:"))
-                read_event(event.removeprefix(b"data:").strip())
+                told = read_event(event.removeprefix(b"data:").strip())
+                _ = [choice.ids for choice in told.choices]
             except (Broken, InstanceError):
                 return False
     return True

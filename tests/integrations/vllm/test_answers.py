@@ -26,7 +26,7 @@ def test_pieces_are_joined_and_handed_on():
     output = assembly.output()
     assert (output.token_ids, output.logprobs) == ([1, 2, 3], [-0.5, -0.25, -1.0])
     assert (output.finish, output.spans) == ("length", ((4, 3),))
-    assert got == [([1], [-0.5]), ([2, 3], [-0.25, -1.0])]
+    assert got == [([1], [-0.5])], "the last come with the end"
 
 
 def test_logprobs_not_asked_for_are_left_out():
@@ -75,6 +75,13 @@ def test_a_cut_answer_has_what_came():
     assembly.add(Chunk([1], [-1.0]))
     output = assembly.cut()
     assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
+
+
+def test_what_had_ended_when_it_was_cut_has_ended():
+    """An abort that came too late: nothing goes on from there."""
+    assembly = Assembly(an_order())
+    assembly.add(Chunk([1], [-1.0], "stop"))
+    assert assembly.cut().finish == "stop"
 
 
 def test_the_usage_may_follow_the_end():

@@ -126,7 +126,7 @@ def test_a_stream_is_handed_on_as_it_comes():
             return got, output, server.seen[0][1]
 
     got, output, body = asyncio.run(streamed())
-    assert got == [([10], [-0.5]), ([11, 12], [-1.5, -0.5]), ([13], [-1.5])]
+    assert got == [([10], [-0.5]), ([11, 12], [-1.5, -0.5])], "the last come with the end"
     assert output.token_ids == [10, 11, 12, 13]
     assert (output.finish, output.spans) == ("length", ((4, 3), (5, 1)))
     assert body["sampling_params"]["stream_interval"] == 2
@@ -525,7 +525,7 @@ def test_what_the_callers_callback_raises_comes_through():
 
     async def generate():
         async with joined() as (instance, server):
-            server.stream(GENERATE, [generated([10], "stop")])
+            server.stream(GENERATE, [generated([10], None), generated([11], "stop")])
             await instance.generate(an_order(stream_every=1), on_tokens)
 
     with pytest.raises(ZeroDivisionError):
