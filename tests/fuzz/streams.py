@@ -179,7 +179,7 @@ def _alike_unread(body: bytes) -> bool:
             try:
                 read_whole(event.removeprefix(b"data:"))
                 told = read_event(event.removeprefix(b"data:").strip())
-                _ = [choice.ids for choice in told.choices]
+                _ = [choice.ids for choice in told.choices or ()]
             except (Broken, InstanceError):
                 return False
     return True
