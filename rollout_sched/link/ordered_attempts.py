@@ -19,6 +19,7 @@ from rollout_sched.link.messages import Act, GoesOn, Order, Serves
 from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
 from rollout_sched.live.answer_checks import Settle
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.payload_book import drop
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.running_attempts import blame_of, may_be_restarted
 
@@ -100,13 +101,18 @@ class OrderedAttempts:
         return [self._break_off(attempt) for attempt in self.attempts.every()]
 
     def _break_off(self, attempt: RemoteAttempt) -> RequestInterrupted:
-        """Nothing of it will come any more; what its stream has brought here is gone on from."""
+        """Nothing of it will come any more; what its stream has brought here is gone on from, an
+        answer of which its instance has yet to be asked is not."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
         self.attempts.take(number)
         payload = self._driver.payloads.get(request)
-        kept = 0 if payload is None else payload.transcript.streamed(number)
-        if payload is not None and kept:
-            payload.transcript.keep(number, kept, payload.transcript.partial(number, kept))
+        kept = 0
+        if payload is not None and attempt.answer is not None:
+            drop(payload, number)
+        elif payload is not None:
+            kept = payload.transcript.streamed(number)
+            if kept:
+                payload.transcript.keep(number, kept, payload.transcript.partial(number, kept))
         return RequestInterrupted(request, number, kept)
 
     def lose(self, instance: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from rollout_sched.core.actions import Interrupt
 from rollout_sched.link.messages import Dispatch, Serves
-from tests.link.stage import Stage, run
+from tests.link.stage import PROMPT, Stage, run
 from tests.live.scripted import until
 
 
@@ -55,5 +57,36 @@ def test_a_front_hears_the_version_of_an_instance_once() -> None:
             await until(lambda: len(said) == 3)
             assert isinstance(said[0], Serves)
             assert [type(one) for one in said[1:]] == [Dispatch, Dispatch]
+
+    run(scene)
+
+
+def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> None:
+    """Its front dies while its instance, whose versions it contradicts, is asked."""
+
+    async def scene() -> None:
+        async with Stage(2, batching={"use": "sync"}) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            assert supervisor.description is not None
+            supervisor.admission.description = replace(
+                supervisor.description, capabilities=frozenset({"weight_info"})
+            )
+            asked = asyncio.Event()
+
+            async def never() -> int:
+                asked.set()
+                return await asyncio.Future()
+
+            stage.instance.weight_version = never  # type: ignore[method-assign]
+            stage.group()
+            await stage.instance.answer(0, [7, 8], spans=((5, 2),))
+            await asked.wait()
+            stage.host.disconnect(stage.fronts[0].connected)
+            order = await stage.instance.order(1)
+            assert order.token_ids == PROMPT
+            await stage.instance.answer(1, [9])
+            await until(lambda: stage.batches)
+            ((_, payloads),) = stage.batches
+            assert [payload.response_ids for payload in payloads] == [[9]]
 
     run(scene)
