@@ -11,6 +11,7 @@ import asyncio
 import logging
 from asyncio import events
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
@@ -129,9 +130,14 @@ class Process(VirtualLoop):
         return [task for task in self._tasks if not task.done()]
 
     def forget(self) -> None:
-        """What can never go on."""
-        for task in self._tasks:
+        """What can never go on is closed one by one: CPython 3.11 has crashed where its collector
+        closed what waited for each other."""
+        for task in list(self._tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            with suppress(Exception):
+                assert coroutine is not None
+                coroutine.close()
         self._tasks.clear()
         self.on_exit.clear()
 
