@@ -63,7 +63,8 @@ class Arm:
         program = self.command(Place(0, [], HERE))[0]
         if shutil.which(program):
             return ""
-        return f"{self.name} is left out: {program} is not there; `make bench-live` installs it"
+        remedy = "`make bench-live` installs it" if "/" in program else "install it"
+        return f"{self.name} is left out: {program} is not there; {remedy}"
 
 
 @dataclass(frozen=True)
