@@ -1,4 +1,4 @@
-"""What a link's delay costs: `python benchmarks/link_delay.py [--quick]`.
+"""What a link's delay costs: `python benchmarks/link_delay.py [--quick] [--seeds N]`.
 
 A fleet of 1,024 instances behind 16 fronts, in virtual time and through the real core: the same
 training with links of no delay, and of 1, 10 and 100 ms one way. Slots that have become free wait
@@ -84,8 +84,10 @@ def measure(shape: tuple[int, int], instances: int, slots: int, seeds: int) -> b
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the fleet")
-    quick = parser.parse_args().quick
-    instances, slots, seeds = (64, 8, 3) if quick else (1024, 4, 12)
+    parser.add_argument("--seeds", type=int, help="how many, at least 2 (12, or 3 if quick)")
+    given = parser.parse_args()
+    instances, slots, seeds = (64, 8, 3) if given.quick else (1024, 4, 12)
+    seeds = max(2, given.seeds or seeds)
     requests = instances * slots * PER_SLOT
     print(
         f"{requests:,} requests on {instances:,} instances of {slots} slots, {FRONTS} fronts, "
