@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
         "--weights",
         default="",
         metavar="CHECKPOINT",
-        help="load it once, for the time; the one that is served, as the server sees it",
+        help="load it, for the time; the one that is served, as the server sees it",
     )
     option("--out", type=Path, metavar="FILE", help="default: standard output")
     parser.set_defaults(run=run)

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from rollout_sched.calibration.bursts import Burst
 from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.calibration.measurements import Measurements
 from rollout_sched.core.errors import CallerError
@@ -133,11 +134,12 @@ def test_several_are_measured_at_once() -> None:
     assert found.fit.max_error < 0.01
 
 
-def test_what_an_earlier_calibration_has_measured_is_added_to() -> None:
-    """Also where that was of other bursts: with less time, they are shorter."""
+def test_what_an_earlier_calibration_has_measured_is_measured_again() -> None:
+    """Also with less time, in which other bursts would be chosen: each is seen by both, so that a
+    machine that is slower by now does not make some of them longer than the others."""
     measurements = Measurements()
 
-    async def scene() -> tuple[Calibration, Calibration]:
+    async def scene() -> tuple[Calibration, dict[Burst, int], Calibration]:
         server = virtual.instance()
         first, second = (
             Calibrator(
@@ -145,12 +147,44 @@ def test_what_an_earlier_calibration_has_measured_is_added_to() -> None:
             )
             for seed in (1, 2)
         )
-        return await first.run(60), await second.run(5)
+        found = await first.run(60)
+        often = {burst: len(times) for burst, times in measurements.times.items()}
+        return found, often, await second.run(5)
 
-    first, second = virtual.in_virtual_time(scene)
-    assert second.bursts > first.bursts
+    first, often, second = virtual.in_virtual_time(scene)
+    assert second.bursts == first.bursts == len(often)
+    assert all(len(measurements.times[burst]) > times for burst, times in often.items())
     assert second.whole
     assert second.fit.max_error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("loads_s", "median_s", "times"), [((0.4, 0.1, 0.1, 0.1, 0.1), 0.1, 5), ((6.0,), 6.0, 1)]
+)
+def test_a_checkpoint_that_loads_quickly_is_loaded_again(
+    loads_s: tuple[float, ...], median_s: float, times: int
+) -> None:
+    """The first load may be slower than those that follow in a training."""
+
+    async def scene() -> tuple[Calibration, int]:
+        server, left = virtual.instance(), list(loads_s)
+        described = await server.describe()
+        able = change(described, capabilities=described.capabilities | {"collective_rpc"})
+
+        async def describe() -> object:
+            return able
+
+        async def collective_rpc(*_: object, **__: object) -> None:
+            await asyncio.sleep(left.pop(0))
+
+        server.describe = describe  # type: ignore[method-assign, assignment]
+        server.collective_rpc = collective_rpc  # type: ignore[method-assign]
+        calibrator = Calibrator([server], LIMITS, seed=1, report=lambda *_: None)
+        return await calibrator.run(10, "/checkpoint"), len(loads_s) - len(left)
+
+    found, loaded = virtual.in_virtual_time(scene)
+    assert found.reload_s == pytest.approx(median_s, abs=0.05)
+    assert loaded == times
 
 
 def interrupted_after(seconds: float) -> Calibration:
