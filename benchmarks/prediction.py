@@ -55,7 +55,7 @@ from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario
 from rollout_sched.simulators.replay.sim_links import Links
-from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
 from rollout_sched.simulators.traces.model import Trace
 
 POLICIES = ("round_robin_sync", "one_step_off", "areal")
@@ -315,7 +315,7 @@ def world(found: Calibration, cost: CostModel) -> Scenario:
         ),
         cost,
         trainer=TrainerModel("disaggregated", TRAIN_S, 0.0),
-        weights=WeightTransfer(found.reload_s or 0.0),
+        weights=TransferCost(found.reload_s or 0.0),
         links=Links(found.instances, fit.call_s / 2, 0.0, found.writing_s or 0.0),
         job=Job(prompts_per_step=PROMPTS_PER_STEP, samples_per_prompt=SAMPLES),
     )

@@ -34,7 +34,7 @@ from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensA
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
-from rollout_sched.link.dialler import LinkDialler, Place
+from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
 from rollout_sched.link.hub import Hub
 from rollout_sched.link.listener import LinkListener
 from rollout_sched.link.messages import Report, Reports, encode, read_orders
@@ -84,12 +84,12 @@ class Silent:
 class Scheduler:
     """A live scheduler and its hub, without a gateway."""
 
-    async def open(self) -> Place:
+    async def open(self) -> SchedulerPlace:
         live = LiveScheduler(load_policy("dplb"), settings=Settings(poll_s=1000.0))
         for number in range(INSTANCES):
             await live.driver.add_instance(Silent(f"i{number}"))  # type: ignore[arg-type]
         listener = LinkListener(Hub(live), "key")
-        return Place("127.0.0.1", await listener.open("127.0.0.1"), "key")
+        return SchedulerPlace("127.0.0.1", await listener.open("127.0.0.1"), "key")
 
     async def spent(self) -> float:
         """Seconds of CPU."""
@@ -121,8 +121,8 @@ class StubFront:
         self._goes_on = True
         self._dialler: LinkDialler
 
-    async def open(self, place: Place) -> None:
-        async def locate() -> Place:
+    async def open(self, place: SchedulerPlace) -> None:
+        async def locate() -> SchedulerPlace:
             return place
 
         self._dialler = LinkDialler(self, self._name, locate)
@@ -171,7 +171,7 @@ class StubFront:
             self._said += 1
             self._send(encode(Reports(self._epoch, self._said, reports)))
 
-    # -- its scheduler (`dialler.Front`) ---------------------------------------------------
+    # -- its scheduler (`dialler.LinkedFront`) ---------------------------------------------------
 
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
         self._epoch, self._send = read_welcome(welcome).epoch, send

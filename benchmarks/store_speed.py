@@ -118,7 +118,7 @@ def _samples() -> list[list[bytes]]:
 
 
 def _through_a_store(durable: str, options: argparse.Namespace) -> float:
-    from rollout_sched.store.changes import Changes
+    from rollout_sched.store.changes import Transaction
     from rollout_sched.store.store import Store
     from rollout_sched.store.writer import StoreWriter
 
@@ -128,7 +128,7 @@ def _through_a_store(durable: str, options: argparse.Namespace) -> float:
 
     def promised(number: int):
         for group in range(0, BATCH, GROUP):
-            changes = Changes()
+            changes = Transaction()
             for index in range(group, group + GROUP):
                 changes.append(f"{number}.{index}", 0, samples[index])
                 changes.put("sample", f"{number}.{index}", b"counts" * 10)
@@ -136,7 +136,7 @@ def _through_a_store(durable: str, options: argparse.Namespace) -> float:
         return writer.promise()
 
     def received(number: int) -> None:
-        acknowledged = Changes()
+        acknowledged = Transaction()
         for index in range(BATCH):
             (data,) = writer.store.pieces(f"{number}.{index}").values()
             assert len(data) == len(samples[index])
@@ -170,7 +170,7 @@ def _receive(under_way: deque, received: Callable[[int], None]) -> None:
 
 def _opening(megabytes: int, options: argparse.Namespace) -> tuple[int, float]:
     """Pieces of 51 KB, and seconds until the store is open."""
-    from rollout_sched.store.changes import Changes
+    from rollout_sched.store.changes import Transaction
     from rollout_sched.store.store import Store
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -178,7 +178,7 @@ def _opening(megabytes: int, options: argparse.Namespace) -> tuple[int, float]:
     pieces = megabytes * 10**6 // len(sample)
     store = Store(folder / "store")
     for start in range(0, pieces, BATCH):
-        changes = Changes()
+        changes = Transaction()
         for number in range(start, min(start + BATCH, pieces)):
             changes.append(f"{number}", 0, sample)
             changes.put("group", f"{number}", b"counts" * 50)

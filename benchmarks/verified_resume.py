@@ -29,7 +29,7 @@ from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import read
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 TRACES = ("lrm_token_economy", "composite_math_512x8")
 SCENARIO = "qwen7b-8xh100"
@@ -66,7 +66,7 @@ def all_free(trace: Trace, scenario: Scenario, hazard: float) -> tuple[Trace, Sc
     takes as long as before."""
     drift = PolicyDrift(hazard)
 
-    def rest(sample: Sample) -> Sample:
+    def rest(sample: SampleRecord) -> SampleRecord:
         draft = ((0, sample.response_tokens - 1),)
         dispatch = Dispatch(f"{sample.group}/{sample.sample}", 0, "", 1, 1, 1, draft=draft)
         tokens = sample.response_tokens - drift.kept(dispatch, 0, seed=0)

@@ -99,7 +99,7 @@ def _demo(options: argparse.Namespace) -> None:
     from rollout_sched import demo
 
     demo.demo(
-        demo.Options(
+        demo.DemoOptions(
             policies=options.policies or demo.POLICIES,
             instances=options.instances,
             weights=options.weights,

@@ -41,7 +41,7 @@ PROMPTS_PER_STEP = 16
 START_S = 60.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `demo` is told.
 
     policies   run one after the other
@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 30.0
 
 
-class Result(msgspec.Struct):
+class DemoResult(msgspec.Struct):
     """One policy's run; seconds are simulated ones where the instances are."""
 
     policy: str
@@ -65,7 +65,7 @@ class Result(msgspec.Struct):
     events: int
 
 
-def demo(options: Options) -> None:
+def demo(options: DemoOptions) -> None:
     """Run it and print the table. Raises CallerError if it cannot be run."""
     if options.instances and not options.weights:
         raise CallerError("--weights is missing: the checkpoint to load after each training step")
@@ -76,7 +76,7 @@ def demo(options: Options) -> None:
     console.print(_table(results, simulated=not options.instances))
 
 
-def _run(policy: str, options: Options, console: Console) -> Result:
+def _run(policy: str, options: DemoOptions, console: Console) -> DemoResult:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if options.instances:
@@ -167,7 +167,7 @@ def _made_up_prompts() -> list[Prompt]:
 
 def _result(
     policy: str, record: Path, world: Scenario | None, speed: float, samples: int
-) -> Result:
+) -> DemoResult:
     """What the journal says, told once more to a scheduler of the same policy."""
     header, entries = journal.read(record)
     loaded = load_policy(policy)
@@ -181,7 +181,7 @@ def _result(
     predicted = None
     if world is not None:
         predicted = run_policy(loaded, read(TRACE), world, steps=STEPS).summary.total_s
-    return Result(policy, metrics.summary(last * speed), predicted, events)
+    return DemoResult(policy, metrics.summary(last * speed), predicted, events)
 
 
 # -- processes ---------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _table(results: list[Result], *, simulated: bool) -> Table:
+def _table(results: list[DemoResult], *, simulated: bool) -> Table:
     unit = "simulated seconds" if simulated else "seconds"
     table = Table(title=f"Live, through the gateway ({unit})")
     table.add_column("policy")

@@ -41,7 +41,7 @@ class JournalError(CallerError):
     """A journal cannot be read; the text names the file and the line."""
 
 
-class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+class JournalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a journal was recorded under; `part`: how many files it had filled before this one."""
 
     schema: str
@@ -93,7 +93,7 @@ class LineFile:
 class JournalWriter:
     """Writes events to a file; use it as a context manager."""
 
-    def __init__(self, path: str | Path, header: Header) -> None:
+    def __init__(self, path: str | Path, header: JournalHeader) -> None:
         self._file = LineFile(path, over=True)
         self._pending = bytearray(line_of(header))
 
@@ -124,7 +124,7 @@ class JournalWriter:
         self.close()
 
 
-def line_of(record: Header | Entry) -> bytes:
+def line_of(record: JournalHeader | Entry) -> bytes:
     """Raises ValueError or OverflowError for what JSON cannot hold."""
     return _ENCODER.encode(record) + b"\n"
 
@@ -134,7 +134,7 @@ def earlier(path: str | Path) -> Path:
     return Path(f"{path}.1")
 
 
-def read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
+def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     """The header and the entries of a journal, with those of the file that it has filled before.
     Raises JournalError naming the line.
 
@@ -153,9 +153,9 @@ def read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
     return first, chain(begun, entries)
 
 
-def _read(path: str | Path) -> tuple[Header, Iterator[Entry]]:
+def _read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     lines = _lines(path)
-    header: Header = _decode(path, *next(lines, (1, b"")), Header)
+    header: JournalHeader = _decode(path, *next(lines, (1, b"")), JournalHeader)
     if header.schema != SCHEMA:
         raise JournalError(f"{path}:1: schema is {header.schema!r}, this version reads {SCHEMA!r}")
     return header, _entries(path, lines)

@@ -25,9 +25,9 @@ from rollout_sched.metrics.folded import Folded
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import TraceError
-from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.retuning import Better, Question, better
-from rollout_sched.simulators.tune.workers import Workers
+from rollout_sched.simulators.tune.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class RetunePlan(msgspec.Struct, frozen=True):
 
     steps: int
     scenario: Scenario
-    limits: Limits
+    limits: HardLimits
 
     def __post_init__(self) -> None:
         if self.steps < LEAST_STEPS:
@@ -87,7 +87,7 @@ def attachment(options: argparse.Namespace) -> Attach | None:
         raise CallerError("--retune needs --retune-scenario: the fleet that is to be replayed")
     policy = load_policy(options.policy)
     bound = staleness_bound(policy.build().freshness)
-    limits = Limits(
+    limits = HardLimits(
         NO_BOUND if bound is None else bound, options.retune_length_bias, options.retune_step_bias
     )
     plan = RetunePlan(options.retune, load_scenario(options.retune_scenario), limits)
@@ -108,7 +108,7 @@ def _steps(text: str) -> int:
 
 def ask_a_process(question: Question, stopped: Callable[[], bool]) -> Better | None:
     """Answered in a process of its own, which ends with the answer or when `stopped`."""
-    with Workers(better, jobs=1) as workers:
+    with WorkerPool(better, jobs=1) as workers:
         answers = workers.answers([question], lambda: 0.0 if stopped() else 60.0)
         return next(answers, None)
 

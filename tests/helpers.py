@@ -14,12 +14,12 @@ from rollout_sched.core.actions import Action, Deliver, Dispatch
 from rollout_sched.core.events import Event
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.model import (
+    DeliveredSample,
     Group,
     Instance,
     InstanceStatus,
     Request,
     RequestState,
-    Sample,
     Siblings,
 )
 from rollout_sched.core.roles import (
@@ -37,7 +37,7 @@ from rollout_sched.simulators.replay.faults import Fault
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, Visibility
 from rollout_sched.simulators.replay.traffic import TrafficModel
-from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, Turn, gather
 
@@ -214,7 +214,7 @@ def make_scenario(
             seconds_per_token=0.0,
             keeps_kv=keeps_kv,
         ),
-        weights=WeightTransfer(fixed_s=update_s),
+        weights=TransferCost(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
         job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known),
         traffic=traffic,
@@ -272,7 +272,7 @@ class Watched:
         return [(now, action.request) for now, action in self.said(Dispatch)]
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[DeliveredSample]:
         return [sample for _, batch in self.said(Deliver) for sample in batch.samples]
 
 

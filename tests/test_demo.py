@@ -15,7 +15,7 @@ def test_a_policy_at_work(
     monkeypatch.setattr(demo, "PROMPTS_PER_STEP", 4)
     results = []
     monkeypatch.setattr(demo, "_table", lambda made, simulated: results.extend(made) or "")
-    demo.demo(demo.Options(policies=["areal"], speed=200.0))
+    demo.demo(demo.DemoOptions(policies=["areal"], speed=200.0))
     (result,) = results
     assert result.live.samples_delivered == 40
     assert result.live.steps == 2
@@ -28,4 +28,4 @@ def test_a_policy_at_work(
 
 def test_real_instances_need_weights() -> None:
     with pytest.raises(CallerError, match="--weights"):
-        demo.demo(demo.Options(instances=["http://127.0.0.1:1"]))
+        demo.demo(demo.DemoOptions(instances=["http://127.0.0.1:1"]))

@@ -13,11 +13,19 @@ from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core import events as ev
 from rollout_sched.core.groups import HERE
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.journal import SCHEMA, Entry, Header, JournalError, JournalWriter, read, replay
+from rollout_sched.journal import (
+    SCHEMA,
+    Entry,
+    JournalError,
+    JournalHeader,
+    JournalWriter,
+    read,
+    replay,
+)
 from tests.core.test_events import STATE
 from tests.helpers import fields_of, make_policy, make_scenario, make_trace, watch
 
-HEADER = Header(SCHEMA, "sync", 4, 2, 7)
+HEADER = JournalHeader(SCHEMA, "sync", 4, 2, 7)
 EVENTS: list[ev.Event] = [
     ev.InstanceJoined("i0", 8, 4096, 2),
     ev.GroupSubmitted("a", 2, 10, 100),
@@ -137,7 +145,9 @@ class TestDamage:
 
     def test_wrong_schema(self, tmp_path: Path) -> None:
         path = tmp_path / "j.jsonl"
-        path.write_bytes(msgspec.json.encode(Header("rollout-sched-journal/9", "p", 1)) + b"\n")
+        path.write_bytes(
+            msgspec.json.encode(JournalHeader("rollout-sched-journal/9", "p", 1)) + b"\n"
+        )
         with pytest.raises(JournalError, match=r":1: schema is 'rollout-sched-journal/9'.*/1'"):
             read(path)
 
@@ -234,7 +244,7 @@ def test_replay_gives_the_same_actions_and_the_same_state(
 ) -> None:
     ran = watch(policy, TRACE, SCENARIO, seed=5, check=False)
     path = tmp_path / "j.jsonl"
-    with JournalWriter(path, Header(SCHEMA, policy.name, 2, 0, 5)) as writer:
+    with JournalWriter(path, JournalHeader(SCHEMA, policy.name, 2, 0, 5)) as writer:
         for now, event, _ in ran.log:
             writer.record(now, event)
 

@@ -20,13 +20,13 @@ from rollout_sched.simulators.replay.comparison import Ratio
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.synthetic import synthetic
-from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.retuning import Better, Question
 from tests.helpers import make_policy
 
 POLICY = make_policy(batching={"use": "sync", "over_prompts": 1.0})
 SCENARIO = load_scenario("tiny-cpu-2")
-PLAN = RetunePlan(4, SCENARIO, Limits(0, 0.01, 0.1))
+PLAN = RetunePlan(4, SCENARIO, HardLimits(0, 0.01, 0.1))
 MORE = Better({"batching": {"over_prompts": 1.5}}, Ratio(1.2, 1.1, 1.3))
 
 
@@ -119,7 +119,7 @@ def test_a_process_answers_and_is_not_waited_for_when_all_stops() -> None:
     trace = synthetic(16, 2, median=20, cap=100, prompt_median=9)
     job = Job(prompts_per_step=4, samples_per_prompt=2, max_tokens=100)
     scenario = msgspec.structs.replace(SCENARIO, job=job)
-    question = Question(POLICY, {}, trace, scenario, Limits(0, 0.0, 0.0))
+    question = Question(POLICY, {}, trace, scenario, HardLimits(0, 0.0, 0.0))
     assert ask_a_process(question, lambda: False) is None  # nothing keeps such limits
     assert ask_a_process(question, lambda: True) is None
 

@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace
 
 VOCABULARY = 100_000
 
@@ -36,7 +36,7 @@ class Ask:
         }
 
 
-def groups_of(trace: Trace, batch: int, prompts: int, samples: int) -> list[Sequence[Sample]]:
+def groups_of(trace: Trace, batch: int, prompts: int, samples: int) -> list[Sequence[SampleRecord]]:
     """The groups of the trace's n-th batch, beginning anew at its end; each has `samples`.
 
     Raises ValueError if the trace's groups are smaller.
@@ -48,7 +48,11 @@ def groups_of(trace: Trace, batch: int, prompts: int, samples: int) -> list[Sequ
 
 
 def asks(
-    groups: Sequence[Sequence[Sample]], model: str, cap: int, nonce: str, as_text: bool = False
+    groups: Sequence[Sequence[SampleRecord]],
+    model: str,
+    cap: int,
+    nonce: str,
+    as_text: bool = False,
 ) -> list[Ask]:
     """The requests, group by group. Siblings share a prompt; no two groups, no two nonces do.
 
@@ -63,7 +67,7 @@ def asks(
     ]
 
 
-def _ask(sample: Sample, prompt: object, model: str, cap: int, nonce: str) -> Ask:
+def _ask(sample: SampleRecord, prompt: object, model: str, cap: int, nonce: str) -> Ask:
     body = {
         "model": model,
         "prompt": prompt,

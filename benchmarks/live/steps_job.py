@@ -13,7 +13,7 @@ from rollout_sched.config import load_policy
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Job, Scenario, Visibility
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace
 
 #: Lengths told for each sample asked for, since a policy may over-sample: at most so many times.
 MOST_OVER = 2
@@ -100,6 +100,6 @@ def job_of(
     )
 
 
-def tokens_of(samples: Iterable[Sample]) -> int:
+def tokens_of(samples: Iterable[SampleRecord]) -> int:
     """What training on these samples has to read."""
     return sum(sample.prompt_tokens + sample.response_tokens for sample in samples)

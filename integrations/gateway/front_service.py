@@ -21,7 +21,7 @@ from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.front_clients import FrontClients, FrontInstance
 from rollout_sched.integrations.gateway.front_metrics import FrontMetrics
-from rollout_sched.integrations.http import HttpServer, Request, ServerLimits
+from rollout_sched.integrations.http import HttpServer, ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import Refusal
 from rollout_sched.link.front_calls import FrontCalls
 
@@ -139,7 +139,7 @@ class FrontApp:
         self._data_plane = data_plane
         self.scheduler_url = scheduler_url.rstrip("/")
         self._metrics = FrontMetrics(calls, data_plane)
-        self._own: dict[bytes, Callable[[Request], None]] = {
+        self._own: dict[bytes, Callable[[ReceivedRequest], None]] = {
             b"/health": self._health,
             b"/liveness": self._liveness,
             b"/metrics": self._tell_metrics,
@@ -160,7 +160,7 @@ class FrontApp:
             return self._not_yet()
         return refusal
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: ReceivedRequest) -> None:
         own = None
         if request.method == b"GET":
             own = self._own.get(request.target.partition(b"?")[0])
@@ -183,7 +183,7 @@ class FrontApp:
 
     # -- of itself -------------------------------------------------------------------------
 
-    def _health(self, request: Request) -> None:
+    def _health(self, request: ReceivedRequest) -> None:
         """200 where a request would be worked on now."""
         calls = self._calls
         if not calls.connected:
@@ -193,10 +193,10 @@ class FrontApp:
         else:
             request.answer(200, [], b"")
 
-    def _liveness(self, request: Request) -> None:
+    def _liveness(self, request: ReceivedRequest) -> None:
         request.answer(200, [], b"")
 
-    def _tell_metrics(self, request: Request) -> None:
+    def _tell_metrics(self, request: ReceivedRequest) -> None:
         page, content_type = self._metrics.page(
             request.fields.get(b"accept", b"").decode("latin-1")
         )

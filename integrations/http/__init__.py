@@ -1,11 +1,11 @@
 """HTTP/1.1 for the hot path: `Pool` towards instances, `HttpServer` towards clients."""
 
-from rollout_sched.integrations.http.client import Pool, Response
+from rollout_sched.integrations.http.client import HttpResponse, Pool
 from rollout_sched.integrations.http.errors import AnswerBroken, ExchangeError, NotConnected
 from rollout_sched.integrations.http.exchange import Exchange, Receiver
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.http.limits import ServerLimits
-from rollout_sched.integrations.http.request import Request
+from rollout_sched.integrations.http.request import ReceivedRequest
 from rollout_sched.integrations.http.server import App, HttpServer
 
 __all__ = [
@@ -14,11 +14,11 @@ __all__ = [
     "Exchange",
     "ExchangeError",
     "Headers",
+    "HttpResponse",
     "HttpServer",
     "NotConnected",
     "Pool",
+    "ReceivedRequest",
     "Receiver",
-    "Request",
-    "Response",
     "ServerLimits",
 ]

@@ -24,7 +24,7 @@ MAX_BODY = 64 * 2**30
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole answer; header names are lower-case."""
 
     status: int
@@ -107,7 +107,7 @@ class Pool:
         headers: bytes | Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         timeout_s: float | None = None,
-    ) -> Response:
+    ) -> HttpResponse:
         """Send a request and wait for its whole answer.
 
         Raises ExchangeError, or TimeoutError after `timeout_s` seconds.
@@ -229,13 +229,13 @@ class _Whole(WholeAnswer):
 
     __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[Response], most: int) -> None:
+    def __init__(self, future: asyncio.Future[HttpResponse], most: int) -> None:
         super().__init__(most)
         self.future = future
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:
         if not self.future.done():
-            self.future.set_result(Response(status, headers, body))
+            self.future.set_result(HttpResponse(status, headers, body))
 
     def on_error(self, error: Exception) -> None:
         if not self.future.done():

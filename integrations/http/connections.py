@@ -18,7 +18,7 @@ class Waiting(Protocol):
         """The deadline has passed."""
 
 
-class Served(Waiting, Protocol):
+class ServedConnection(Waiting, Protocol):
     """A connection that is ours to close."""
 
     def retire(self) -> None:
@@ -40,7 +40,7 @@ class Connections:
     __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.served: dict[Served, None] = {}  # in the order in which they came
+        self.served: dict[ServedConnection, None] = {}  # in the order in which they came
         self.handed: dict[Waiting, None] = {}
         self.refused = 0
         self.now = 0.0
@@ -59,7 +59,7 @@ class Connections:
             self._timer.cancel()
             self._timer = None
 
-    def join(self, connection: Served) -> bool:
+    def join(self, connection: ServedConnection) -> bool:
         """Count a connection in, unless that would be too many."""
         if len(self.served) + len(self.handed) >= self._limits.max_connections:
             self.refused += 1
@@ -67,17 +67,17 @@ class Connections:
         self.served[connection] = None
         return True
 
-    def leave(self, connection: Served) -> None:
+    def leave(self, connection: ServedConnection) -> None:
         self.served.pop(connection, None)
         if not self.served and self._emptied is not None:
             self._emptied.set()
 
-    def hand_over(self, connection: Served, handed: Waiting) -> None:
+    def hand_over(self, connection: ServedConnection, handed: Waiting) -> None:
         """A connection is somebody else's to answer."""
         self.handed[handed] = None
         self.leave(connection)
 
-    def replace(self, connection: Served, other: Served) -> None:
+    def replace(self, connection: ServedConnection, other: ServedConnection) -> None:
         """A connection is looked after by another object from now on."""
         if connection in self.served:
             self.served[other] = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollout_sched.integrations.http.server import HttpServer
 
 
-class Handed(asyncio.Protocol):
+class HandedConnection(asyncio.Protocol):
     """Passes what happens on a connection on to `fallback`. `length` is of the request's body.
 
     `deadline` is the loop time until which we wait for the client.

@@ -40,7 +40,7 @@ class Outlet(Protocol):
         """Close at once."""
 
 
-class Request:
+class ReceivedRequest:
     """One request, its whole body there; to be answered once, at once or later.
 
     Either `answer`, or `begin`, any number of `write` and `end`. Once the client is gone

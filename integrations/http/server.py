@@ -21,7 +21,7 @@ from rollout_sched.integrations.http.body_budget import BodyBudget
 from rollout_sched.integrations.http.connections import Connections
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.http.limits import ServerLimits
-from rollout_sched.integrations.http.request import Request
+from rollout_sched.integrations.http.request import ReceivedRequest
 from rollout_sched.integrations.http.server_connection import ServerConnection
 
 #: Status, headers and body of an answer that turns a request away.
@@ -37,7 +37,7 @@ class App(Protocol):
     ) -> Refusal | None:
         """What a request that `wants` would take is turned away with, before its body is read."""
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: ReceivedRequest) -> None:
         """Answer a request, now or later."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from rollout_sched.integrations.http.backlog import Backlog
 from rollout_sched.integrations.http.bodies import Body, body_of, too_long
 from rollout_sched.integrations.http.errors import RAISED, Malformed, report
-from rollout_sched.integrations.http.handed import Handed
+from rollout_sched.integrations.http.handed import HandedConnection
 from rollout_sched.integrations.http.head_buffer import HeadBuffer
 from rollout_sched.integrations.http.heads import (
     Head,
@@ -20,7 +20,7 @@ from rollout_sched.integrations.http.heads import (
 )
 from rollout_sched.integrations.http.lingering import LINGER_S, Lingering
 from rollout_sched.integrations.http.liveness import watch_peer
-from rollout_sched.integrations.http.request import Request
+from rollout_sched.integrations.http.request import ReceivedRequest
 
 if TYPE_CHECKING:
     from rollout_sched.integrations.http.server import HttpServer
@@ -80,7 +80,7 @@ class ServerConnection:
         self._upload: Upload | None = None
         self._held = 0  # bytes of the body that is being read or worked on
         self._reading = False  # a request has begun to arrive and is not complete
-        self._request: Request | None = None  # the one that is being answered
+        self._request: ReceivedRequest | None = None  # the one that is being answered
         self._handling = False  # the app is in `handle`
         self._stopped = False  # we do not read for now
         self.keep_alive = True
@@ -283,7 +283,7 @@ class ServerConnection:
         return True
 
     def _handle(self, method: bytes, target: bytes, head: Head, body: bytes) -> None:
-        self._request = request = Request(self, method, target, head, body)
+        self._request = request = ReceivedRequest(self, method, target, head, body)
         self._reading = False
         if not self._backlog.throttled:
             self.deadline = math.inf
@@ -303,7 +303,7 @@ class ServerConnection:
             raise Malformed("there is no such place", status=404)
         if length <= server.limits.max_body and server.bodies.used + length > server.bodies.most:
             raise server.bodies.full()
-        handed = Handed(server, server.fallback(), self._transport, self._backlog, length)
+        handed = HandedConnection(server, server.fallback(), self._transport, self._backlog, length)
         head, rest = self._buffer.last_head(), self._buffer.rest()
         server.connections.hand_over(self, handed)
         self._transport.set_protocol(handed)

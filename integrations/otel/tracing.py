@@ -34,7 +34,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.integrations.otel.generations import Generations
 from rollout_sched.integrations.vllm.trace_lines import TRACE_LINE
 from rollout_sched.live.driver import Driver
@@ -118,7 +118,7 @@ class Tracing:
             self._over(sample)
             self._groups.pop(sample.group, None)
 
-    def _over(self, sample: Sample) -> None:
+    def _over(self, sample: DeliveredSample) -> None:
         span = self._samples.pop(sample.request, None)
         if span is None:
             return

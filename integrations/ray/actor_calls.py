@@ -16,7 +16,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
     error_of,
 )
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
-from rollout_sched.integrations.ray.scheduler_actor import Handed
+from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
 
 #: Seconds without an answer after which an actor is asked again: far more than it lets anybody
 #: wait.
@@ -61,14 +61,14 @@ class ActorCalls(TrainerCalls):
             raise error_of(f"{self.name}, {path},", status, body)
         return status, body
 
-    async def micro_batches(self, asked: NextBatch, count: int) -> tuple[Handed, list[Any]]:
+    async def micro_batches(self, asked: NextBatch, count: int) -> tuple[HandedBatch, list[Any]]:
         """What comes of asking, and references of the micro-batches, which this process owns."""
         return await self.repeated(lambda: self._micro_batches(asked, count))
 
-    async def _micro_batches(self, asked: NextBatch, count: int) -> tuple[Handed, list[Any]]:
+    async def _micro_batches(self, asked: NextBatch, count: int) -> tuple[HandedBatch, list[Any]]:
         call = self.actor.micro_batches.options(num_returns=1 + count)
         head, *refs = call.remote(asked, self.epoch, count)
-        handed = msgspec.msgpack.decode(await self._answer(head), type=Handed)
+        handed = msgspec.msgpack.decode(await self._answer(head), type=HandedBatch)
         self.epoch = handed.epoch
         return handed, refs
 

@@ -20,7 +20,7 @@ from rollout_sched.integrations.ray.deployment import (
     PolicyText,
     scheduler_placement,
 )
-from rollout_sched.integrations.ray.scheduler_actor import Facts, SchedulerActor
+from rollout_sched.integrations.ray.scheduler_actor import SchedulerActor, SchedulerFacts
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def connect(address: str | None = None) -> None:
         ) from error
 
 
-async def start(options: Options, deployment: Deployment) -> Facts:
+async def start(options: Options, deployment: Deployment) -> SchedulerFacts:
     """The deployment, which is made unless it is there: then it stays as it is. Raises CallerError
     for what keeps it from starting; nothing stays then."""
     import ray
@@ -71,12 +71,12 @@ async def found(deployment: Deployment) -> Any:
         return None
 
 
-async def facts(actor: Any) -> Facts:
+async def facts(actor: Any) -> SchedulerFacts:
     """Once it has started. Raises CallerError."""
     import ray
 
     try:
-        told: Facts = await actor.started.remote()
+        told: SchedulerFacts = await actor.started.remote()
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:

@@ -9,7 +9,7 @@ from rollout_sched import log_lines
 from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import NAMESPACE
-from rollout_sched.link.dialler import LinkDialler, Place
+from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class FrontActor:
         self._dialler.open()
         log.info("%s listens on %s", name, self._front.url)
 
-    async def _locate(self) -> Place:
+    async def _locate(self) -> SchedulerPlace:
         """Raises ValueError if no scheduler is there, RayError while it is away."""
         import ray
 
         actor = await asyncio.to_thread(ray.get_actor, self._scheduler, NAMESPACE)
         place, url = await actor.place.remote()
         self._front.scheduler_url = url
-        found: Place = place
+        found: SchedulerPlace = place
         return found
 
     def _broken(self, error: Exception) -> None:

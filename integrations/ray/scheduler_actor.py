@@ -24,7 +24,7 @@ from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
 from rollout_sched.integrations.ray.fronts import Fronts
 from rollout_sched.integrations.ray.micro_batches import micro_batches
 from rollout_sched.integrations.ray.named_servers import NamedServers
-from rollout_sched.link.dialler import Place
+from rollout_sched.link.dialler import SchedulerPlace
 from rollout_sched.link.hub import Hub
 from rollout_sched.link.listener import LinkListener
 from rollout_sched.live.batch_delivery import NotYet
@@ -39,7 +39,7 @@ STORE_S = 60.0
 STORE_LOOK_S = 0.2
 
 
-class Handed(msgspec.Struct, frozen=True):
+class HandedBatch(msgspec.Struct, frozen=True):
     """What comes of asking for a batch. `batch` is without its samples, which are beside it; `uids`
     names their groups, and those that are lost."""
 
@@ -49,7 +49,7 @@ class Handed(msgspec.Struct, frozen=True):
     uids: list[str] = []
 
 
-class Facts(msgspec.Struct, frozen=True):
+class SchedulerFacts(msgspec.Struct, frozen=True):
     """url     of its control plane, on the node where it runs
     fronts  the URLs of those that answer, by name
     """
@@ -77,18 +77,18 @@ class SchedulerActor:
         self._service: Service
         self._http: aiohttp.ClientSession
         self._listener: LinkListener
-        self._place: Place
+        self._place: SchedulerPlace
         self._servers: NamedServers | None = None
         arguments = (deployment.scheduler, options)
         self._fronts = Fronts(deployment, arguments)
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
-    async def started(self) -> Facts:
+    async def started(self) -> SchedulerFacts:
         """Raises CallerError, or what else keeps it from starting."""
         await self._starting
-        return Facts(self._service.url, await self._fronts.urls())
+        return SchedulerFacts(self._service.url, await self._fronts.urls())
 
-    async def place(self) -> tuple[Place, str]:
+    async def place(self) -> tuple[SchedulerPlace, str]:
         """Where fronts connect to this start of it, and the URL of its control plane."""
         await self._starting
         return self._place, self._service.url
@@ -103,13 +103,13 @@ class SchedulerActor:
             return response.status, await response.read(), response.headers.get(EPOCH, "")
 
     async def micro_batches(self, asked: NextBatch, epoch: str, count: int) -> tuple[Any, ...]:
-        """(a `Handed`, as msgpack, and so many micro-batches, None without a batch); each is an
-        object of its own, which its caller owns. Raises CallerError, LeaseEnded."""
+        """(a `HandedBatch`, as msgpack, and so many micro-batches, None without a batch); each is
+        an object of its own, which its caller owns. Raises CallerError, LeaseEnded."""
         await self._starting
         live = self._service.live
         now = live.driver.epoch
         if epoch and epoch != now:
-            return _handed(Handed(now, "pending"), count)
+            return _handed(HandedBatch(now, "pending"), count)
         try:
             batch = await live.trainer.next_batch(
                 asked.ack,
@@ -119,12 +119,12 @@ class SchedulerActor:
                 parts=asked.parts,
             )
         except NotYet:
-            return _handed(Handed(now, "pending"), count)
+            return _handed(HandedBatch(now, "pending"), count)
         if batch is None:
-            return _handed(Handed(now, "nothing"), count)
+            return _handed(HandedBatch(now, "nothing"), count)
         arrays = await asyncio.to_thread(micro_batches, batch, count)
         uids = [*batch.groups(), *(group.uid for group in batch.failed), *batch.filtered]
-        head = Handed(now, "batch", msgspec.structs.replace(batch, samples=[]), uids)
+        head = HandedBatch(now, "batch", msgspec.structs.replace(batch, samples=[]), uids)
         return (msgspec.msgpack.encode(head), *arrays)
 
     async def close(self) -> None:
@@ -147,7 +147,7 @@ class SchedulerActor:
         self._service = await self._made(ray.util.get_node_ip_address())
         address, key = self._service.options.host, secrets.token_urlsafe()
         self._listener = LinkListener(Hub(self._service.live), key)
-        self._place = Place(address, await self._listener.open(address), key)
+        self._place = SchedulerPlace(address, await self._listener.open(address), key)
         await self._service.open()
         socket = aiohttp.UnixConnector(str(self._service.options.admin_socket), force_close=True)
         self._http = aiohttp.ClientSession(
@@ -191,5 +191,5 @@ class SchedulerActor:
         await self._service.gateway.remove(url)
 
 
-def _handed(head: Handed, count: int) -> tuple[Any, ...]:
+def _handed(head: HandedBatch, count: int) -> tuple[Any, ...]:
     return (msgspec.msgpack.encode(head), *[None] * count)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 _BEGAN = time.time()
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ServerFacts(msgspec.Struct, frozen=True):
     """What a server says of itself; `version` and `paused` are None where it does not know."""
 
     slots: int
@@ -43,11 +43,11 @@ class Facts(msgspec.Struct, frozen=True):
     began: float
 
 
-def facts_of(server: Any) -> Facts:
+def facts_of(server: Any) -> ServerFacts:
     """Called in the actor, with verl's server. It keeps no account of these, so they are looked up
     where its own methods do."""
     engine = server.engine.vllm_config
-    return Facts(
+    return ServerFacts(
         slots=engine.scheduler_config.max_num_seqs * engine.parallel_config.data_parallel_size,
         kv_tokens=engine.cache_config.num_gpu_blocks * engine.cache_config.block_size,
         max_model_len=engine.model_config.max_model_len,
@@ -134,8 +134,8 @@ class ServerInstance:
     async def close(self) -> None:
         """The server is verl's."""
 
-    async def _facts(self) -> Facts:
-        facts: Facts = await self._answer(self._handle.__ray_call__.remote(facts_of))
+    async def _facts(self) -> ServerFacts:
+        facts: ServerFacts = await self._answer(self._handle.__ray_call__.remote(facts_of))
         return facts
 
     async def _answer(self, answer: Awaitable[T]) -> T:

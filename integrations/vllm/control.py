@@ -20,14 +20,14 @@ CONNECT_S = 10.0
 LARGEST_ANSWER = 32 * 2**20  # bytes; /metrics has 28 KB for each data-parallel rank
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ControlAnswer(msgspec.Struct, frozen=True):
     """Status and body of an HTTP answer."""
 
     status: int
     body: bytes
 
 
-class Control:
+class ServerControl:
     """GET and POST to one server.
 
     A call that is safe to repeat is sent again, once and on a new connection, when the server
@@ -50,7 +50,7 @@ class Control:
         self._limit_s = limit_s
         self._open: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> ControlAnswer:
         """Any answer at all; InstanceError if there is none."""
         return await self.send("GET", path)
 
@@ -75,7 +75,7 @@ class Control:
             raise refusal(answer.status, answer.body, path)
         return answer.body
 
-    async def send(self, method: str, path: str, body: Any = None) -> Answer:
+    async def send(self, method: str, path: str, body: Any = None) -> ControlAnswer:
         """Any answer at all to a call that is safe to repeat; InstanceError if there is none."""
         await self.throttle.acquire()
         return await self._exchange(method, path, body, None, True, None)
@@ -88,7 +88,7 @@ class Control:
         query: Mapping[str, str] | None,
         repeatable: bool,
         limit_s: float | None,
-    ) -> Answer:
+    ) -> ControlAnswer:
         timeout = aiohttp.ClientTimeout(limit_s or self._limit_s, sock_connect=CONNECT_S)
         data = None if body is None else msgspec.json.encode(body)
         options = {"data": data, "params": query, "timeout": timeout}
@@ -103,7 +103,7 @@ class Control:
 
     async def _once(
         self, session: aiohttp.ClientSession, method: str, path: str, options: dict[str, Any]
-    ) -> Answer:
+    ) -> ControlAnswer:
         # Redirects are not followed: they would carry the API key elsewhere.
         url = self.url + path
         async with session.request(method, url, allow_redirects=False, **options) as response:
@@ -112,7 +112,7 @@ class Control:
                 body += part
                 if len(body) > LARGEST_ANSWER:
                     raise InstanceError(f"{path} answered with more than {LARGEST_ANSWER} bytes")
-            return Answer(response.status, bytes(body))
+            return ControlAnswer(response.status, bytes(body))
 
     def _sessions(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
         """One that keeps connections and one that does not; made within the event loop."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.control import Answer, Control, decoded
+from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, decoded
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.protocol.answers import version_of
@@ -75,7 +75,7 @@ class _Models(msgspec.Struct):
 
 
 async def detect(
-    control: Control,
+    control: ServerControl,
     endpoint: Way = "auto",
     slots: int | None = None,
     kv_tokens: int | None = None,
@@ -135,7 +135,7 @@ async def detect(
     return Findings(description, dialect, abort_path, tuple(notes))
 
 
-async def _all(*probes: Coroutine[Any, Any, Answer]) -> list[Answer]:
+async def _all(*probes: Coroutine[Any, Any, ControlAnswer]) -> list[ControlAnswer]:
     """Each answer. Raises the first error, when none is under way any more."""
     answers = await asyncio.gather(*probes, return_exceptions=True)
     for answer in answers:
@@ -144,7 +144,7 @@ async def _all(*probes: Coroutine[Any, Any, Answer]) -> list[Answer]:
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def _probe(control: Control, method: str, path: str) -> Answer:
+async def _probe(control: ServerControl, method: str, path: str) -> ControlAnswer:
     """What is answered where something may be offered. Raises InstanceError for a failure, which
     says nothing of that: what was taken for missing then would be missed until it joins anew."""
     answer = await control.send(method, path, {} if method == "POST" else None)
@@ -153,7 +153,7 @@ async def _probe(control: Control, method: str, path: str) -> Answer:
     return answer
 
 
-def _dialect(endpoint: Way, probe: Answer, notes: list[str]) -> Dialect:
+def _dialect(endpoint: Way, probe: ControlAnswer, notes: list[str]) -> Dialect:
     offered = probe.status in (400, 422)
     if endpoint == "generate" and not offered:
         raise refusal(probe.status, probe.body, Generate.target)
@@ -171,7 +171,7 @@ def _dialect(endpoint: Way, probe: Answer, notes: list[str]) -> Dialect:
     return Completions()
 
 
-def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | None:
+def _abort_path(probe: ControlAnswer, dev_probe: ControlAnswer, notes: list[str]) -> str | None:
     if dev_probe.status == 405:
         return endpoints.DEV_ABORT
     if probe.status in (400, 422):
@@ -183,7 +183,7 @@ def _abort_path(probe: Answer, dev_probe: Answer, notes: list[str]) -> str | Non
     return None
 
 
-async def _models(control: Control) -> list[_Model]:
+async def _models(control: ServerControl) -> list[_Model]:
     answer = await control.get(endpoints.MODELS)
     if answer.status != 200:
         raise refusal(answer.status, answer.body, endpoints.MODELS)
@@ -196,7 +196,7 @@ async def _models(control: Control) -> list[_Model]:
     return models.data
 
 
-async def _metrics(control: Control) -> bytes:
+async def _metrics(control: ServerControl) -> bytes:
     answer = await control.get(endpoints.METRICS)
     if answer.status != 200:
         raise InstanceError(
@@ -206,7 +206,7 @@ async def _metrics(control: Control) -> bytes:
     return answer.body
 
 
-async def _slots(control: Control) -> int:
+async def _slots(control: ServerControl) -> int:
     """max_num_seqs, which only the development mode tells."""
     path = endpoints.SERVER_INFO
     answer = await control.get(path)
@@ -222,7 +222,7 @@ async def _slots(control: Control) -> int:
     )
 
 
-async def read_is_paused(control: Control) -> bool | None:
+async def read_is_paused(control: ServerControl) -> bool | None:
     """None where it is not told."""
     answer = await control.get(endpoints.IS_PAUSED)
     if answer.status != 200:
@@ -231,7 +231,7 @@ async def read_is_paused(control: Control) -> bool | None:
     return told if isinstance(told, bool) else None
 
 
-async def read_weight_version(control: Control) -> int | None:
+async def read_weight_version(control: ServerControl) -> int | None:
     """The policy version that its label names; None where it names none, or is not told."""
     answer = await _probe(control, "GET", endpoints.WEIGHT_INFO)
     if answer.status != 200:
@@ -240,7 +240,7 @@ async def read_weight_version(control: Control) -> int | None:
     return version_of(told.get("weight_version"))
 
 
-async def _vllm_version(control: Control) -> tuple[int, ...]:
+async def _vllm_version(control: ServerControl) -> tuple[int, ...]:
     """(major, minor); () where it is not told, which is smaller than any."""
     answer = await _probe(control, "GET", endpoints.VERSION)
     if answer.status != 200:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.control import Control, decoded
+from rollout_sched.integrations.vllm.control import ServerControl, decoded
 from rollout_sched.integrations.vllm.protocol import endpoints
 
 
@@ -26,7 +26,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     version: str | None = None
 
 
-async def read_limits(control: Control) -> EngineLimits:
+async def read_limits(control: ServerControl) -> EngineLimits:
     """From /metrics, /version and, in the development mode, /server_info. Raises InstanceError."""
     metrics = await control.get(endpoints.METRICS)
     labels = metrics_text.cache_labels(metrics.body) if metrics.status == 200 else {}
@@ -43,7 +43,7 @@ async def read_limits(control: Control) -> EngineLimits:
     )
 
 
-async def _told(control: Control, path: str, *keys: str) -> dict[str, Any]:
+async def _told(control: ServerControl, path: str, *keys: str) -> dict[str, Any]:
     """A table in a JSON answer; empty where there is none."""
     answer = await control.get(path)
     table: Any = decoded(path, answer.body, dict[str, Any]) if answer.status == 200 else {}

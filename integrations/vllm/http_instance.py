@@ -17,7 +17,7 @@ from rollout_sched.integrations.http.heads import write_fields
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.abort_batch import AbortBatch
 from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, Control, decoded
+from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, decoded
 from rollout_sched.integrations.vllm.detection import (
     MOST_SLOTS,
     Findings,
@@ -89,7 +89,7 @@ class HttpInstance:
         self.name = name or url
         self.request_headers = _key_field(self.name, api_key)
         headers = [_JSON, *self.request_headers]
-        self.control = Control(url, headers, tls, control_rate, control_limit_s)
+        self.control = ServerControl(url, headers, tls, control_rate, control_limit_s)
         self.pool = Pool(url, ssl=tls, keepalive_s=KEEP_ALIVE_S)
         throttle = Throttle(dispatch_rate, "dispatch_rate")
         self._orders = OrderCalls(self.pool, write_fields(headers), throttle, answer_limit_s)
@@ -192,7 +192,7 @@ class HttpInstance:
     async def collective_rpc(
         self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
     ) -> None:
-        """Call a method of every worker (`integrations.vllm.weights.Workers`). Never repeated."""
+        """Call a method of every worker, once (`integrations.vllm.weights.WeightClient`)."""
         body = {"method": method, "kwargs": kwargs}
         await self.control.call(endpoints.COLLECTIVE_RPC, body, repeatable=False, limit_s=limit_s)
 

@@ -124,7 +124,7 @@ class InProcessInstance:
     async def collective_rpc(
         self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
     ) -> None:
-        """Call a method of every worker (`integrations.vllm.weights.Workers`)."""
+        """Call a method of every worker (`integrations.vllm.weights.WeightClient`)."""
         call = self.engine.collective_rpc(method, timeout=limit_s, kwargs=dict(kwargs))
         await self._control(method, call)
 

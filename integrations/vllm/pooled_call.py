@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.http.errors import ExchangeError
 from rollout_sched.integrations.http.heads import Headers
-from rollout_sched.integrations.vllm.control import Answer
+from rollout_sched.integrations.vllm.control import ControlAnswer
 from rollout_sched.integrations.vllm.proxy import as_instance_error
 from rollout_sched.live.ports import InstanceError
 
@@ -26,7 +26,7 @@ async def post(
     largest: int,
     receive: Callable[[bytes], None] | None = None,
     limit_s: float | None = None,
-) -> Answer:
+) -> ControlAnswer:
     """The answer, of at most `largest` bytes, within `limit_s` seconds; else InstanceError.
 
     The body of a 200 goes to `receive` as it comes, if that is given, and what it raises is raised
@@ -49,7 +49,7 @@ class _Answer:
     """A receiver (`integrations.http.exchange.Receiver`) with bounds."""
 
     def __init__(self, target: str, largest: int, receive: Callable[[bytes], None] | None) -> None:
-        self.whole: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.whole: asyncio.Future[ControlAnswer] = asyncio.get_running_loop().create_future()
         self._target = target
         self._left = largest
         self._receive = receive
@@ -75,7 +75,7 @@ class _Answer:
 
     def on_end(self) -> None:
         if not self.whole.done():
-            self.whole.set_result(Answer(self._status, bytes(self._body)))
+            self.whole.set_result(ControlAnswer(self._status, bytes(self._body)))
 
     def on_error(self, error: Exception) -> None:
         if not self.whole.done():

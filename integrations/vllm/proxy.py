@@ -20,7 +20,7 @@ from rollout_sched.live.ports import (
 )
 
 
-class Exchange(Protocol):
+class UpstreamExchange(Protocol):
     """As of the pool (`integrations.http.exchange`)."""
 
     def cancel(self) -> None: ...
@@ -77,12 +77,12 @@ class ProxyCall:
         self._order_id = order_id
         self._receiver: Receiver = receiver
         self._register = register
-        self._exchange: Exchange | None = None
+        self._exchange: UpstreamExchange | None = None
         self._waiting: asyncio.Task[None] | None = None  # for the throttle
         self._paused = False
         register[order_id] = self
 
-    def send(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+    def send(self, throttle: Throttle, send: Callable[[], UpstreamExchange]) -> None:
         """Make the call, now or when the throttle lets it through.
 
         Raises RequestRejected if it cannot be sent, InstanceUnreached after the pool was closed.
@@ -92,14 +92,14 @@ class ProxyCall:
         else:
             self._waiting = asyncio.create_task(self._send_later(throttle, send))
 
-    async def _send_later(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
+    async def _send_later(self, throttle: Throttle, send: Callable[[], UpstreamExchange]) -> None:
         await throttle.acquire()
         try:
             self._send(send)
         except Exception as error:  # nobody else would hear of it
             self._receiver.on_error(error)
 
-    def _send(self, send: Callable[[], Exchange]) -> None:
+    def _send(self, send: Callable[[], UpstreamExchange]) -> None:
         try:
             exchange = self._exchange = send()
         except BaseException as error:

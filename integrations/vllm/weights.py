@@ -34,7 +34,7 @@ CHECK_LIMIT_S = 60.0
 GOOD_FOR_S = 60.0
 
 
-class Workers(Protocol):
+class WeightClient(Protocol):
     """What the weight loaders need of a client beyond the port; HttpInstance and InProcessInstance
     have it."""
 
@@ -195,7 +195,7 @@ async def _made(info: Any, client: InstanceClient, version: int) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-def _workers(client: InstanceClient) -> Workers:
+def _workers(client: InstanceClient) -> WeightClient:
     if not hasattr(client, "collective_rpc"):
         raise CallerError(f"{client.name}: {type(client).__name__} cannot load weights")
-    return cast(Workers, client)
+    return cast(WeightClient, client)

@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 
 from rollout_sched.calibration.bursts import Burst
-from rollout_sched.simulators.instance.cost_fit import Steps
+from rollout_sched.simulators.instance.cost_fit import EngineSteps
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_request import SimRequest
@@ -17,13 +17,13 @@ _A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
 _BLOCK = 16
 
 
-def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Steps]:
+def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
     """Of requests that come at once to an instance that runs `slots` of them. Steps in a row that
     have as many sequences and prefill tokens are one entry."""
     each = _each_step(burst, slots, max_num_batched_tokens)
     runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
     return [
-        Steps(
+        EngineSteps(
             len(run),
             run[0].sequences,
             run[0].prefill_tokens,
@@ -35,7 +35,7 @@ def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Step
     ]
 
 
-def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Steps]:
+def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
     lengths = burst.lengths
     spec = InstanceSpec(
         _A_SECOND,
@@ -50,7 +50,7 @@ def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[St
     for number, new in enumerate(lengths):
         instance.submit(SimRequest(number, burst.prompt, new, new, number, 0, number), 0.0)
     computed = [0] * burst.requests
-    found: list[Steps] = []
+    found: list[EngineSteps] = []
     seen = instance.last_step
     while (at := instance.next_at()) < math.inf:
         instance.advance(at)
@@ -62,7 +62,7 @@ def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[St
 
 def _step(
     scheduled: dict[int, int], admitted: dict[int, int], computed: list[int], prompt: int
-) -> Steps:
+) -> EngineSteps:
     decoding, prefill, context, attention = 0, 0, 0, 0.0
     for number, tokens in scheduled.items():
         if computed[number] < prompt:
@@ -72,4 +72,4 @@ def _step(
             decoding += 1
             context += computed[number] + 1
         computed[number] += tokens
-    return Steps(1, decoding, prefill, context, attention, len(admitted))
+    return EngineSteps(1, decoding, prefill, context, attention, len(admitted))

@@ -15,14 +15,14 @@ from rollout_sched.calibration.prober import IDS, SAMPLING
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.engine_limits import EngineLimits
 from rollout_sched.integrations.vllm.stepped_engine import EngineStep
-from rollout_sched.simulators.instance.cost_fit import Span, Steps, fit_spans
+from rollout_sched.simulators.instance.cost_fit import EngineSteps, MeasuredSpan, fit_spans
 
 #: A step may wait for whatever else the machine does: a burst takes so many times.
 _ROUNDS = 3
 _BURST_S = 1.0
 
 
-class Engine(Protocol):
+class MeasuredEngine(Protocol):
     """What is asked of `integrations.vllm.stepped_engine.SteppedEngine`."""
 
     @property
@@ -41,7 +41,7 @@ class Engine(Protocol):
 class StepCalibrator:
     """Steps of one engine, by who was in them: kind -> the rows that were recorded of it."""
 
-    def __init__(self, engine: Engine, seed: int, report: Report) -> None:
+    def __init__(self, engine: MeasuredEngine, seed: int, report: Report) -> None:
         self._engine = engine
         self._dice = random.Random(seed)
         self._report = report
@@ -104,11 +104,11 @@ class StepCalibrator:
             self._rows.setdefault(kind, []).append(step)
 
 
-def _span(rows: list[EngineStep]) -> Span:
+def _span(rows: list[EngineStep]) -> MeasuredSpan:
     """Steps of one kind as one: what each counts, and the median of their times."""
     count = len(rows)
     first = rows[0]
-    steps = Steps(
+    steps = EngineSteps(
         1,
         first.sequences,
         first.prefill_tokens,
@@ -116,4 +116,4 @@ def _span(rows: list[EngineStep]) -> Span:
         sum(row.attention for row in rows) / count,
         first.requests,
     )
-    return Span([steps], median(row.seconds for row in rows))
+    return MeasuredSpan([steps], median(row.seconds for row in rows))

@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from rollout_sched.calibration.burst_steps import steps_of
 from rollout_sched.calibration.burst_times import BurstTime, writing_s
 from rollout_sched.calibration.bursts import Burst
-from rollout_sched.simulators.instance.cost_fit import Fit, Span, fit_spans
+from rollout_sched.simulators.instance.cost_fit import Fit, MeasuredSpan, fit_spans
 
 
 class Measurements:
@@ -50,7 +50,7 @@ class Measurements:
         token_s = self.writing_s
         return fit_spans(
             (
-                Span(
+                MeasuredSpan(
                     steps_of(burst, slots, max_num_batched_tokens),
                     max(seconds - token_s * burst.answered, seconds / 2),
                     calls=1,

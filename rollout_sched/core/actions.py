@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from rollout_sched.core.events import Spans
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -99,7 +99,7 @@ class Judge(_Action, frozen=True):
 
     group: str
     judgement: int
-    samples: tuple[Sample, ...]
+    samples: tuple[DeliveredSample, ...]
 
 
 class Deliver(_Action, frozen=True):
@@ -112,7 +112,7 @@ class Deliver(_Action, frozen=True):
 
     batch: int
     version: int
-    samples: tuple[Sample, ...]
+    samples: tuple[DeliveredSample, ...]
     part: int = 0
     last: bool = True
     missing: int = 0
@@ -121,7 +121,7 @@ class Deliver(_Action, frozen=True):
 class Answer(_Action, frozen=True):
     """Hand a response to the client that waits for it (see RequestSubmitted)."""
 
-    sample: Sample
+    sample: DeliveredSample
 
 
 class Discard(_Action, frozen=True):

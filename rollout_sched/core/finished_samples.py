@@ -8,7 +8,7 @@ from rollout_sched.core.actions import Action, Judge
 from rollout_sched.core.model import Group, Request
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.roles import Roles
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.core.serials import Serials
 
 
@@ -24,13 +24,13 @@ class FinishedSamples:
         self._serials = serials
         self._out = out
 
-    def of(self, request: Request) -> Sample:
+    def of(self, request: Request) -> DeliveredSample:
         segments = request.segments
         if self._masks and request.group is not None:
             segments = self._masked(segments)
         versions = [segment.version for segment in segments if not segment.masked]
         newest = self._progress.version
-        return Sample(
+        return DeliveredSample(
             request.id,
             request.siblings.id,
             request.index,

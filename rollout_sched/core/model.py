@@ -12,17 +12,17 @@ from typing import Any
 
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.length_history import PromptLengths
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 
 __all__ = [
     "Attempt",
+    "DeliveredSample",
     "Group",
     "GroupState",
     "Instance",
     "InstanceStatus",
     "Request",
     "RequestState",
-    "Sample",
     "Segment",
     "Siblings",
 ]

@@ -19,7 +19,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     masked: bool = False
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
     """A finished request as the trainer receives it.
 
     `staleness` is the trainer's version at delivery minus the oldest version in `segments` that are

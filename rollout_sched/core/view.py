@@ -16,7 +16,7 @@ from rollout_sched.core.model import GroupState, Instance
 from rollout_sched.core.progress import RunProgress
 from rollout_sched.core.requests import Requests
 from rollout_sched.core.roles import Progress
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.tuning import Parameters, Tuning
 from rollout_sched.core.updater import WeightUpdater
@@ -148,7 +148,7 @@ class SchedulerView:
         found = self._requests.get(request)
         return found is not None and found.state is ACTING and found.last_attempt == attempt
 
-    def to_judge(self, request: str) -> Sample | None:
+    def to_judge(self, request: str) -> DeliveredSample | None:
         """The sample, if it is finished and its group is judged once whole: what it is worth may be
         found out at once."""
         found = self._requests.get(request)

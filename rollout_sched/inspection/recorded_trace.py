@@ -13,9 +13,9 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.samples import Sample as Made
+from rollout_sched.core.samples import DeliveredSample as Made
 from rollout_sched.metrics.fold import Handler
-from rollout_sched.simulators.traces.model import Gatherer, Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import Gatherer, SampleRecord, Trace, Turn
 
 
 class TraceFold:
@@ -119,7 +119,7 @@ class TraceFold:
         left = made.response_tokens - sum(turn.output_tokens for turn in earlier)
         turns = [*earlier, Turn(left)] if left > 0 else _closed(earlier)
         self._gatherer.add(
-            Sample(
+            SampleRecord(
                 group,
                 index,
                 made.prompt_tokens,

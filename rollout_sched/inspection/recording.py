@@ -11,7 +11,7 @@ from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event, InstanceJoined, Restored
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.journal import Header
+from rollout_sched.journal import JournalHeader
 
 Observer = Callable[[float, Event, Iterable[Action]], None]
 
@@ -77,7 +77,7 @@ class Recording:
         )
 
 
-def _policy_of(header: Header, path: Path, policy: str | None) -> PolicyFile:
+def _policy_of(header: JournalHeader, path: Path, policy: str | None) -> PolicyFile:
     if policy is not None:
         return load_policy(policy)
     if header.policy not in shipped("policies/presets"):

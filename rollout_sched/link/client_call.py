@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     Spans,
     TokensArrived,
 )
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.live.ports import Payload
 
 #: What says how far an attempt of a client's request has come.
@@ -86,7 +86,7 @@ class ClientCall:
             self._before = ()
             self._attempts.clear()
 
-    def whole(self) -> Sample | None:
+    def whole(self) -> DeliveredSample | None:
         """The response, if its scheduler could only say that it is one; None if it may go on."""
         made, asked = self.made, self.submitted
         tokens = sum(segment.tokens for segment in made)
@@ -94,7 +94,7 @@ class ClientCall:
             return None
         finish = "stop" if self._ends else "length"
         prompt = asked.prompt_tokens
-        return Sample(asked.request, asked.group, 0, prompt, tokens, made, 0, finish)
+        return DeliveredSample(asked.request, asked.group, 0, prompt, tokens, made, 0, finish)
 
     def anew(self, request: str) -> RequestSubmitted:
         """What another scheduler is told of it, under the id `request`."""

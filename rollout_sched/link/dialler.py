@@ -23,7 +23,7 @@ MOST_RETRY_S = 2.0
 ANSWER_S = 10.0
 
 
-class Place(NamedTuple):
+class SchedulerPlace(NamedTuple):
     """Where a scheduler's process listens, and its key, which may be another at each start."""
 
     address: str
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     key: str
 
 
-class Front(Protocol):
+class LinkedFront(Protocol):
     """What the scheduler talks to."""
 
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None: ...
@@ -45,7 +45,9 @@ class LinkDialler:
     """Keeps `front` connected, under its `name`. `locate` is asked where the scheduler is before
     each try; what it raises is logged, and it is asked again."""
 
-    def __init__(self, front: Front, name: str, locate: Callable[[], Awaitable[Place]]) -> None:
+    def __init__(
+        self, front: LinkedFront, name: str, locate: Callable[[], Awaitable[SchedulerPlace]]
+    ) -> None:
         self._front = front
         self._name = name
         self._locate = locate
@@ -119,7 +121,7 @@ class _Call:
     over      why it ended, once it has
     """
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: LinkedFront) -> None:
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()

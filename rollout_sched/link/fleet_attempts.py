@@ -24,8 +24,8 @@ class _Loss:
     tells: list[Callable[[], None]] = field(default_factory=list)
 
 
-class FleetAttempts:
-    """`local`: of the front in this process (`live.live_fleet.FleetAttempts`)."""
+class SharedFleetAttempts:
+    """`local`: of the front in this process (`live.live_fleet.SharedFleetAttempts`)."""
 
     def __init__(
         self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions

@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     RequestWithdrawn,
 )
 from rollout_sched.link.connected_front import ConnectedFront
-from rollout_sched.link.fleet_attempts import FleetAttempts
+from rollout_sched.link.fleet_attempts import SharedFleetAttempts
 from rollout_sched.link.group_pieces import pieces_of
 from rollout_sched.link.messages import FleetChanged, LetGo, TakeGroup
 from rollout_sched.live.driver import Driver
@@ -35,7 +35,7 @@ class Host:
         self._driver = driver
         self._owners: dict[str, ConnectedFront] = {}
         self._here: dict[type[Any], Callable[[Any], None]] = driver.front.orders
-        self._attempts = FleetAttempts(driver.attempts, self.fronts.values(), driver.versions)
+        self._attempts = SharedFleetAttempts(driver.attempts, self.fronts.values(), driver.versions)
         driver.fleet.attempts = self._attempts
         pump = driver.pump
         pump.on(Dispatch, self._dispatch)

@@ -28,7 +28,7 @@ class Hello(msgspec.Struct, frozen=True):
     key: str
 
 
-class Hub(Protocol):
+class LinkedHub(Protocol):
     """What fronts talk to."""
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
@@ -43,7 +43,7 @@ class LinkListener:
     """One connection for each front by name: a second one with its name takes the place of the
     first. Whoever does not have `key` is shown nothing."""
 
-    def __init__(self, hub: Hub, key: str) -> None:
+    def __init__(self, hub: LinkedHub, key: str) -> None:
         self._hub = hub
         self._key = key
         self._server: asyncio.Server | None = None

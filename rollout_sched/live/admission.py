@@ -14,7 +14,7 @@ from rollout_sched.live.engine_watch import PAUSED
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.joining_version import JoiningVersion, JoinsLater, VersionRefused
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.pause import FIND, RESTART, RESUME, Pause
+from rollout_sched.live.pause import FIND, RESTART, RESUME, InstancePause
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError, printable
 from rollout_sched.live.settings import Settings
 
@@ -40,7 +40,7 @@ class FleetToJoin(Protocol):
     def join(self, name: str, description: Description, version: int) -> None: ...
 
 
-class Admission:
+class InstanceAdmission:
     """Of one instance, each time that it comes: it joins, or stays away with a reason.
 
     description     what it said when it last joined; None before
@@ -56,7 +56,7 @@ class Admission:
         client: InstanceClient,
         fleet: FleetToJoin,
         membership: Membership,
-        pause: Pause,
+        pause: InstancePause,
         lock: asyncio.Lock,
         *,
         on_joining: Callable[[Description], None],
@@ -159,7 +159,7 @@ def with_the_fleets_model(
 
 
 async def settle_pause(
-    client: InstanceClient, description: Description, pause: Pause, settings: Settings
+    client: InstanceClient, description: Description, pause: InstancePause, settings: Settings
 ) -> None:
     """Paused if it is held, else not. Raises InstanceError if somebody else has paused it: another
     scheduler may be loading weights.

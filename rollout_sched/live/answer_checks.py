@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.view import SchedulerView
-from rollout_sched.live.contradictions import Contradictions, Source
+from rollout_sched.live.contradictions import AnswerSource, Contradictions
 from rollout_sched.live.ports import InstanceError, Outcome
 
 #: Asks the instance of an answer: it is believed unless that raises InstanceError.
@@ -23,7 +23,7 @@ class AnswerChecks:
     def __init__(
         self,
         view: SchedulerView,
-        supervisors: Mapping[str, Source],
+        supervisors: Mapping[str, AnswerSource],
         contradictions: Contradictions,
     ) -> None:
         self._view = view

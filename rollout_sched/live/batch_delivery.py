@@ -33,7 +33,7 @@ class Position(NamedTuple):
     part: int | None
 
 
-class Ended(NamedTuple):
+class NoMoreBatches(NamedTuple):
     """There will be no more: nothing is left, or why."""
 
     error: Exception | None
@@ -69,7 +69,7 @@ class BatchDelivery:
         self._clock = clock
         self._asked: Asked | None = None
         self._batches: dict[int, list[Batch]] = {}  # the parts of each that is not acknowledged
-        self._ended: Ended | None = None
+        self._ended: NoMoreBatches | None = None
         self._closed = False
         self._changed = asyncio.Event()
 
@@ -155,7 +155,7 @@ class BatchDelivery:
     def deliver(self, batch: Batch | None) -> None:
         """A batch, or its next part, to whoever asks; None, nothing is left, for ever."""
         if batch is None:
-            self._ended = Ended(None)
+            self._ended = NoMoreBatches(None)
         else:
             self.expected = [other for other in self.expected if other is not batch]
             self._add(batch)
@@ -165,7 +165,7 @@ class BatchDelivery:
 
     def fail(self, error: Exception) -> None:
         """There will be no more; a request for another would fail too."""
-        self._ended = Ended(error)
+        self._ended = NoMoreBatches(error)
         self._change()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["", "newer", "older", "disordered"]
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """The instance an answer came from (`live.instance_supervisor`)."""
 
     @property
@@ -61,7 +61,7 @@ class Contradictions:
             return "newer"
         return "older" if spans[0][0] < known[0] else ""
 
-    async def settle(self, attempt: int, spans: Spans, source: Source) -> None:
+    async def settle(self, attempt: int, spans: Spans, source: AnswerSource) -> None:
         """What is known fits the answer when this returns. Raises AnswerUntrue if it is not to be
         believed, InstanceError if its instance does not answer."""
         source.suspect()
@@ -80,7 +80,7 @@ class Contradictions:
             unlikely = known is not None and told is not None and told >= known[0]
             self._stands_by(spans[0][0], told, unlikely)
 
-    async def _told(self, source: Source) -> int | None:
+    async def _told(self, source: AnswerSource) -> int | None:
         description = source.description
         if description is None or "weight_info" not in description.capabilities:
             return None

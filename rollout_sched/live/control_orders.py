@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rollout_sched.core.events import Event, InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.asking import ask, is_ending, said
 from rollout_sched.live.attempts import UnderWay
-from rollout_sched.live.pause import PAUSE, RESUME, Pause
+from rollout_sched.live.pause import PAUSE, RESUME, InstancePause
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.settings import Settings
 
@@ -62,7 +62,7 @@ class ControlOrders:
         self,
         client: InstanceClient,
         owner: OrdersOwner,
-        pause: Pause,
+        pause: InstancePause,
         lock: asyncio.Lock,
         *,
         on_failed: Callable[[ControlOrder, str], None],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rollout_sched.core.actions import Answer, Deliver, Discard
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.asking import unquoted
 from rollout_sched.live.payload_book import PayloadBook, drop
 from rollout_sched.live.ports import Payload, RequestRejected
@@ -109,7 +109,7 @@ class Endings:
                 self._link.afterwards(self.on_group_failed, group, error)
 
 
-def _answer(payload: Payload, sample: Sample) -> None:
+def _answer(payload: Payload, sample: DeliveredSample) -> None:
     """Whoever waits hears something, even where the answer cannot be put together."""
     try:
         payload.responder.answer(sample)

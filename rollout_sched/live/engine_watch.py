@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rollout_sched.live.asking import ask
 from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions, Known
-from rollout_sched.live.pause import FIND, RELEASE, Pause, PausedBy
+from rollout_sched.live.pause import FIND, RELEASE, InstancePause, PausedBy
 from rollout_sched.live.ports import Description, Gauges, InstanceClient
 from rollout_sched.live.settings import Settings
 
@@ -38,7 +38,7 @@ class EngineWatch:
         client: InstanceClient,
         versions: FleetVersions,
         settings: Settings,
-        pause: Pause,
+        pause: InstancePause,
         lock: asyncio.Lock,
         *,
         on_resumed: Callable[[], None],

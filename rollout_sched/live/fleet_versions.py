@@ -50,7 +50,7 @@ class Known(StrEnum):
     OLDER = "older"
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedVersion(msgspec.Struct, frozen=True):
     """What an instance serves: `version` is None while it is away. `gate` says why nothing new is
     sent there by whom; "" while it is open."""
 
@@ -81,9 +81,9 @@ class FleetVersions:
         self._driven_by: dict[str, DrivenBy] = {}
         self._gates: dict[str, list[str]] = {}
 
-    def of(self, instance: str) -> Served:
+    def of(self, instance: str) -> ServedVersion:
         known = self._view.instance(instance)
-        return Served(
+        return ServedVersion(
             None if known is None else known.version,
             self._driven_by.get(instance, US),
             self.gate(instance),

@@ -7,7 +7,7 @@ import logging
 from typing import Protocol
 
 from rollout_sched.core.events import InstanceReported
-from rollout_sched.live.admission import Admission, FleetToJoin
+from rollout_sched.live.admission import FleetToJoin, InstanceAdmission
 from rollout_sched.live.asking import is_ending
 from rollout_sched.live.attempts import UnderWay
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
@@ -15,7 +15,7 @@ from rollout_sched.live.engine_watch import EngineWatch
 from rollout_sched.live.health_checks import HealthChecks
 from rollout_sched.live.joining_version import JoinsLater
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.pause import Pause, PausedBy
+from rollout_sched.live.pause import InstancePause, PausedBy
 from rollout_sched.live.pause_control import PauseControl
 from rollout_sched.live.ports import Description, Gauges, InstanceClient
 
@@ -45,7 +45,7 @@ class InstanceSupervisor:
         self.health = HealthChecks(client, owner.settings)
         self.control_lock = lock = asyncio.Lock()
         self._owner = owner
-        self._pause = pause = Pause(client.name)
+        self._pause = pause = InstancePause(client.name)
         self.pauses = PauseControl(
             client,
             owner.settings,
@@ -62,7 +62,7 @@ class InstanceSupervisor:
             on_failed=self._order_failed,
             on_resumed=self.health.forget_progress,
         )
-        self.admission = Admission(
+        self.admission = InstanceAdmission(
             client, owner, self.membership, pause, lock, on_joining=self._begin
         )
         self._watching = EngineWatch(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rollout_sched.core.actions import Action
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event
-from rollout_sched.journal import Entry, Header, LineFile, earlier, line_of
+from rollout_sched.journal import Entry, JournalHeader, LineFile, earlier, line_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class JournalKeeper:
     that is the second file with the first.
     """
 
-    def __init__(self, path: Path, header: Header, *, bound: int | None = None) -> None:
+    def __init__(self, path: Path, header: JournalHeader, *, bound: int | None = None) -> None:
         try:
             self._file = LineFile(path, over=False)
         except FileExistsError:

@@ -22,7 +22,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.ports import SampleJudge
@@ -113,13 +113,13 @@ class Judging:
 
     # -- samples and groups ----------------------------------------------------------------
 
-    def _begin(self, sample: Sample) -> asyncio.Task[None]:
+    def _begin(self, sample: DeliveredSample) -> asyncio.Task[None]:
         call = self._samples.get(sample.request)
         if call is None:
             call = self._samples[sample.request] = _task(self._judge_one(sample))
         return call
 
-    async def _judge_one(self, sample: Sample) -> None:
+    async def _judge_one(self, sample: DeliveredSample) -> None:
         worth = await self._judge.judge(sample, self._payloads.of)
         if self._samples.get(sample.request) is asyncio.current_task():
             self._judge.note(sample, worth)  # else it went on although it was cancelled

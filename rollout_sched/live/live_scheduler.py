@@ -10,7 +10,7 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, read_table
 from rollout_sched.core.groups import HERE
-from rollout_sched.journal import SCHEMA, Header
+from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live import awaited
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.journal_keeper import JournalKeeper
@@ -84,7 +84,7 @@ class LiveScheduler:
         self.lengths: LengthStore | None = None
         if run.length_history is not None:
             self.lengths = LengthStore(run.length_history)
-        header = Header(SCHEMA, policy.name, groups, version, run.seed)
+        header = JournalHeader(SCHEMA, policy.name, groups, version, run.seed)
         self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
         self.stored: StoredRun | None = None
         if run.store is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from rollout_sched.store.writer import StoreWriter
@@ -26,10 +26,10 @@ class OpenTransaction:
     def __init__(
         self,
         store: Store,
-        complete: Callable[[Changes], None],
+        complete: Callable[[Transaction], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
-        self.changes = Changes()
+        self.changes = Transaction()
         self._complete = complete
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ class OpenTransaction:
         self._complete(self.changes)
         if self.changes:
             self.writer.write(self.changes)
-            self.changes = Changes()
+            self.changes = Transaction()
 
     def _broken(self, error: StoreBroken) -> None:
         """Called in the writer's thread."""

@@ -77,7 +77,7 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
 }
 
 
-class Pause:
+class InstancePause:
     """One instance's."""
 
     def __init__(self, name: str) -> None:

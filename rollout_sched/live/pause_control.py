@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollout_sched.live.asking import ask
 from rollout_sched.live.membership import Membership, MembershipState
-from rollout_sched.live.pause import HOLD, PAUSE, RELEASE, RELEASE_LATER, Pause
+from rollout_sched.live.pause import HOLD, PAUSE, RELEASE, RELEASE_LATER, InstancePause
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
 
@@ -28,7 +28,7 @@ class PauseControl:
         client: InstanceClient,
         settings: Settings,
         membership: Membership,
-        pause: Pause,
+        pause: InstancePause,
         lock: asyncio.Lock,
         *,
         on_resumed: Callable[[], None],

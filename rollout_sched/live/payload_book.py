@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from rollout_sched.core.actions import Discard, Dispatch
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.ports import Payload
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class PayloadBook:
         """None if it was never dispatched here, or has ended."""
         return self._payloads.get(request)
 
-    def of(self, it: Dispatch | Discard | Sample) -> Payload:
+    def of(self, it: Dispatch | Discard | DeliveredSample) -> Payload:
         """The payload of a request, made when it is first asked for: one that was finished in an
         earlier epoch of the run was never dispatched here.
 
@@ -82,7 +82,7 @@ class PayloadBook:
 
     # -- what goes -------------------------------------------------------------------------
 
-    def take(self, sample: Sample) -> Payload:
+    def take(self, sample: DeliveredSample) -> Payload:
         """Of a request that is over; it is here no longer."""
         payload = self.of(sample)
         self.forget(sample.request)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.attempts import AttemptTask
 from rollout_sched.live.draft_test import DraftTest, is_greedy
 from rollout_sched.live.ports import (
@@ -36,7 +36,7 @@ _ABOVE_ZERO = 1e-3
 class DeliveredInGroup:
     """Nobody waits for this request alone: it is delivered, or fails, with its group."""
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         pass
 
     def fail(self, reason: str, error: Exception | None) -> None:

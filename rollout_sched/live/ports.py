@@ -14,7 +14,7 @@ import msgspec
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.events import Spans
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 
 #: Characters of what somebody else says that we repeat.
 EXCERPT = 500
@@ -274,7 +274,7 @@ class Responder(Protocol):
     """Whoever waits for a request. Exactly one of the two is called, once, unless the request is
     delivered with its group."""
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         """A direct request is finished; hand its transcript to the client that waits."""
 
     def fail(self, reason: str, error: Exception | None) -> None:
@@ -312,23 +312,23 @@ class Verifying(Payload, Protocol):
 
 
 #: The payload of a finished sample, with its tokens.
-PayloadOf = Callable[[Sample], Payload]
+PayloadOf = Callable[[DeliveredSample], Payload]
 
 
 class SampleJudge(Protocol):
     """Whoever knows what finished samples are worth, and so which groups are to be trained."""
 
-    async def judge(self, sample: Sample, payload_of: PayloadOf) -> Any:
+    async def judge(self, sample: DeliveredSample, payload_of: PayloadOf) -> Any:
         """Find out what a sample is worth, that has just finished. What it raises fails its group.
         Cancelled when the sample is thrown away or goes on."""
 
-    def note(self, sample: Sample, worth: Any) -> None:
+    def note(self, sample: DeliveredSample, worth: Any) -> None:
         """What that came to, if it still counts."""
 
     def forget(self, request: str) -> None:
         """It is thrown away, or goes on."""
 
-    async def keeps(self, samples: Sequence[Sample], payload_of: PayloadOf) -> bool:
+    async def keeps(self, samples: Sequence[DeliveredSample], payload_of: PayloadOf) -> bool:
         """Whether a whole group is to be trained, of which every sample is judged. What it raises
         fails the group."""
 

@@ -42,13 +42,13 @@ class RewardBook:
         """It is delivered: the reward goes with it."""
         return self._known.pop(request, None)
 
-    async def judge(self, sample: model.Sample, payload_of: PayloadOf) -> Reward:
+    async def judge(self, sample: model.DeliveredSample, payload_of: PayloadOf) -> Reward:
         known = self._known.get(sample.request)
         if known is not None:  # from an earlier epoch of the run
             return known
         return await self._function.reward(self._sample(sample, payload_of))
 
-    def note(self, sample: model.Sample, worth: Reward) -> None:
+    def note(self, sample: model.DeliveredSample, worth: Reward) -> None:
         if self._stored is not None and sample.request not in self._known:
             self._stored.rewarded(sample.request, worth)
         self._known[sample.request] = worth
@@ -57,11 +57,11 @@ class RewardBook:
         if self._known.pop(request, None) is not None and self._stored is not None:
             self._stored.forget_reward(request)
 
-    async def keeps(self, samples: Sequence[model.Sample], payload_of: PayloadOf) -> bool:
+    async def keeps(self, samples: Sequence[model.DeliveredSample], payload_of: PayloadOf) -> bool:
         if not self._function.filters:
             return True
         return await self._function.keeps([self._sample(sample, payload_of) for sample in samples])
 
-    def _sample(self, sample: model.Sample, payload_of: PayloadOf) -> Sample:
+    def _sample(self, sample: model.DeliveredSample, payload_of: PayloadOf) -> Sample:
         payload, prompt = cast(TokenPayload, payload_of(sample)), self._prompts[sample.group]
         return sample_of(sample, payload, prompt, self._known.get(sample.request))

@@ -229,7 +229,10 @@ def batch_of(action: Deliver, samples: list[Sample], lost: Sequence[LostGroup]) 
 
 
 def sample_of(
-    counted: model.Sample, payload: TokenPayload, prompt: Prompt, reward: Reward | None = None
+    counted: model.DeliveredSample,
+    payload: TokenPayload,
+    prompt: Prompt,
+    reward: Reward | None = None,
 ) -> Sample:
     """Join what the core counted with the tokens its payload holds."""
     transcript = payload.transcript

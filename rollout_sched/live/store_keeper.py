@@ -19,13 +19,13 @@ from rollout_sched.live.stored_facts import ONE, encoded
 from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 
 log = logging.getLogger(__name__)
 
 
-class Book(Protocol):
+class StoredPayloads(Protocol):
     """What this needs of the payloads (`live.payload_book`)."""
 
     def get(self, request: str) -> Payload | None: ...
@@ -43,7 +43,7 @@ class StoreKeeper:
         self,
         store: Store,
         scheduler: Scheduler,
-        payloads: Book,
+        payloads: StoredPayloads,
         transcripts: StoredTranscripts,
         on_broken: Callable[[Exception], None],
     ) -> None:
@@ -127,7 +127,7 @@ class StoreKeeper:
 
     # -- what is put together for all that has happened ------------------------------------
 
-    def _complete(self, changes: Changes) -> None:
+    def _complete(self, changes: Transaction) -> None:
         self._put_facts(changes)
         for name in self._touched:
             request = self._scheduler.requests.get(name)
@@ -135,7 +135,7 @@ class StoreKeeper:
                 self._write(name, self._streamed(request), changes)
         self._touched.clear()
 
-    def _put_facts(self, changes: Changes) -> None:
+    def _put_facts(self, changes: Transaction) -> None:
         changed = self._recorder.changes()
         if changed is None:
             return
@@ -158,7 +158,7 @@ class StoreKeeper:
         return ((attempt.id, Piece(piece.token_ids[: attempt.tokens], logprobs)),)
 
     def _write(
-        self, request: str, streamed: tuple[tuple[int, Piece], ...], changes: Changes
+        self, request: str, streamed: tuple[tuple[int, Piece], ...], changes: Transaction
     ) -> None:
         """What was never made here, since it was taken up, is as it was."""
         payload = self._payloads.get(request)

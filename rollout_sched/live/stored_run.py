@@ -23,7 +23,7 @@ from rollout_sched.live.stored_facts import ONE, StoredWeights
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trainer_session import TrainerSession
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Durable, Store
 
 #: Files of the journals of earlier epochs that are kept, and bytes of one.
@@ -144,7 +144,7 @@ class StoredRun:
         known = self.store.facts(facts.NAME).get(ONE)
         if known is not None:
             return known.decode()
-        naming = Changes()
+        naming = Transaction()
         name = secrets.token_hex(4)
         naming.put(facts.NAME, ONE, name.encode())
         self.store.apply(naming, promised=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rollout_sched.live.transcript import Piece, TokenTranscript
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 from rollout_sched.store.tokens import HEAD, Tokens, counts, decode
 
@@ -48,7 +48,7 @@ class StoredTranscripts:
         self,
         request: str,
         transcript: TokenTranscript,
-        changes: Changes,
+        changes: Transaction,
         streamed: Iterable[tuple[int, Piece]] = (),
     ) -> None:
         """What is new since it was last written. `streamed`: of its attempt under way, what the
@@ -67,7 +67,7 @@ class StoredTranscripts:
             self._verified[request] = verified
             changes.append(_owner(request), _VERIFIED, Tokens([0] * len(verified), verified))
 
-    def forget(self, request: str, changes: Changes) -> None:
+    def forget(self, request: str, changes: Transaction) -> None:
         """All of it."""
         self._verified.pop(request, None)
         if self._held.pop(request, None) is not None:
@@ -108,7 +108,7 @@ class StoredTranscripts:
 
 
 def _write_piece(
-    request: str, attempt: int, piece: Piece, held: dict[int, _Held], changes: Changes
+    request: str, attempt: int, piece: Piece, held: dict[int, _Held], changes: Transaction
 ) -> None:
     """What of it the store does not hold."""
     known = held.get(attempt)
@@ -129,7 +129,7 @@ def _write_piece(
     known.answered |= answered
 
 
-def _take_back(request: str, attempt: int, known: _Held, changes: Changes) -> None:
+def _take_back(request: str, attempt: int, known: _Held, changes: Transaction) -> None:
     for portion in range(known.portions):
         changes.take_back(_owner(request), attempt * _PORTIONS + portion)
 

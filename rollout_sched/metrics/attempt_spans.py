@@ -41,7 +41,7 @@ class Running(NamedTuple):
     place: int
 
 
-class Span(NamedTuple):
+class AttemptSpan(NamedTuple):
     """What an attempt made under one version, in seconds; `tokens` 0 where nobody knows."""
 
     start_s: float
@@ -55,7 +55,7 @@ class Closed(NamedTuple):
 
     attempt: Running
     end_s: float
-    spans: tuple[Span, ...]
+    spans: tuple[AttemptSpan, ...]
     outcome: str
     reason: str = ""
 
@@ -152,14 +152,14 @@ class AttemptSpans:
         self._take(Closed(running, now, tuple(_spans(running, now, made)), outcome, reason))
 
 
-def _spans(running: Running, now: float, made: Iterable[tuple[int, int]]) -> Iterator[Span]:
+def _spans(running: Running, now: float, made: Iterable[tuple[int, int]]) -> Iterator[AttemptSpan]:
     """The time of an attempt shared out by tokens, for nothing says when one version took over."""
     some = [(version, tokens) for version, tokens in made if tokens]
     if not some:
-        yield Span(running.start_s, now - running.start_s, running.version, 0)
+        yield AttemptSpan(running.start_s, now - running.start_s, running.version, 0)
         return
     each_s = (now - running.start_s) / sum(tokens for _, tokens in some)
     start_s = running.start_s
     for version, tokens in some:
-        yield Span(start_s, tokens * each_s, version, tokens)
+        yield AttemptSpan(start_s, tokens * each_s, version, tokens)
         start_s += tokens * each_s

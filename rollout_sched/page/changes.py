@@ -22,7 +22,7 @@ from rollout_sched.metrics.fold import Handler
 CHANGES = 50
 
 
-class Change(NamedTuple):
+class LoggedChange(NamedTuple):
     """level: "info", "warning" or "error"; kind: a word for what it is about."""
 
     at: float
@@ -31,11 +31,11 @@ class Change(NamedTuple):
     text: str
 
 
-class Changes:
+class ChangeLog:
     """Folds what is worth a line; `last` has the last of them, the newest at its end."""
 
     def __init__(self) -> None:
-        self.last: deque[Change] = deque(maxlen=CHANGES)
+        self.last: deque[LoggedChange] = deque(maxlen=CHANGES)
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -51,7 +51,7 @@ class Changes:
         }
 
     def _note(self, now: float, level: str, kind: str, text: str) -> None:
-        self.last.append(Change(now, level, kind, text))
+        self.last.append(LoggedChange(now, level, kind, text))
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
         self._note(now, "info", "joined", f"{event.instance} joined with version {event.version}")

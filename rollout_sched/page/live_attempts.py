@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.metrics.attempt_spans import OUTCOMES, AttemptSpans, Closed, Span
+from rollout_sched.metrics.attempt_spans import OUTCOMES, AttemptSpan, AttemptSpans, Closed
 from rollout_sched.metrics.fold import Fold, Handler
 from rollout_sched.metrics.waits import Waits
 
@@ -19,7 +19,7 @@ ENDED = 10_000
 _RUNNING = OUTCOMES.index("still running")
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True):
+class DrawnAttempt(msgspec.Struct, frozen=True, array_like=True):
     """An attempt as a page draws it. group: the request's own name where it has no group, and
     `index` is -1 then; since, cause, outcome: places in SINCE, CAUSES and OUTCOMES."""
 
@@ -37,7 +37,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
     since: int
     cause: int
     outcome: int = _RUNNING
-    spans: tuple[Span, ...] = ()
+    spans: tuple[AttemptSpan, ...] = ()
 
 
 class LiveAttempts:
@@ -47,8 +47,8 @@ class LiveAttempts:
         self.serial = 0
         self._spans = AttemptSpans(self._closed)
         self._waits = Waits()
-        self._running: dict[int, tuple[int, Attempt]] = {}
-        self._ended: deque[tuple[int, Attempt]] = deque(maxlen=ENDED)
+        self._running: dict[int, tuple[int, DrawnAttempt]] = {}
+        self._ended: deque[tuple[int, DrawnAttempt]] = deque(maxlen=ENDED)
 
     @property
     def folds(self) -> tuple[Fold, ...]:
@@ -58,7 +58,7 @@ class LiveAttempts:
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {Dispatch: self._dispatched}
 
-    def since(self, serial: int) -> list[Attempt]:
+    def since(self, serial: int) -> list[DrawnAttempt]:
         """Those that have begun or ended after that."""
         ended = [attempt for at, attempt in self._ended if at > serial]
         running = [attempt for at, attempt in self._running.values() if at > serial]
@@ -67,7 +67,7 @@ class LiveAttempts:
     def _dispatched(self, now: float, action: Dispatch) -> None:
         running, wait = self._spans.running[action.attempt], self._waits.last
         self.serial += 1
-        begun = Attempt(
+        begun = DrawnAttempt(
             action.attempt,
             action.group or action.request,
             action.index if action.group else -1,

@@ -12,7 +12,7 @@ from rollout_sched.core.view import SchedulerView
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.live_steps import LiveSteps
-from rollout_sched.page.changes import Changes
+from rollout_sched.page.changes import ChangeLog
 from rollout_sched.page.live_attempts import LiveAttempts
 
 #: Steps that are told.
@@ -36,7 +36,7 @@ class LiveFold:
         self.staleness: Counter[int] = Counter()
         self.waste: Counter[str] = Counter()
         self.attempts = LiveAttempts()
-        self.changes = Changes()
+        self.changes = ChangeLog()
         self._steps = LiveSteps()
         self._steps.begin(now)
         self._folded = Folded(*self.attempts.folds, self)

@@ -10,7 +10,7 @@ from rollout_sched.store.tokens import Tokens, encode
 FactKey = tuple[str, str]
 
 
-class Changes:
+class Transaction:
     """A transaction. The last word on a fact or a piece counts, so transactions that follow one
     another can be put into one; what comes and goes between is never written.
 
@@ -51,7 +51,7 @@ class Changes:
         self.pieces.pop(owner, None)
         self.cleared.add(owner)
 
-    def add(self, later: Changes) -> None:
+    def add(self, later: Transaction) -> None:
         """What is to be changed after this."""
         self.facts.update(later.facts)
         for owner in later.cleared:

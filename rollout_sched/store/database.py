@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rollout_sched.store.changes import FactKey
 from rollout_sched.store.disk import Disk
-from rollout_sched.store.token_files import Place
+from rollout_sched.store.token_files import PiecePlace
 
 #: How rows and tokens are written. Another number cannot be read by this version.
 FORMAT = 1
@@ -43,7 +43,7 @@ MOST_SHOWN = 80
 Row = TypeVar("Row")
 
 
-class Fact(NamedTuple):
+class FactRow(NamedTuple):
     """A row of facts."""
 
     kind: str
@@ -51,12 +51,12 @@ class Fact(NamedTuple):
     value: bytes
 
 
-class Piece(NamedTuple):
+class PieceRow(NamedTuple):
     """A row of pieces: where it lies, and the checksum of what lies there."""
 
     owner: str
     ordinal: int
-    place: Place
+    place: PiecePlace
     crc: int
 
 
@@ -112,11 +112,11 @@ class Database:
         """Of FACTS or PIECES, as they come."""
         return self._db.execute(select)
 
-    def facts(self) -> tuple[list[Fact], dict[int, str]]:
+    def facts(self) -> tuple[list[FactRow], dict[int, str]]:
         """Those that are sound; and of the damaged rows the ids, with what they seem to be of."""
         return _sorted_out(self._db.execute(FACTS), fact_of)
 
-    def pieces(self) -> tuple[list[Piece], dict[int, str]]:
+    def pieces(self) -> tuple[list[PieceRow], dict[int, str]]:
         """The same of pieces; whether the tokens are sound is for who reads them."""
         return _sorted_out(self._db.execute(PIECES), piece_of)
 
@@ -155,17 +155,17 @@ class Write:
         self._drop_pieces: list[tuple[str, int]] = []
         self._drop_rows: tuple[list[tuple[int]], list[tuple[int]]] = ([], [])
 
-    def put_fact(self, fact: Fact) -> None:
+    def put_fact(self, fact: FactRow) -> None:
         self._put_facts.append((*fact, _crc_of_fact(fact)))
 
     def drop_fact(self, kind: str, name: str) -> None:
         self._drop_facts.append((kind, name))
 
-    def put_pieces(self, pieces: Iterable[Piece]) -> None:
+    def put_pieces(self, pieces: Iterable[PieceRow]) -> None:
         rows = ((piece.owner, piece.ordinal, *piece.place, piece.crc) for piece in pieces)
         self._put_pieces += ((*row, _crc_of_row(row)) for row in rows)
 
-    def drop_pieces(self, pieces: Iterable[Piece]) -> None:
+    def drop_pieces(self, pieces: Iterable[PieceRow]) -> None:
         self._drop_pieces += ((piece.owner, piece.ordinal) for piece in pieces)
 
     def drop_rows(self, facts: Iterable[int], pieces: Iterable[int]) -> None:
@@ -182,21 +182,21 @@ class Write:
         run(_PUT_PIECE, self._put_pieces)
 
 
-def fact_of(row: tuple[Any, ...]) -> Fact | None:
+def fact_of(row: tuple[Any, ...]) -> FactRow | None:
     """Of a row of FACTS; None if it is damaged."""
     _, kind, name, value, crc = row
     if not (isinstance(kind, str) and isinstance(name, str) and isinstance(value, bytes)):
         return None
-    fact = Fact(kind, name, value)
+    fact = FactRow(kind, name, value)
     return fact if _crc_of_fact(fact) == crc else None
 
 
-def piece_of(row: tuple[Any, ...]) -> Piece | None:
+def piece_of(row: tuple[Any, ...]) -> PieceRow | None:
     """Of a row of PIECES; None if it is damaged."""
     _, owner, ordinal, file, start, length, data_crc, crc = row
     if _crc_of_row((owner, ordinal, file, start, length, data_crc)) != crc:
         return None
-    return Piece(owner, ordinal, Place(file, start, length), data_crc)
+    return PieceRow(owner, ordinal, PiecePlace(file, start, length), data_crc)
 
 
 def _sorted_out(
@@ -218,7 +218,7 @@ def seems_to_be(row: tuple[Any, ...]) -> str:
     return " ".join(str(field)[:MOST_SHOWN] for field in row[1:3])
 
 
-def _crc_of_fact(fact: Fact) -> int:
+def _crc_of_fact(fact: FactRow) -> int:
     return zlib.crc32(fact.value, zlib.crc32(f"{fact.kind}\0{fact.name}\0".encode()))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
-from rollout_sched.store.changes import Changes
-from rollout_sched.store.database import Piece
+from rollout_sched.store.changes import Transaction
+from rollout_sched.store.database import PieceRow
 from rollout_sched.store.errors import PieceDamaged
 from rollout_sched.store.token_files import TokenFiles
 
@@ -22,13 +22,13 @@ class PieceBook:
 
     def __init__(self, files: TokenFiles) -> None:
         self._files = files
-        self._pieces: dict[str, dict[int, Piece]] = {}
+        self._pieces: dict[str, dict[int, PieceRow]] = {}
         self._lock = Lock()
 
-    def load(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def load(self, pieces: Iterable[PieceRow]) -> list[PieceRow]:
         """Take up what the rows say, at opening. Returns the pieces that are damaged: those are
         not here."""
-        by_file: dict[int, list[Piece]] = {}
+        by_file: dict[int, list[PieceRow]] = {}
         for piece in pieces:
             by_file.setdefault(piece.place.file, []).append(piece)
         with ThreadPoolExecutor(_READERS) as readers:
@@ -58,23 +58,23 @@ class PieceBook:
                 for ordinal in sorted(found)
             }
 
-    def read_piece(self, piece: Piece) -> bytes:
+    def read_piece(self, piece: PieceRow) -> bytes:
         """Raises PieceDamaged."""
         data = self._files.read(piece.place)
         if checksum(piece.owner, piece.ordinal, data) != piece.crc:
             raise PieceDamaged(f"piece {piece.ordinal} of {piece.owner!r} is not what was written")
         return data
 
-    def append(self, changes: Changes) -> list[Piece]:
+    def append(self, changes: Transaction) -> list[PieceRow]:
         """Write the bytes of what is to be there; it counts once it is noted. Raises OSError."""
         written = list(changes.written())
         places = self._files.append([data for _, _, data in written])
         return [
-            Piece(owner, ordinal, place, checksum(owner, ordinal, data))
+            PieceRow(owner, ordinal, place, checksum(owner, ordinal, data))
             for (owner, ordinal, data), place in zip(written, places, strict=True)
         ]
 
-    def going(self, changes: Changes) -> list[Piece]:
+    def going(self, changes: Transaction) -> list[PieceRow]:
         """The pieces that go: of who is cleared, those taken back, and those written anew."""
         keys = set(changes.named())
         for owner in changes.cleared:
@@ -82,7 +82,7 @@ class PieceBook:
         known = (self._pieces.get(owner, {}).get(ordinal) for owner, ordinal in keys)
         return [piece for piece in known if piece is not None]
 
-    def note(self, added: Sequence[Piece], gone: Sequence[Piece]) -> None:
+    def note(self, added: Sequence[PieceRow], gone: Sequence[PieceRow]) -> None:
         """The rows say so now."""
         with self._lock:
             for piece in gone:
@@ -93,7 +93,7 @@ class PieceBook:
             self._add(added)
             self._files.forget(piece.place for piece in gone)
 
-    def sparse(self) -> list[Piece]:
+    def sparse(self) -> list[PieceRow]:
         """What is to be moved, so that the file it lies in can be written over."""
         file = self._files.sparsest()
         if file is None:
@@ -106,11 +106,11 @@ class PieceBook:
         with self._lock:
             self._files.settled()
 
-    def _add(self, pieces: Iterable[Piece]) -> None:
+    def _add(self, pieces: Iterable[PieceRow]) -> None:
         for piece in pieces:
             self._pieces.setdefault(piece.owner, {})[piece.ordinal] = piece
 
-    def _damaged(self, pieces: list[Piece]) -> list[Piece]:
+    def _damaged(self, pieces: list[PieceRow]) -> list[PieceRow]:
         """Of pieces of one file."""
         damaged = []
         for piece in sorted(pieces, key=lambda piece: piece.place):

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.store.changes import Changes
-from rollout_sched.store.database import FORMAT, Database, Fact, Piece, Write
+from rollout_sched.store.changes import Transaction
+from rollout_sched.store.database import FORMAT, Database, FactRow, PieceRow, Write
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreDamaged, StoreError, StoreOfOtherFormat
 from rollout_sched.store.lock import StoreLock
@@ -129,7 +129,7 @@ class Store:
 
     # -- changing --------------------------------------------------------------------------
 
-    def apply(self, changes: Changes, *, promised: bool = False) -> None:
+    def apply(self, changes: Transaction, *, promised: bool = False) -> None:
         """All of it or nothing. With `promised`, until it is as durable as was asked for.
 
         Raises OSError or sqlite3.Error; then nothing has changed.
@@ -141,7 +141,7 @@ class Store:
             if value is None:
                 write.drop_fact(kind, name)
             else:
-                write.put_fact(Fact(kind, name, value))
+                write.put_fact(FactRow(kind, name, value))
         self._commit(write, added, gone, promised=promised)
 
     def tidy(self) -> None:
@@ -151,7 +151,7 @@ class Store:
             self._database.checkpoint()
         sparse = self._book.sparse()
         if sparse:
-            moving = Changes()
+            moving = Transaction()
             for piece in sparse:
                 moving.append(piece.owner, piece.ordinal, self._book.read_piece(piece))
             self.apply(moving, promised=True)  # what moves may have been promised
@@ -167,7 +167,7 @@ class Store:
             self._lock.close()
 
     def _commit(
-        self, write: Write, added: list[Piece], gone: list[Piece], *, promised: bool
+        self, write: Write, added: list[PieceRow], gone: list[PieceRow], *, promised: bool
     ) -> None:
         write.drop_pieces(gone)
         write.put_pieces(added)
@@ -241,7 +241,7 @@ class Store:
         known = self.facts(_STORE).get(_EPOCH)
         new = known is None and not self.losses
         last = 0 if new else int(time.time()) if known is None else int(known)
-        beginning = Changes()
+        beginning = Transaction()
         beginning.put(_STORE, _EPOCH, b"%d" % (last + 1))
         self.apply(beginning, promised=True)
         return last + 1

@@ -25,14 +25,14 @@ SPARE = 4
 _NAME = re.compile(r"(\d{8})\.tokens")
 
 
-class Place(NamedTuple):
+class PiecePlace(NamedTuple):
     """Where a piece lies."""
 
     file: int
     offset: int
     length: int
 
-    def head(self, length: int) -> Place:
+    def head(self, length: int) -> PiecePlace:
         """Its first bytes."""
         return self._replace(length=min(length, self.length))
 
@@ -73,7 +73,7 @@ class TokenFiles:
         """On the disk, that is."""
         return sum(self._sizes.values())
 
-    def take_up(self, places: Iterable[Place]) -> None:
+    def take_up(self, places: Iterable[PiecePlace]) -> None:
         """What lives, at opening; the rest may be written over. Nobody knows whether those who
         wrote it came to sync it."""
         for place in places:
@@ -82,9 +82,9 @@ class TokenFiles:
         self._unsynced = set(self._live) - self._free
         self._made = True
 
-    def append(self, pieces: Sequence[bytes]) -> list[Place]:
+    def append(self, pieces: Sequence[bytes]) -> list[PiecePlace]:
         """Where each now lies. After an error none of them does."""
-        places: list[Place] = []
+        places: list[PiecePlace] = []
         try:
             while len(places) < len(pieces):
                 places += self._append_to(self._room(), pieces[len(places) :])
@@ -93,14 +93,14 @@ class TokenFiles:
             raise
         return places
 
-    def _append_to(self, number: int, pieces: Sequence[bytes]) -> list[Place]:
+    def _append_to(self, number: int, pieces: Sequence[bytes]) -> list[PiecePlace]:
         """As many of them as there is room for in this file, and one at least."""
-        places: list[Place] = []
+        places: list[PiecePlace] = []
         start = end = self._end
         for data in pieces:
             if places and end >= self._capacity:
                 break
-            places.append(Place(number, end, len(data)))
+            places.append(PiecePlace(number, end, len(data)))
             end += len(data)
         self._unsynced.add(number)
         self._disk.write(self._file(number), pieces[: len(places)], start)
@@ -109,7 +109,7 @@ class TokenFiles:
         self._sizes[number] = max(self._sizes[number], end)
         return places
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[PiecePlace]) -> None:
         """Nothing lives there any more."""
         for place in places:
             self._live[place.file] -= place.length
@@ -135,7 +135,7 @@ class TokenFiles:
         full = {n for n, live in self._live.items() if live and n != self._current}
         return min(full, key=lambda number: self._live[number] / self._sizes[number], default=None)
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: PiecePlace) -> bytes:
         """Raises PieceDamaged if there is not so much, or no such file."""
         try:
             data = self._disk.read(self._file(place.file, make=False), place.length, place.offset)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition, Thread
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import is_full
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
@@ -44,7 +44,7 @@ class StoreWriter:
         self.full = ""
         self.broken: StoreBroken | None = None
         self._on_broken = on_broken
-        self._waiting: list[Changes] = []
+        self._waiting: list[Transaction] = []
         self._waiting_bytes = 0
         self._promises: list[Future[None]] = []
         self._closing = False
@@ -52,14 +52,14 @@ class StoreWriter:
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: Transaction) -> None:
         """Have it written soon; nobody waits. What comes after it is never there without it."""
         with self._changed:
             if self.broken is None:
                 self._append(changes)
                 self._changed.notify()
 
-    def promise(self, changes: Changes | None = None) -> Future[None]:
+    def promise(self, changes: Transaction | None = None) -> Future[None]:
         """Have it written; done when it, and all before, is as durable as the store makes things.
         Raises StoreBroken there."""
         promise: Future[None] = Future()
@@ -96,7 +96,7 @@ class StoreWriter:
         except (OSError, sqlite3.Error) as error:
             self._fail(error, [])
 
-    def _append(self, changes: Changes) -> None:
+    def _append(self, changes: Transaction) -> None:
         """They are put into one transaction in the thread."""
         self._waiting.append(changes)
         self._waiting_bytes += changes.size
@@ -104,7 +104,7 @@ class StoreWriter:
     # -- in the thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        changes, promises = Changes(), list[Future[None]]()
+        changes, promises = Transaction(), list[Future[None]]()
         settled = False  # whether all that was written is as durable as can be promised
         while True:
             more, asked, closing = self._next(again=bool(changes or promises))
@@ -115,7 +115,7 @@ class StoreWriter:
                 if changes or (promises and not settled):
                     settled = bool(promises)
                     self.store.apply(changes, promised=settled)
-                    changes = Changes()
+                    changes = Transaction()
                 self._kept(promises)
                 promises = []
                 self.store.tidy()
@@ -129,7 +129,7 @@ class StoreWriter:
                 self._break(promises, StoreBroken(self.full or _CLOSED))
                 return
 
-    def _next(self, *, again: bool) -> tuple[list[Changes], list[Future[None]], bool]:
+    def _next(self, *, again: bool) -> tuple[list[Transaction], list[Future[None]], bool]:
         """What is to be written next: waited for, and then gathered, while nobody waits."""
         with self._changed:
             if again or self.full:

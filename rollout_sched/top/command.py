@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rollout_sched.top.document import Document
 from rollout_sched.top.screen import screen
-from rollout_sched.top.source import KEY, Away, Source
+from rollout_sched.top.source import KEY, Away, GatewaySource
 
 #: Lines of a screen that are not instances, about.
 REST = 24
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Raises CallerError if the gateway refuses to tell, or Away if it does not answer `--once`."""
-    source, console = Source(options.url, os.environ.get(KEY, "")), Console()
+    source, console = GatewaySource(options.url, os.environ.get(KEY, "")), Console()
     if options.once:
         document = source.ask()
         console.print(screen(document, source.url, most=len(document.instances)))
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     watch(source, console, options.every)
 
 
-def watch(source: Source, console: Console, every_s: float) -> None:
+def watch(source: GatewaySource, console: Console, every_s: float) -> None:
     """Until Ctrl-C. A gateway that goes away is asked again until it is back."""
     shown = Watched(source)
     try:
@@ -62,7 +62,7 @@ def watch(source: Source, console: Console, every_s: float) -> None:
 class Watched:
     """What is known of a gateway, whether it answers or not."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: GatewaySource) -> None:
         self._source = source
         self._last: Document | None = None
 

@@ -9,7 +9,7 @@ import msgspec
 SCHEMA = "rollout-sched-live/1"
 
 
-class Requests(msgspec.Struct, frozen=True):
+class RequestCounts(msgspec.Struct, frozen=True):
     in_flight: int
     waiting: int
     parked: int
@@ -83,7 +83,7 @@ class Document(msgspec.Struct, frozen=True):
     fleet_version: int
     healthy: bool
     broken: str | None
-    requests: Requests
+    requests: RequestCounts
     groups: dict[str, int]
     batches: int
     prompts_per_step: int

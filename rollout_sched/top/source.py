@@ -24,7 +24,7 @@ class Away(RolloutError):
     """The gateway does not answer now; it may be back soon."""
 
 
-class Source:
+class GatewaySource:
     """One gateway; `key`: an administrator's, "" for none. Raises CallerError for no URL."""
 
     def __init__(self, url: str, key: str) -> None:

@@ -8,11 +8,11 @@ from rollout_sched.simulators.fake_instance import openai_answers as openai
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance import tool_calls
 from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
+from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json
 from rollout_sched.simulators.fake_instance.request_parsing import (
     ChatBody,
-    Limits,
     ParsedRequest,
+    ServerLimits,
     parsed,
     request_id,
     sampling_of,
@@ -28,7 +28,7 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
         body = decode(raw, ChatBody)
         answer_id = f"chatcmpl-{request_id(headers, body.request_id)}"
         max_tokens = body.max_completion_tokens or body.max_tokens
@@ -49,7 +49,7 @@ class Chat:
         asked.call = call
         return asked
 
-    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         choices = [
             {
                 **self._choice(asked, chunk),
@@ -60,7 +60,7 @@ class Chat:
         answer = openai.answer(asked, "chat.completion", choices, usage)
         return self._with_prompt(asked, answer)
 
-    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
         sent: list[Json] = []
         if chunk.first:
             role = {"role": "assistant", "content": ""}
@@ -76,13 +76,13 @@ class Chat:
         told = asked.prompts[0] if asked.return_token_ids else None
         return {**answer, "prompt_token_ids": told}
 
-    def _message(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+    def _message(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         """A call is one only as a whole."""
         if asked.call is None or chunk.finish != "stop":
             return {"content": text.decode(chunk.token_ids)}
         return {"content": None, "tool_calls": [_call(asked, chunk, asked.call)]}
 
-    def _delta(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+    def _delta(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         """Of a call its name comes first, and its arguments when they are whole."""
         if asked.call is None:
             return {"content": text.decode(chunk.token_ids)}
@@ -94,13 +94,13 @@ class Chat:
             return {"tool_calls": [{"index": 0, "function": {"arguments": whole}}]}
         return {}
 
-    def _choice(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         choice = openai.choice(asked, chunk, self._logprobs(asked, chunk))
         if asked.call is not None and chunk.finish == "stop":
             choice["finish_reason"] = "tool_calls"
         return choice
 
-    def _logprobs(self, asked: ParsedRequest, chunk: Chunk) -> Json | None:
+    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
         if chunk.logprobs is None:
             return None
         content: list[Json] = []
@@ -117,7 +117,7 @@ class Chat:
         return {"content": content}
 
 
-def _call(asked: ParsedRequest, chunk: Chunk, call: Function) -> Json:
+def _call(asked: ParsedRequest, chunk: ChoiceChunk, call: Function) -> Json:
     """A call as OpenAI words it."""
     return {
         "id": f"call_{asked.id}_{chunk.choice}",

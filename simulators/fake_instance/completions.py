@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from rollout_sched.simulators.fake_instance import openai_answers as openai
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json, prompt_logprobs
+from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, prompt_logprobs
 from rollout_sched.simulators.fake_instance.request_parsing import (
     CompletionBody,
-    Limits,
     ParsedRequest,
+    ServerLimits,
     parsed,
     prompts_of,
     request_id,
@@ -21,12 +21,12 @@ from rollout_sched.simulators.fake_instance.request_parsing import (
 _KIND = "text_completion"
 
 
-class Completions:
+class CompletionsDialect:
     """Text or token ids in, text out. Prompt i of an answer `cmpl-x` is aborted as `cmpl-x-i`."""
 
     path = "/v1/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
         body = decode(raw, CompletionBody)
         answer_id = f"cmpl-{request_id(headers, body.request_id)}"
         prompts = prompts_of(body.prompt, limits.vocabulary)
@@ -42,16 +42,16 @@ class Completions:
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
 
-    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         return openai.answer(asked, _KIND, [self._choice(asked, chunk) for chunk in chunks], usage)
 
-    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
         return [openai.answer(asked, _KIND, [self._choice(asked, chunk)], None)]
 
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
         return openai.answer(asked, _KIND, [], usage)
 
-    def _choice(self, asked: ParsedRequest, chunk: Chunk) -> Json:
+    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         choice = openai.choice(asked, chunk, self._logprobs(asked, chunk))
         choice["text"] = text.decode(chunk.token_ids)
         choice["prompt_logprobs"] = prompt_logprobs(asked.prompts[chunk.choice // asked.n], chunk)
@@ -59,7 +59,7 @@ class Completions:
             choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
         return choice
 
-    def _logprobs(self, asked: ParsedRequest, chunk: Chunk) -> Json | None:
+    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
         if chunk.logprobs is None:
             return None
         names: list[str] = []

@@ -20,7 +20,7 @@ class _Ids(msgspec.Struct):
     request_ids: list[str] | None = None
 
 
-class Control:
+class ControlEndpoints:
     """Endpoints for whoever steers a server."""
 
     def __init__(self, engine: Engine) -> None:

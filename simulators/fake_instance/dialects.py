@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rollout_sched.live.ports import Output, PromptToken
-from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
+from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, ServerLimits
 
 Json = dict[str, Any]
 
 
-class Chunk(NamedTuple):
+class ChoiceChunk(NamedTuple):
     """Tokens of one choice that are sent together: all of them, or what a stream brings next.
 
     finish    None while there is more to come
@@ -29,18 +29,18 @@ class Chunk(NamedTuple):
     prompt: Sequence[PromptToken] | None = None
 
 
-class Dialect(Protocol):
+class EndpointDialect(Protocol):
     """An endpoint's wording."""
 
     path: str
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
         """Raises Refusal."""
 
-    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         """The answer that is not streamed; `chunks` has one for each choice."""
 
-    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
         """What a stream says of a chunk."""
 
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
@@ -65,7 +65,7 @@ def versions(output: Output, label: Any) -> list[Json]:
     return spans
 
 
-def prompt_logprobs(prompt: Sequence[int], chunk: Chunk) -> list[Json | None] | None:
+def prompt_logprobs(prompt: Sequence[int], chunk: ChoiceChunk) -> list[Json | None] | None:
     """What is thought of each token of a prompt, by its id; nothing of the first."""
     if chunk.prompt is None:
         return None

@@ -11,9 +11,9 @@ import msgspec
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.realtime_instance import MODEL, RealtimeInstance
-from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL, Weights, number_of
+from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL, EngineWeights, number_of
 from rollout_sched.simulators.instance.sim_request import PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
@@ -83,7 +83,7 @@ class Engine:
             vocabulary=settings.vocabulary,
         )
         load_s = settings.update_s / settings.speed
-        self.weights = Weights(self.instance, load_s, self._check_alive, label)
+        self.weights = EngineWeights(self.instance, load_s, self._check_alive, label)
         self.dead = False
         self.asleep: set[str] = set()
         self._stuck = False
@@ -129,7 +129,7 @@ class Engine:
             finished[output.finish] += 1
         return output
 
-    def _length(self, order: Order, response: Response) -> int:
+    def _length(self, order: Order, response: OrderedResponse) -> int:
         """As asked for, or without end, or drawn: the same for one response on any instance."""
         asked = (order.sampling.get("extra_args") or {}).get("fake_response_tokens")
         if isinstance(asked, int):

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json, prompt_logprobs
+from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, prompt_logprobs
 from rollout_sched.simulators.fake_instance.request_parsing import (
     GenerateBody,
-    Limits,
     ParsedRequest,
+    ServerLimits,
     parsed,
     request_id,
 )
@@ -31,18 +31,18 @@ class _Sampled(msgspec.Struct, gc=False):
     top_logprobs: tuple[_Candidate]
 
 
-class Generate:
+class GenerateDialect:
     """Token ids in, token ids out. The id by which it is aborted is that of the answer."""
 
     path = "/inference/v1/generate"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: Limits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
         body = decode(raw, GenerateBody)
         answer_id = f"generate-tokens-{request_id(headers, body.request_id)}"
         prompts = {answer_id: body.token_ids}
         return parsed(body, limits, answer_id, prompts, body.sampling_params, clamp=True)
 
-    def whole(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json) -> Json:
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         return {
             **self._answer(asked, chunks, usage),
             "prompt_logprobs": prompt_logprobs(asked.prompts[0], chunks[0]),
@@ -51,7 +51,7 @@ class Generate:
             "output_mode": "tokens",
         }
 
-    def events(self, asked: ParsedRequest, chunk: Chunk) -> list[Json]:
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
         event = self._answer(asked, [chunk], None)
         if chunk.first and asked.return_token_ids:
             event["prompt_token_ids"] = asked.prompts[0]
@@ -60,7 +60,9 @@ class Generate:
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
         return self._answer(asked, [], usage)
 
-    def _answer(self, asked: ParsedRequest, chunks: Sequence[Chunk], usage: Json | None) -> Json:
+    def _answer(
+        self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json | None
+    ) -> Json:
         return {
             "request_id": asked.id,
             "model": asked.model,
@@ -69,7 +71,7 @@ class Generate:
             "usage": usage,
         }
 
-    def _choice(self, chunk: Chunk) -> Json:
+    def _choice(self, chunk: ChoiceChunk) -> Json:
         logprobs = None
         if chunk.logprobs is not None:
             pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
@@ -87,11 +89,11 @@ class Generate:
         }
 
 
-class SkyRLGenerate(Generate):
+class SkyRLGenerate(GenerateDialect):
     """SkyRL's own, for mixtures of experts: the same with an expert of the one layer for each token
     (SkyRL 0.3.0, `vllm_server_actor.py`)."""
 
     path = "/skyrl/v1/generate"
 
-    def _choice(self, chunk: Chunk) -> Json:
+    def _choice(self, chunk: ChoiceChunk) -> Json:
         return {**super()._choice(chunk), "routed_experts": [[[0]] for _ in chunk.token_ids]}

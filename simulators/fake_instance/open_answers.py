@@ -22,7 +22,7 @@ _IDS = "fake_response_ids"
 IdsAndLogprobs = tuple[list[int], list[float] | None]
 
 
-class Response(NamedTuple):
+class OrderedResponse(NamedTuple):
     """What an order is to begin or to go on with; `made_tokens` of it are in the context."""
 
     name: int
@@ -30,7 +30,7 @@ class Response(NamedTuple):
 
 
 #: How many tokens a response has when it stops by itself, those made before included.
-Lengths = Callable[[Order, Response], int]
+Lengths = Callable[[Order, OrderedResponse], int]
 
 
 class OpenAnswer:
@@ -98,7 +98,7 @@ class OpenAnswers:
         drawn = text.name(context, _draw(order, number), self._vocabulary)
         if said is None:
             name, made = context.name or drawn, context.made_tokens
-            length = self._lengths(order, Response(name, made))
+            length = self._lengths(order, OrderedResponse(name, made))
         else:
             name, length = drawn, len(said)
         answer = OpenAnswer(order, name, made, on_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Json
+from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json
 from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
 
 
@@ -21,7 +21,7 @@ def answer(asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json
     }
 
 
-def choice(asked: ParsedRequest, chunk: Chunk, logprobs: Json | None) -> Json:
+def choice(asked: ParsedRequest, chunk: ChoiceChunk, logprobs: Json | None) -> Json:
     """A choice but for its text."""
     told: Json = {
         "index": chunk.choice,

@@ -20,7 +20,7 @@ import msgspec
 LOOK_S = 0.02
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankRange(msgspec.Struct, frozen=True):
     """The ranks `first` ... `first + count - 1`, one server's, in a group of `world` ranks."""
 
     group: str
@@ -39,7 +39,7 @@ class Rendezvous:
     def __init__(self) -> None:
         self._locked: dict[Path, int] = {}  # rank's file -> its descriptor
 
-    async def join(self, place: Place) -> None:
+    async def join(self, place: RankRange) -> None:
         """Wait until every rank is there: for ever if one is missing, or if one of ours is another
         server's too."""
         self.leave()

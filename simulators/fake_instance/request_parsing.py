@@ -21,7 +21,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Body(msgspec.Struct):
+class GenerationBody(msgspec.Struct):
     """What every endpoint that generates takes."""
 
     model: str | None = None
@@ -33,14 +33,14 @@ class Body(msgspec.Struct):
     return_token_ids: bool | None = None
 
 
-class GenerateBody(Body, kw_only=True):
+class GenerateBody(GenerationBody, kw_only=True):
     """Of /inference/v1/generate."""
 
     token_ids: Annotated[Tokens, msgspec.Meta(min_length=1)]
     sampling_params: dict[str, Any]
 
 
-class OpenAIBody(Body, kw_only=True):
+class OpenAIBody(GenerationBody, kw_only=True):
     """What OpenAI's endpoints take besides."""
 
     n: int | None = 1
@@ -96,7 +96,7 @@ class ParsedRequest(msgspec.Struct):
         return sum(len(prompt) for prompt in self.prompts)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ServerLimits(msgspec.Struct, frozen=True):
     """What a server adds to a request, and what it refuses; `adapters` may change."""
 
     model: str
@@ -107,8 +107,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def parsed(
-    body: Body,
-    limits: Limits,
+    body: GenerationBody,
+    limits: ServerLimits,
     answer_id: str,
     prompts: Mapping[str, Tokens],
     sampling: Mapping[str, Any],
@@ -191,7 +191,7 @@ def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dic
     return {name: value for name, value in told.items() if value is not None}
 
 
-def check(limits: Limits, model: str | None, sampling: Mapping[str, Any]) -> int:
+def check(limits: ServerLimits, model: str | None, sampling: Mapping[str, Any]) -> int:
     """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
     if model is not None and model != limits.model and model not in limits.adapters:
         raise Refusal(404, f"The model `{model}` does not exist.", "model")
@@ -208,7 +208,7 @@ def check(limits: Limits, model: str | None, sampling: Mapping[str, Any]) -> int
     return n
 
 
-def output_limit(limits: Limits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
+def output_limit(limits: ServerLimits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
     """How many tokens may be made: as asked for, within the context. Raises Refusal."""
     available = limits.max_model_len - len(prompt)
     if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):

@@ -15,14 +15,14 @@ from rollout_sched.simulators.fake_instance import errors
 from rollout_sched.simulators.fake_instance.adapters import Adapters
 from rollout_sched.simulators.fake_instance.chat import Chat
 from rollout_sched.simulators.fake_instance.codec import decode, reply
-from rollout_sched.simulators.fake_instance.completions import Completions
-from rollout_sched.simulators.fake_instance.control import Control
-from rollout_sched.simulators.fake_instance.dialects import Dialect
+from rollout_sched.simulators.fake_instance.completions import CompletionsDialect
+from rollout_sched.simulators.fake_instance.control import ControlEndpoints
+from rollout_sched.simulators.fake_instance.dialects import EndpointDialect
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
-from rollout_sched.simulators.fake_instance.generate import Generate, SkyRLGenerate
-from rollout_sched.simulators.fake_instance.request_parsing import Limits
+from rollout_sched.simulators.fake_instance.generate import GenerateDialect, SkyRLGenerate
+from rollout_sched.simulators.fake_instance.request_parsing import ServerLimits
 from rollout_sched.simulators.fake_instance.serving import hang_up, serve
 from rollout_sched.simulators.fake_instance.status import Status
 from rollout_sched.simulators.fake_instance.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class FakeServer:
         for fault in faults:
             self.switchboard.set(fault)
         self._authorization = f"Bearer {api_key}".encode() if api_key else b""
-        self._limits = Limits(
+        self._limits = ServerLimits(
             settings.model,
             settings.spec.max_model_len,
             settings.stream_interval,
@@ -76,14 +76,14 @@ class FakeServer:
         self._open: dict[asyncio.Transport | None, None] = {}  # of the requests under way
         self._down = False
         self._runner: web.AppRunner | None = None
-        self.dialects: dict[str, Dialect] = {
+        self.dialects: dict[str, EndpointDialect] = {
             dialect.path: dialect
-            for dialect in (Generate(), SkyRLGenerate(), Completions(), Chat())
+            for dialect in (GenerateDialect(), SkyRLGenerate(), CompletionsDialect(), Chat())
         }
         self.app = web.Application(
             client_max_size=_LARGEST_BODY, middlewares=[self._answer_errors, self._let_in]
         )
-        for endpoints in (Status, Control, Updates, TrainerPaths, Adapters, Tokenizer):
+        for endpoints in (Status, ControlEndpoints, Updates, TrainerPaths, Adapters, Tokenizer):
             self.app.add_routes(endpoints(self.engine).routes())
         self.app.add_routes([web.post(path, self._generate) for path in self.dialects])
         self.app.add_routes(

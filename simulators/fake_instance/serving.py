@@ -11,17 +11,23 @@ from aiohttp import web
 
 from rollout_sched.live.ports import Output
 from rollout_sched.simulators.fake_instance import errors
-from rollout_sched.simulators.fake_instance.dialects import Chunk, Dialect, Json, usage, versions
+from rollout_sched.simulators.fake_instance.dialects import (
+    ChoiceChunk,
+    EndpointDialect,
+    Json,
+    usage,
+    versions,
+)
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import Limits, ParsedRequest
+from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, ServerLimits
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _DONE = b"data: [DONE]\n\n"
 
 
 async def serve(
-    request: web.Request, dialect: Dialect, engine: Engine, limits: Limits, fault: str
+    request: web.Request, dialect: EndpointDialect, engine: Engine, limits: ServerLimits, fault: str
 ) -> web.StreamResponse:
     """With the fault that strikes the answer, if any. Raises Refusal while nothing was sent."""
     if request.content_type != "application/json":
@@ -39,7 +45,7 @@ class _Answering:
     def __init__(
         self,
         request: web.Request,
-        dialect: Dialect,
+        dialect: EndpointDialect,
         engine: Engine,
         asked: ParsedRequest,
         fault: str,
@@ -152,14 +158,14 @@ class _Answering:
         token_ids: Sequence[int],
         logprobs: Sequence[float] | None,
         first: bool,
-    ) -> Chunk:
+    ) -> ChoiceChunk:
         if output is None:
-            return Chunk(index, token_ids, logprobs, None, None, first)
+            return ChoiceChunk(index, token_ids, logprobs, None, None, first)
         spans = versions(output, self._label)
         prompt = output.prompt
         if prompt is not None and self.fault == "short_prompt":
             prompt = prompt[:-1]
-        return Chunk(index, token_ids, logprobs, output.finish, spans, first, prompt)
+        return ChoiceChunk(index, token_ids, logprobs, output.finish, spans, first, prompt)
 
     def _label(self, version: int) -> str:
         label = self.engine.weights.label_of(version)

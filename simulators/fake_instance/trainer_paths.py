@@ -15,7 +15,7 @@ from aiohttp import web
 from rollout_sched.simulators.fake_instance.codec import decode, reply
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.rendezvous import Place
+from rollout_sched.simulators.fake_instance.rendezvous import RankRange
 
 
 class _Broadcaster(msgspec.Struct):
@@ -108,8 +108,8 @@ class TrainerPaths:
         finally:
             await self._engine.resume()
 
-    def _place(self, group: str, first: int, world: int) -> Place:
-        return Place(group, first, self._engine.settings.world_size, world)
+    def _place(self, group: str, first: int, world: int) -> RankRange:
+        return RankRange(group, first, self._engine.settings.world_size, world)
 
 
 async def _tried(doing: Awaitable[None]) -> web.Response:

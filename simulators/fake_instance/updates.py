@@ -10,7 +10,7 @@ from aiohttp import web
 from rollout_sched.simulators.fake_instance.codec import decode, reply
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.rendezvous import Place
+from rollout_sched.simulators.fake_instance.rendezvous import RankRange
 
 
 class _Rpc(msgspec.Struct):
@@ -93,7 +93,7 @@ class Updates:
         place = None
         if "rank_offset" in info:
             told = decode(msgspec.json.encode(info), _Ranks)
-            place = Place(
+            place = RankRange(
                 f"{told.master_address}:{told.master_port}",
                 told.rank_offset,
                 self._engine.settings.world_size,

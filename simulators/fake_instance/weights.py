@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
-from rollout_sched.simulators.fake_instance.rendezvous import Place, Rendezvous
+from rollout_sched.simulators.fake_instance.rendezvous import RankRange, Rendezvous
 
 #: Number and label of what a server is started with.
 FIRST = -1
 FIRST_LABEL = "default"
 
 
-class Weights:
+class EngineWeights:
     """Of one engine from its start to its end. Calls that change something raise Refusal.
 
     As in vLLM, a weight call that fails leaves the model half torn down, and so does, while it
@@ -80,7 +80,7 @@ class Weights:
             raise self.tear(f"no weights at {path!r}")
         await self._load()
 
-    async def init_transfer(self, place: Place | None = None) -> None:
+    async def init_transfer(self, place: RankRange | None = None) -> None:
         """Weights can be sent, with NCCL once all ranks of the group are there; `place` is ours."""
         self._check_alive()
         if place is not None:

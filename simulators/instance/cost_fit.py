@@ -25,7 +25,7 @@ class Observation(NamedTuple):
     seconds: float
 
 
-class Steps(NamedTuple):
+class EngineSteps(NamedTuple):
     """Engine steps with as many sequences and prefill tokens each; the rest is summed over them."""
 
     number: float
@@ -41,10 +41,10 @@ class Steps(NamedTuple):
     """that are admitted"""
 
 
-class Span(NamedTuple):
+class MeasuredSpan(NamedTuple):
     """What an engine did in `seconds`, and what somebody who waited outside it had besides."""
 
-    steps: Sequence[Steps]
+    steps: Sequence[EngineSteps]
     seconds: float
     calls: int = 0
     """round trips, one after the other"""
@@ -101,7 +101,10 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
     told = (Observation(*row) for row in rows.tolist())
     return fit_spans(
         (
-            Span([Steps(1, o.sequences, o.prefill_tokens, o.context, o.attention, 0)], o.seconds)
+            MeasuredSpan(
+                [EngineSteps(1, o.sequences, o.prefill_tokens, o.context, o.attention, 0)],
+                o.seconds,
+            )
             for o in told
         ),
         exponent,
@@ -109,7 +112,9 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
     )
 
 
-def fit_spans(spans: Iterable[Span], exponent: float = 1.6, leave_out: Collection[str] = ()) -> Fit:
+def fit_spans(
+    spans: Iterable[MeasuredSpan], exponent: float = 1.6, leave_out: Collection[str] = ()
+) -> Fit:
     """Least squares of the relative error over recorded times; no constant gets negative.
 
     For a given ratio s / t_w the formula is linear in the other constants, so a search over that
@@ -143,7 +148,9 @@ def fit_spans(spans: Iterable[Span], exponent: float = 1.6, leave_out: Collectio
 class _Table:
     """Spans as arrays: a row of `steps` for each kind of steps, those of a span together."""
 
-    def __init__(self, spans: list[Span], exponent: float, leave_out: Collection[str]) -> None:
+    def __init__(
+        self, spans: list[MeasuredSpan], exponent: float, leave_out: Collection[str]
+    ) -> None:
         if not spans or not all(span.steps for span in spans):
             raise ValueError("fit needs spans, each with at least one step")
         sizes = [len(span.steps) for span in spans]

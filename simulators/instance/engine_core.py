@@ -16,7 +16,7 @@ from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.instance.step_scheduler import (
     RUN_ADMITTED,
     RUN_NOTHING,
-    Step,
+    DecidedStep,
     StepScheduler,
 )
 
@@ -105,7 +105,7 @@ class EngineCore:
         self.at = end
         self._conclude([])
 
-    def complete(self, step: Step, end: float) -> None:
+    def complete(self, step: DecidedStep, end: float) -> None:
         self.scheduler.complete(step)
         self.at = end
         self._conclude(step.idled)
@@ -152,7 +152,7 @@ class EngineCore:
 
     # -- for tests -------------------------------------------------------------------------
 
-    def check_invariants(self, under_way: Step | None) -> None:
+    def check_invariants(self, under_way: DecidedStep | None) -> None:
         waiting = sum(1 for a in self.requests.values() if a.state == WAITING)
         assert waiting == self.scheduler.queue.size, "queued attempts are miscounted"
         self.scheduler.check_invariants(under_way)

@@ -11,7 +11,7 @@ What is reproduced (vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py):
   computed by every sibling, since at least one token must be computed. The oldest copy is found.
 
 Which blank block is handed out changes nothing, so blank blocks are only counted. Cached blocks
-with one history lie in one `Run`: neighbours in one chain, freed together. A request of 30,000
+with one history lie in one `BlockRun`: neighbours in one chain, freed together. A request of 30,000
 tokens is one run, and taking or evicting any number of its blocks is one operation.
 
 A large fleet holds a hundred thousand chains and tables, most with one run: hence tuples of runs,
@@ -38,12 +38,12 @@ class Chain:
 
     def __init__(self, key: ChainKey) -> None:
         self.key = key
-        self.runs: tuple[Run, ...] = ()
+        self.runs: tuple[BlockRun, ...] = ()
         self.users = 0
         self.owner: int | None = None
 
 
-class Run:
+class BlockRun:
     """Blocks lo <= i < hi of one chain, cached, used by the same `ref_count` tables.
 
     Unused it is a link of the free list. When a run in use must be split, the right part is hung
@@ -52,8 +52,8 @@ class Run:
 
     __slots__ = ("birth", "chain", "hi", "lo", "newer", "older", "ref_count", "rest")
 
-    older: Run
-    newer: Run
+    older: BlockRun
+    newer: BlockRun
 
     def __init__(self, chain: Chain, lo: int, hi: int, birth: int, ref_count: int) -> None:
         self.chain = chain
@@ -61,7 +61,7 @@ class Run:
         self.hi = hi
         self.birth = birth
         self.ref_count = ref_count
-        self.rest: Run | None = None
+        self.rest: BlockRun | None = None
 
 
 class Table:
@@ -80,7 +80,7 @@ class Table:
         self.shared = shared
         self.own = own
         self.shared_blocks = self.own_lo = shared_blocks
-        self.runs: tuple[tuple[Run, int], ...] = ()
+        self.runs: tuple[tuple[BlockRun, int], ...] = ()
         """(first run, end of what is used): runs behind the first are reached by `rest`"""
 
 
@@ -90,7 +90,7 @@ class Hit(NamedTuple):
     blocks: int
     idle: int
     """how many of them are free now, that is, would leave the free list when taken"""
-    parts: list[tuple[Run, int, int]]
+    parts: list[tuple[BlockRun, int, int]]
 
 
 NO_HIT = Hit(0, 0, [])
@@ -109,7 +109,7 @@ class KvBlocks:
         self._births = 0
         self._chains: dict[ChainKey, Chain] = {}
         # Free cached runs in a ring: ring.newer is the next to be evicted.
-        self._ring = Run(Chain(()), 0, 0, 0, 0)
+        self._ring = BlockRun(Chain(()), 0, 0, 0, 0)
         self._ring.older = self._ring.newer = self._ring
 
     # Chains
@@ -137,7 +137,7 @@ class KvBlocks:
         """The longest cached prefix of at most `limit` whole blocks. Changes nothing."""
         shared = table.shared_blocks
         found = 0
-        parts: list[tuple[Run, int, int]] = []
+        parts: list[tuple[BlockRun, int, int]] = []
         if shared and table.shared.runs:
             found = _follow(table.shared, 0, min(shared, limit), parts)
         if found == shared and table.own.runs:
@@ -152,7 +152,7 @@ class KvBlocks:
 
     def take(self, table: Table, hit: Hit) -> None:
         """Use the blocks of a hit that `lookup` has just returned."""
-        runs: list[tuple[Run, int]] = []
+        runs: list[tuple[BlockRun, int]] = []
         # Backwards, because cutting a run leaves its left part under the old name.
         for run, lo, hi in reversed(hit.parts):
             taken = self._carve(run, lo, hi)
@@ -164,14 +164,14 @@ class KvBlocks:
         table.runs = tuple(reversed(runs))
         table.own_lo = max(hit.blocks, table.shared_blocks)
 
-    def _carve(self, run: Run, lo: int, hi: int) -> Run:
+    def _carve(self, run: BlockRun, lo: int, hi: int) -> BlockRun:
         """Cut lo <= i < hi out of a run, leaving the free list and who uses it as they are."""
         if hi < run.hi:
             self._split(run, hi)
         return self._split(run, lo) if lo > run.lo else run
 
-    def _split(self, run: Run, at: int) -> Run:
-        right = Run(run.chain, at, run.hi, run.birth, run.ref_count)
+    def _split(self, run: BlockRun, at: int) -> BlockRun:
+        right = BlockRun(run.chain, at, run.hi, run.birth, run.ref_count)
         right.rest = run.rest
         run.hi = at
         run.rest = right
@@ -218,9 +218,9 @@ class KvBlocks:
         if start < end and self.caching:
             table.runs += ((self._cache(table.shared, start, end, 1), end),)
 
-    def _cache(self, chain: Chain, lo: int, hi: int, ref_count: int) -> Run:
+    def _cache(self, chain: Chain, lo: int, hi: int, ref_count: int) -> BlockRun:
         self._births += 1
-        run = Run(chain, lo, hi, self._births, ref_count)
+        run = BlockRun(chain, lo, hi, self._births, ref_count)
         chain.runs += (run,)
         return run
 
@@ -246,7 +246,7 @@ class KvBlocks:
         table.runs = ()
         table.own_lo = table.shared_blocks
 
-    def _let_go_of_parts(self, run: Run, end: int) -> None:
+    def _let_go_of_parts(self, run: BlockRun, end: int) -> None:
         parts = [run]
         while run.hi < end:
             assert run.rest is not None
@@ -305,7 +305,7 @@ class KvBlocks:
 
         Raises AssertionError naming the first broken promise.
         """
-        refs: dict[Run, int] = {}
+        refs: dict[BlockRun, int] = {}
         private = 0
         for table, full, used in tables:
             private += used - full + max(0, full - table.own_lo) if self.caching else used
@@ -327,7 +327,7 @@ class KvBlocks:
             assert all(run.lo < run.hi for run in chain.runs), "an empty run is kept"
 
 
-def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[Run, int, int]]) -> int:
+def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[BlockRun, int, int]]) -> int:
     """Add the cached blocks at <= i < limit of a chain up to the first gap; returns its place."""
     runs = chain.runs
     while at < limit:
@@ -345,7 +345,7 @@ def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[Run, int, int]]
     return at
 
 
-def _link(run: Run, place: Run) -> None:
+def _link(run: BlockRun, place: BlockRun) -> None:
     """Into the free list, to be evicted just before `place`."""
     older = place.older
     run.newer = place
@@ -354,6 +354,6 @@ def _link(run: Run, place: Run) -> None:
     place.older = run
 
 
-def _unlink(run: Run) -> None:
+def _unlink(run: BlockRun) -> None:
     run.older.newer = run.newer
     run.newer.older = run.older

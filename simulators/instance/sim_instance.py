@@ -26,7 +26,7 @@ from rollout_sched.simulators.instance.sim_request import (
     check_pause_mode,
 )
 from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.instance.step_scheduler import RUN_ALL, Step
+from rollout_sched.simulators.instance.step_scheduler import RUN_ALL, DecidedStep
 
 
 class SimInstance:
@@ -44,7 +44,7 @@ class SimInstance:
         self._inbox = Inbox()
         self._core = EngineCore(spec, version, self._inbox)
         self._jump = EventJump(self._core.scheduler, self._inbox)
-        self._step: Step | None = None  # under way, if it had to be decided ...
+        self._step: DecidedStep | None = None  # under way, if it had to be decided ...
         self._end = 0.0  # ... until then
         self._foreseen: float | None = None
         self._busy_s = 0.0
@@ -159,7 +159,7 @@ class SimInstance:
         outcomes, core.outcomes = core.outcomes, []
         return outcomes
 
-    def _complete(self, step: Step) -> None:
+    def _complete(self, step: DecidedStep) -> None:
         core = self._core
         outcomes = len(core.outcomes)
         self._step = None

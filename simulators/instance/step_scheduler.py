@@ -39,7 +39,7 @@ RUN_NOTHING: Final = 2
 Chunks = list[tuple[SimAttempt, int]]
 
 
-class Step:
+class DecidedStep:
     """One step that had to be decided.
 
     seconds     how long it takes
@@ -174,7 +174,7 @@ class StepScheduler:
         self.counters.generated_tokens += steps * batch.count
         self.step += steps
 
-    def decide(self) -> Step:
+    def decide(self) -> DecidedStep:
         """Who is in the next step, as Scheduler.schedule does."""
         step, batch = self.step, self.batch
         preempted: list[SimAttempt] = []
@@ -200,9 +200,9 @@ class StepScheduler:
         # If the first in line has preempted itself, the step is empty.
         admitted = self.counters.admissions - before
         seconds = self.time.step(count, count + prefill, context, attention, admitted)
-        return Step(seconds, new_tokens, idled)
+        return DecidedStep(seconds, new_tokens, idled)
 
-    def complete(self, step: Step) -> None:
+    def complete(self, step: DecidedStep) -> None:
         """The step that was decided is over."""
         self.counters.generated_tokens += step.new_tokens
         self.step += 1
@@ -307,7 +307,7 @@ class StepScheduler:
 
     # -- for tests -------------------------------------------------------------------------
 
-    def check_invariants(self, under_way: Step | None) -> None:
+    def check_invariants(self, under_way: DecidedStep | None) -> None:
         """Raises AssertionError naming the first broken promise. Costs O(all that run)."""
         self.batch.check_invariants([a for a in self.running if a.state == DECODING])
         assert len(self.running) <= self.spec.max_num_seqs, "more running than slots"
@@ -317,7 +317,7 @@ class StepScheduler:
         written = ((a, self._written(a, under_way)) for a in self.running)
         self.kv.check_invariants((a, w // size, -(-w // size)) for a, w in written)
 
-    def _written(self, attempt: SimAttempt, under_way: Step | None) -> int:
+    def _written(self, attempt: SimAttempt, under_way: DecidedStep | None) -> int:
         """Tokens with a place in its blocks, that of the step under way included."""
         if attempt.state != DECODING:
             return attempt.computed

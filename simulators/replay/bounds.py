@@ -67,7 +67,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.simulators.traces.model import Sample
+from rollout_sched.simulators.traces.model import SampleRecord
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -138,7 +138,7 @@ class Demand:
     tool_s: Floats
 
     @classmethod
-    def of_samples(cls, samples: Iterable[Sample]) -> "Demand":
+    def of_samples(cls, samples: Iterable[SampleRecord]) -> "Demand":
         """The whole of the given samples; equal group names may share their prompts."""
         listed = list(samples)
         if not listed:
@@ -207,7 +207,7 @@ class Demand:
 
 
 def lower_bound(
-    samples: Demand | Iterable[Sample], fleet: FleetLimits, cost: StepCost, restarts: int = 0
+    samples: Demand | Iterable[SampleRecord], fleet: FleetLimits, cost: StepCost, restarts: int = 0
 ) -> Bound:
     """The least seconds any policy needs to generate the samples on the fleet.
 
@@ -228,7 +228,7 @@ def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
 
 
 def rounds(
-    samples: Sequence[Sample],
+    samples: Sequence[SampleRecord],
     groups_per_round: int,
     cost: StepCost,
     restarts: int = 0,

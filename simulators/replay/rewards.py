@@ -25,7 +25,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.replay.event_queue import EventQueue
 
@@ -42,7 +42,7 @@ class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filtered: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     seed: int = 0
 
-    def seconds_of(self, sample: Sample, seed: int) -> float:
+    def seconds_of(self, sample: DeliveredSample, seed: int) -> float:
         if not self.spread:
             return self.seconds
         drawn = random.Random(f"{self.seed}/{seed}/{sample.group}/{sample.index}").gauss(0, 1)
@@ -102,7 +102,7 @@ class SimRewards:
         for sample in action.samples:
             self._known_at.pop(sample.request, None)
 
-    def _begin(self, sample: Sample) -> float:
+    def _begin(self, sample: DeliveredSample) -> float:
         at = self._known_at.get(sample.request)
         if at is None:
             at = self._queue.now + self._model.seconds_of(sample, self._seed)

@@ -20,7 +20,7 @@ from rollout_sched.simulators.replay.bounds import (
 )
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample
+from rollout_sched.simulators.traces.model import SampleRecord
 
 
 class OnPolicyBound(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def run_bound(
 
 
 def on_policy_bound(
-    samples: Sequence[Sample],
+    samples: Sequence[SampleRecord],
     groups_per_batch: int,
     batches: int,
     scenario: Scenario,

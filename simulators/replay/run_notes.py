@@ -8,7 +8,7 @@ from rollout_sched.core.actions import Action, Deliver, Lend
 from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.events import Event
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample
+from rollout_sched.simulators.traces.model import SampleRecord
 
 #: Called with the number of groups delivered by the batch that has just gone to the trainer.
 Progress = Callable[[int], None]
@@ -25,7 +25,7 @@ class RunNotes:
     def __init__(
         self, policy: str, workload: Workload, progress: Progress | None, give_up_s: float
     ) -> None:
-        self.delivered: list[list[Sample]] = []
+        self.delivered: list[list[SampleRecord]] = []
         self.in_parts = False
         self.events = 0
         self._policy = policy

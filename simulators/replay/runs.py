@@ -160,7 +160,9 @@ def run_policy(
         observers.append(drawn.observe)
     with ExitStack() as stack:
         if journal_path is not None:
-            header = journal.Header(journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed)
+            header = journal.JournalHeader(
+                journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed
+            )
             writer = stack.enter_context(journal.JournalWriter(journal_path, header))
             observers.append(lambda now, event, actions: writer.record(now, event))
         loop = ClosedLoop(scheduler, workload, scenario, observers, successor=make_scheduler)

@@ -29,7 +29,7 @@ from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.sim_links import Links
 from rollout_sched.simulators.replay.traffic import TrafficModel
-from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -103,7 +103,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: str = ""
     source: str = ""
     trainer: TrainerModel = TrainerModel()
-    weights: WeightTransfer = WeightTransfer()
+    weights: TransferCost = TransferCost()
     visibility: Visibility = Visibility()
     policy_drift: PolicyDrift = PolicyDrift()
     job: Job = Job()

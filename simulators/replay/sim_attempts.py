@@ -20,7 +20,7 @@ from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
 from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.traffic import Conversation
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample
+from rollout_sched.simulators.traces.model import SampleRecord
 
 
 class SimAttempts:
@@ -46,7 +46,7 @@ class SimAttempts:
         self._drift = drift
         self._is_stopping = is_stopping
         self._workload = workload
-        self._in_flight: dict[int, tuple[Dispatch, Sample, int]] = {}
+        self._in_flight: dict[int, tuple[Dispatch, SampleRecord, int]] = {}
         self._streams: dict[str, int] = {}
 
     @property
@@ -74,7 +74,7 @@ class SimAttempts:
             stream = action.attempt  # a new text from here on
         return self._request(action, sample, stream)
 
-    def _request(self, action: Dispatch, sample: Sample, stream: int) -> SimRequest:
+    def _request(self, action: Dispatch, sample: SampleRecord, stream: int) -> SimRequest:
         self._in_flight[action.attempt] = (action, sample, stream)
         made = action.response_tokens - _settled(action, sample)
         return SimRequest(
@@ -185,7 +185,7 @@ class SimAttempts:
                 self._streams.pop(request, None)
 
 
-def _settled(dispatch: Dispatch, sample: Sample) -> int:
+def _settled(dispatch: Dispatch, sample: SampleRecord) -> int:
     """Response tokens of the turns before this one, which tools have answered."""
     if not dispatch.turn:
         return 0

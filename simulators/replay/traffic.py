@@ -10,7 +10,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Rate = Annotated[float, msgspec.Meta(ge=0)]
@@ -63,7 +63,9 @@ class Conversation:
         "turn",
     )
 
-    def __init__(self, name: str, arrival_s: float, sample: Sample, prompt_tokens: int) -> None:
+    def __init__(
+        self, name: str, arrival_s: float, sample: SampleRecord, prompt_tokens: int
+    ) -> None:
         self.name = name
         self.arrival_s = arrival_s
         self.sample = sample
@@ -84,11 +86,11 @@ class Conversation:
         return f"{self.name}/{self.turn}" if self.turn else self.prompt
 
     @property
-    def present(self) -> Sample:
+    def present(self) -> SampleRecord:
         """The turn under way, as a sample of its own."""
         sample, turn = self.sample, self.sample.turns[self.turn]
         last = self.turn == len(sample.turns) - 1
-        return Sample(
+        return SampleRecord(
             sample.group,
             sample.sample,
             self.context_tokens,
@@ -144,7 +146,7 @@ class Traffic:
             self._lengths = self._learn_lengths()
         return self._lengths[group]
 
-    def _most(self, sample: Sample, prompt_tokens: int) -> int:
+    def _most(self, sample: SampleRecord, prompt_tokens: int) -> int:
         said = sum(
             min(turn.output_tokens, self.max_tokens) + turn.observation_tokens
             for turn in sample.turns[:-1]
@@ -162,7 +164,7 @@ class Traffic:
         return {group: round(sum(each) / len(each)) for group, each in made.items()}
 
 
-def _drawn(model: TrafficModel, trace: Trace, seed: int) -> Iterator[tuple[float, Sample]]:
+def _drawn(model: TrafficModel, trace: Trace, seed: int) -> Iterator[tuple[float, SampleRecord]]:
     dice = random.Random(f"traffic/{model.seed}/{seed}")
     samples = list(trace.samples())
     at = dice.expovariate(model.rate)
@@ -171,7 +173,7 @@ def _drawn(model: TrafficModel, trace: Trace, seed: int) -> Iterator[tuple[float
         at += dice.expovariate(model.rate)
 
 
-def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, Sample]]:
+def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, SampleRecord]]:
     """Raises CallerError if the trace says nothing about arrivals."""
     samples = sorted(trace.samples(), key=lambda sample: sample.arrival_s)
     if not samples[-1].arrival_s:

@@ -35,7 +35,7 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.fixed_s if last else 0.0) + self.seconds_per_token * tokens
 
 
-class WeightTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransferCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An update of one instance takes `fixed_s + bytes / bytes_per_s`, all instances in parallel.
 
     Published pauses: 3.5-4 s for a 106B model on 8 H800 to 16 s for a 1T model on 256 H20

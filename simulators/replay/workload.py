@@ -14,7 +14,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario
 from rollout_sched.simulators.replay.traffic import Traffic, TrafficModel
-from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace
 from rollout_sched.simulators.traces.synthetic import draw_extra
 
 
@@ -55,10 +55,10 @@ class Workload:
         self.groups = [group for group, _, _ in groups]
         self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
         self._uncut = self.max_tokens >= trace.cap
-        self._extra: dict[tuple[str, int], Sample] = {}
+        self._extra: dict[tuple[str, int], SampleRecord] = {}
         self._redraws = job.redraws
         self._begun: Counter[tuple[str, int]] = Counter()
-        self._redrawn: dict[tuple[str, int], Sample] = {}
+        self._redrawn: dict[tuple[str, int], SampleRecord] = {}
         self._prompts = {group: prompt for group, prompt, epoch in groups if epoch}
         self._recorded = trace.groups
         if job.epochs > 1:
@@ -70,7 +70,7 @@ class Workload:
             for group, prompt, _ in groups
         }
 
-    def _own(self, group: str, prompt: str, epoch: int) -> list[Sample]:
+    def _own(self, group: str, prompt: str, epoch: int) -> list[SampleRecord]:
         """The recorded samples of a prompt that this epoch and no other trains."""
         recorded = self.trace.groups[prompt]
         share = max(self.samples_per_prompt, len(recorded) // self.epochs)
@@ -114,7 +114,7 @@ class Workload:
             judged=judged,
         )
 
-    def begin(self, group: str, index: int) -> Sample:
+    def begin(self, group: str, index: int) -> SampleRecord:
         """What the sample will do that begins without any tokens, for the first time or again."""
         if self._redraws:
             times = self._begun[group, index]
@@ -123,7 +123,7 @@ class Workload:
                 self._redraw(group, index, f"{group}#{times}", 0)
         return self.sample(group, index)
 
-    def go_on(self, group: str, index: int, kept: int) -> Sample:
+    def go_on(self, group: str, index: int, kept: int) -> SampleRecord:
         """What the sample will do that was cut and goes on from its first `kept` tokens.
 
         With `redraws`, what one does that is longer than that; a trajectory with tools, and one
@@ -146,7 +146,7 @@ class Workload:
             drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
             self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
 
-    def sample(self, group: str, index: int) -> Sample:
+    def sample(self, group: str, index: int) -> SampleRecord:
         """What the sample will do, or has done, cut at `max_tokens`."""
         if self._redrawn:
             redrawn = self._redrawn.get((group, index))
@@ -154,7 +154,7 @@ class Workload:
                 return redrawn
         return self._first(group, index)
 
-    def _first(self, group: str, index: int) -> Sample:
+    def _first(self, group: str, index: int) -> SampleRecord:
         """What it would do if it began but once."""
         recorded = self._recorded[group]
         if index < len(recorded):
@@ -184,11 +184,11 @@ class Workload:
         """Response tokens of the samples the trainer asked for, whatever a policy delivers."""
         return [sample.response_tokens for sample in self._offered(group)]
 
-    def offered_samples(self) -> list[Sample]:
+    def offered_samples(self) -> list[SampleRecord]:
         """The samples behind `offered`, of every group."""
         return [sample for group in self.groups for sample in self._offered(group)]
 
-    def _offered(self, group: str) -> list[Sample]:
+    def _offered(self, group: str) -> list[SampleRecord]:
         recorded, count = self._recorded[group], self.samples_per_prompt
         if self._uncut and count <= len(recorded):
             return recorded[:count]

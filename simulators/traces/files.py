@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from rollout_sched.simulators.traces.model import TraceError
-from rollout_sched.simulators.traces.sources import Source, unreadable
+from rollout_sched.simulators.traces.sources import TraceSource, unreadable
 from rollout_sched.whole_file import whole_file
 
 Lines = Iterator[tuple[int, str]]
@@ -30,7 +30,7 @@ _GZIP_DAMAGE: _Damage = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @contextmanager
-def unpacked(source: Source) -> Iterator[IO[bytes]]:
+def unpacked(source: TraceSource) -> Iterator[IO[bytes]]:
     """The bytes of a file; gzip and zstd are recognised by content.
 
     TraceError if it cannot be opened, or is found to be damaged while it is read.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.model import Place, Sample
+from rollout_sched.simulators.traces.model import SamplePlace, SampleRecord
 from rollout_sched.simulators.traces.rows import Row
 
 #: Samples, each with the place that is to blame for it.
-Placed = Iterator[tuple[Place, Sample]]
+Placed = Iterator[tuple[SamplePlace, SampleRecord]]
 
 
 class Importer(NamedTuple):

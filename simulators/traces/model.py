@@ -61,7 +61,7 @@ class TraceError(ValueError):
         self.remedy = remedy
 
 
-class Place(NamedTuple):
+class SamplePlace(NamedTuple):
     """Where a sample stands: the file, and its line from 1, or its row in a table without lines."""
 
     where: str
@@ -82,7 +82,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknow
     tool_s: Seconds = 0.0
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One recorded sample of a group.
 
     group: the group's name; sample: this sample's index in it, from 0.
@@ -121,7 +121,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         """Tokens in the context when the sample ends: prompt, outputs and observations."""
         return self.prompt_tokens + sum(t.output_tokens + t.observation_tokens for t in self.turns)
 
-    def cut_at(self, response_tokens: int) -> "Sample":
+    def cut_at(self, response_tokens: int) -> "SampleRecord":
         """This sample as it would have been under a cap on its response, at least 1 token."""
         if self.response_tokens <= response_tokens:
             return self
@@ -144,13 +144,13 @@ class Trace(msgspec.Struct, frozen=True):
     """
 
     name: str
-    groups: dict[str, list[Sample]]
+    groups: dict[str, list[SampleRecord]]
     about: str = ""
     source: str = ""
     license: str = ""
     max_response_tokens: int | None = None
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[SampleRecord]:
         """Every sample, group by group."""
         for members in self.groups.values():
             yield from members
@@ -192,11 +192,11 @@ class Gatherer:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._members: dict[str, dict[int, Sample]] = {}
+        self._members: dict[str, dict[int, SampleRecord]] = {}
         self._names: dict[str, str] = {}
         self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {(): _NO_LABELS}
 
-    def add(self, sample: Sample, place: Place | None = None) -> None:
+    def add(self, sample: SampleRecord, place: SamplePlace | None = None) -> None:
         """Take one sample; TraceError if its (group, index) is there already."""
         share = msgspec.structs.force_setattr
         name = self._names.setdefault(sample.group, sample.group)
@@ -215,14 +215,16 @@ class Gatherer:
             )
         members[sample.sample] = sample
 
-    def groups(self) -> dict[str, list[Sample]]:
+    def groups(self) -> dict[str, list[SampleRecord]]:
         """Samples by group, ordered by index; TraceError if there are none."""
         if not self._members:
             raise TraceError(self._where, "no samples in it", "record or convert the trace again")
         return {name: [of[i] for i in sorted(of)] for name, of in self._members.items()}
 
 
-def gather(samples: Iterable[Sample], where: str = "samples") -> dict[str, list[Sample]]:
+def gather(
+    samples: Iterable[SampleRecord], where: str = "samples"
+) -> dict[str, list[SampleRecord]]:
     """Samples by group, as a Trace holds them. TraceError on a duplicate or on none."""
     gatherer = Gatherer(where)
     for sample in samples:

@@ -13,8 +13,8 @@ import msgspec
 from rollout_sched.simulators.traces.files import Lines
 from rollout_sched.simulators.traces.model import (
     Length,
-    Place,
-    Sample,
+    SamplePlace,
+    SampleRecord,
     Trace,
     TraceError,
     Turn,
@@ -28,7 +28,7 @@ SCHEMA = "rollout-sched-trace/1"
 _NOT_JSON = (msgspec.DecodeError, RecursionError)
 
 
-class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TraceHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """First line of a native trace file."""
 
     schema: str
@@ -39,12 +39,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     max_response_tokens: Length | None = None
 
 
-_header_decoder = msgspec.json.Decoder(Header)
-_sample_decoder = msgspec.json.Decoder(Sample)
+_header_decoder = msgspec.json.Decoder(TraceHeader)
+_sample_decoder = msgspec.json.Decoder(SampleRecord)
 _encode = msgspec.json.Encoder().encode
 
 
-def native_header(where: str, line: int, text: str) -> Header | None:
+def native_header(where: str, line: int, text: str) -> TraceHeader | None:
     """The header if this first line is a native one, None if the file is something else.
 
     TraceError if it is a native header that this version cannot read.
@@ -66,10 +66,10 @@ def native_header(where: str, line: int, text: str) -> Header | None:
     try:
         return _header_decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise _explained(where, line, Header, found, error) from error
+        raise _explained(where, line, TraceHeader, found, error) from error
 
 
-def native_samples(where: str, lines: Lines) -> Iterator[tuple[Place, Sample]]:
+def native_samples(where: str, lines: Lines) -> Iterator[tuple[SamplePlace, SampleRecord]]:
     """(place, sample) of every line after the header; TraceError on the first bad one."""
     decode = _sample_decoder.decode
     for line, text in lines:
@@ -77,17 +77,17 @@ def native_samples(where: str, lines: Lines) -> Iterator[tuple[Place, Sample]]:
             sample = decode(text)
         except msgspec.ValidationError as error:
             found = decoded_json(where, line, text)
-            raise _explained(where, line, Sample, found, error) from error
+            raise _explained(where, line, SampleRecord, found, error) from error
         except _NOT_JSON as error:
             raise _malformed(where, line, text, error) from error
         _check_last_turn(where, line, sample.turns)
-        yield Place(where, line), sample
+        yield SamplePlace(where, line), sample
 
 
 def encoded_header(trace: Trace) -> bytes:
     """The trace's header line, without its line end."""
     return _encode(
-        Header(
+        TraceHeader(
             schema=SCHEMA,
             name=trace.name,
             about=trace.about,
@@ -98,7 +98,7 @@ def encoded_header(trace: Trace) -> bytes:
     )
 
 
-def encoded_sample(where: str, sample: Sample) -> bytes:
+def encoded_sample(where: str, sample: SampleRecord) -> bytes:
     """The sample's line, defaults left out; TraceError if it could not be read back."""
     record: dict[str, object] = {
         "group": sample.group,
@@ -119,7 +119,7 @@ def encoded_sample(where: str, sample: Sample) -> bytes:
     try:
         _sample_decoder.decode(line)
     except msgspec.ValidationError as error:
-        raise _explained(place, None, Sample, record, error) from error
+        raise _explained(place, None, SampleRecord, record, error) from error
     _check_last_turn(place, None, sample.turns)
     return line
 

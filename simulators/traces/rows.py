@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollout_sched.simulators.traces.files import Lines
-from rollout_sched.simulators.traces.model import MOST_TOKENS, Place, TraceError, brief
+from rollout_sched.simulators.traces.model import MOST_TOKENS, SamplePlace, TraceError, brief
 from rollout_sched.simulators.traces.native_format import decoded_json
 
 
@@ -19,8 +19,8 @@ class Row:
     fields: dict[str, object]
 
     @property
-    def place(self) -> Place:
-        return Place(self.where, self.line)
+    def place(self) -> SamplePlace:
+        return SamplePlace(self.where, self.line)
 
     def error(self, field: str, remedy: str) -> TraceError:
         """The error that this field of the row deserves, for the caller to raise."""

@@ -31,7 +31,7 @@ _PACKED = (".gz", ".zst")
 _SPOOLED = 64 * 2**20
 
 
-class Source(NamedTuple):
+class TraceSource(NamedTuple):
     """One file: what it is called in errors, and how it is opened, in binary, at its beginning."""
 
     where: str
@@ -42,7 +42,7 @@ class Sources(NamedTuple):
     """The files of one trace, in order, and what it is called where they do not say."""
 
     name: str
-    files: list[Source]
+    files: list[TraceSource]
 
 
 def sources_of(name: str | os.PathLike[str]) -> Sources:
@@ -50,7 +50,7 @@ def sources_of(name: str | os.PathLike[str]) -> Sources:
     told = os.fspath(name)
     path = Path(told)
     if told == STDIN:
-        return Sources("stdin", [Source("<stdin>", _stdin)])
+        return Sources("stdin", [TraceSource("<stdin>", _stdin)])
     if path.is_dir():
         return Sources(path.resolve().name, _of_files(_within(path)))
     if path.exists():
@@ -76,8 +76,8 @@ def stem(path: Path) -> str:
     return name.rsplit(".", 1)[0]
 
 
-def _of_files(paths: Iterable[Path]) -> list[Source]:
-    return [Source(str(path), partial(_opened, path)) for path in paths]
+def _of_files(paths: Iterable[Path]) -> list[TraceSource]:
+    return [TraceSource(str(path), partial(_opened, path)) for path in paths]
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -18,7 +18,7 @@ from rollout_sched.simulators.traces.importer import Importer, Placed
 from rollout_sched.simulators.traces.importers import recognised
 from rollout_sched.simulators.traces.model import Gatherer, Trace, TraceError
 from rollout_sched.simulators.traces.native_format import (
-    Header,
+    TraceHeader,
     encoded_header,
     encoded_sample,
     native_header,
@@ -26,14 +26,14 @@ from rollout_sched.simulators.traces.native_format import (
 )
 from rollout_sched.simulators.traces.parquet import MAGIC, parquet_rows
 from rollout_sched.simulators.traces.rows import Row, cells, csv_rows, json_rows
-from rollout_sched.simulators.traces.sources import Source, shipped_files, sources_of, stem
+from rollout_sched.simulators.traces.sources import TraceSource, shipped_files, sources_of, stem
 
 T = TypeVar("T")
 
 
 class _Native(NamedTuple):
     where: str
-    header: Header
+    header: TraceHeader
     samples: Placed
 
 
@@ -82,7 +82,7 @@ def shipped() -> dict[str, str]:
     return listing
 
 
-def _looked_at(source: Source) -> _Native | _Foreign:
+def _looked_at(source: TraceSource) -> _Native | _Foreign:
     """A file with what its beginning says of it; it is closed when it has been read."""
     with ExitStack() as stack:
         file = stack.enter_context(unpacked(source))

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.simulators.traces.model import MOST_TOKENS, Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import MOST_TOKENS, SampleRecord, Trace, Turn
 
 
-def draw_extra(members: Sequence[Sample], group: str, index: int, seed: int) -> Sample:
+def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: int) -> SampleRecord:
     """Sample number `index` of a group that holds fewer: one of its recorded samples, redrawn.
 
     A bootstrap within the group keeps what makes its prompt long or short. The same
@@ -75,9 +75,9 @@ def synthetic(
     for number, (prompt, row) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
         name = str(number)
         made[name] = [
-            Sample(name, i, prompt, (Turn(n),))
+            SampleRecord(name, i, prompt, (Turn(n),))
             if n <= cap
-            else Sample(name, i, prompt, (Turn(cap),), finish="length")
+            else SampleRecord(name, i, prompt, (Turn(cap),), finish="length")
             for i, n in enumerate(row)
         ]
     about = (

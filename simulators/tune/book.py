@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Case, Task
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.pairs import SpeedUp, speed_up
 
 #: What takes so many times as long as the reference is given up.
 _TIMES = 2.0
 
 #: Has tasks evaluated, in their order; ends early when the time is over.
-Ask = Callable[[Sequence[Task]], Iterator[Figures]]
+Ask = Callable[[Sequence[Task]], Iterator[CaseFigures]]
 
 
 class Spent(Exception):
     """The budget is used up; what was measured before stands in the book."""
 
 
-class Book:
+class FigureBook:
     """Figures by candidate and case. `evaluations`: how many may be measured, None for any number.
 
     What it holds does not depend on how evaluations are spread over processes: answers come in the
@@ -35,7 +35,7 @@ class Book:
         self._ask = ask
         self._reference = reference
         self._left = evaluations
-        self._figures: dict[tuple[str, Case], Figures] = {}
+        self._figures: dict[tuple[str, Case], CaseFigures] = {}
         self.candidates: dict[str, Candidate] = {}
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class Book:
     def knows(self, candidate: Candidate, cases: Sequence[Case]) -> bool:
         return all((candidate.key, case) in self._figures for case in cases)
 
-    def of(self, candidate: Candidate, cases: Sequence[Case]) -> list[Figures]:
+    def of(self, candidate: Candidate, cases: Sequence[Case]) -> list[CaseFigures]:
         return [self._figures[candidate.key, case] for case in cases]
 
     def speed_up(self, one: Candidate, other: Candidate, cases: Sequence[Case]) -> SpeedUp:

@@ -18,10 +18,10 @@ from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.counting import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
 from rollout_sched.simulators.tune.evaluation import bench_of
-from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.search import steps_for
-from rollout_sched.simulators.tune.tuning import Plan, Result, tune
-from rollout_sched.simulators.tune.workers import Workers
+from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
+from rollout_sched.simulators.tune.workers import WorkerPool
 from rollout_sched.whole_file import whole_file
 
 #: Seconds that a search takes if nothing else is said.
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     _check_output(options.out)
     scenario = load_scenario(options.scenario).with_job(vars(options))
     bench = bench_of(read_trace(options), scenario, seed=options.seed)
-    limits = Limits(options.max_staleness, options.max_length_bias, options.max_step_bias)
+    limits = HardLimits(options.max_staleness, options.max_length_bias, options.max_step_bias)
     plan = Plan(
         steps=steps_for(options.max_staleness),
         seconds=_budget_s(options),
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     jobs = options.jobs or os.cpu_count() or 1
-    with Workers(bench, jobs) as workers, _progress() as bar:
+    with WorkerPool(bench, jobs) as workers, _progress() as bar:
         task = bar.add_task("evaluations")
         result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
     text = evidence.document(result, bench, limits, plan, command_of(options, result))
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{options.out}: {result.winner.name}")
 
 
-def command_of(options: argparse.Namespace, result: Result) -> str:
+def command_of(options: argparse.Namespace, result: TuningResult) -> str:
     """The command that gives the same file again, on any machine."""
     seeds = len(result.finalists.cases) if result.finalists.held_out else 0
     words = [
@@ -158,7 +158,7 @@ def _progress() -> Progress:
     )
 
 
-def _print(result: Result, limits: Limits, lines: list[str]) -> None:
+def _print(result: TuningResult, limits: HardLimits, lines: list[str]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(console.width, 160))

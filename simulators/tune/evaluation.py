@@ -15,9 +15,9 @@ from rollout_sched.metrics.averages import share
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace
 from rollout_sched.simulators.tune import space
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.space import Setting
 
 #: Of the prompts, for what nobody has seen while searching.
@@ -52,14 +52,14 @@ class Bench(msgspec.Struct, frozen=True):
     scenario: Scenario
     split: bool
 
-    def __call__(self, task: Task) -> Figures:
+    def __call__(self, task: Task) -> CaseFigures:
         part = self.held_out if task.case.held_out else self.search
         scenario = self.scenario if space.reads_polls(task.table) else _without_polls(self.scenario)
         try:
             policy = parse_policy("candidate", task.table)
             return _measure(policy, part, scenario, task)
         except RolloutError as error:
-            return Figures(failed=str(error))
+            return CaseFigures(failed=str(error))
 
     @property
     def prompts_per_step(self) -> int:
@@ -128,7 +128,7 @@ def lasting(part: Trace, prompts: int, seed: int) -> Trace:
     """
     names = list(part.groups)
     random.Random(f"{seed}/order").shuffle(names)
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[SampleRecord]] = {}
     for number in range(prompts):
         again, at = divmod(number, len(names))
         name = names[at]
@@ -145,7 +145,7 @@ def _without_polls(scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, visibility=visibility)
 
 
-def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) -> Figures:
+def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) -> CaseFigures:
     job, case = scenario.job, task.case
     trace = part
     if not any(sample.arrival_s for sample in part.samples()):
@@ -156,12 +156,12 @@ def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) ->
     return figures(run)
 
 
-def figures(run: Run) -> Figures:
+def figures(run: Run) -> CaseFigures:
     """What limits look at."""
     summary = run.summary
     bias = summary.length_bias
     trained = summary.accepted_tokens_per_s * summary.total_s
-    return Figures(
+    return CaseFigures(
         tokens_per_s=summary.equal_length_tokens_per_s,
         total_s=summary.total_s,
         staleness_max=summary.staleness_max,

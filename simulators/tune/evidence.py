@@ -12,11 +12,11 @@ from rich.table import Table as RichTable
 
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Bench
-from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.pairs import SpeedUp
 from rollout_sched.simulators.tune.space import Table
 from rollout_sched.simulators.tune.standing import Standing
-from rollout_sched.simulators.tune.tuning import Plan, Result
+from rollout_sched.simulators.tune.tuning import Plan, TuningResult
 
 COLUMNS = (
     f"over {REFERENCE}",
@@ -31,7 +31,9 @@ COLUMNS = (
 )
 
 
-def document(result: Result, bench: Bench, limits: Limits, plan: Plan, command: str) -> str:
+def document(
+    result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan, command: str
+) -> str:
     """The policy file: what was measured in comments, then the policy. Ends with a line break.
 
     It holds no date, so that the same command gives the same file.
@@ -53,7 +55,7 @@ def document(result: Result, bench: Bench, limits: Limits, plan: Plan, command: 
     return f"{head}\n\n{_toml(result, bench)}"
 
 
-def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]:
+def facts(result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan) -> list[str]:
     """What was replayed, how much of it, and what was allowed."""
     job = bench.scenario.job
     search, held_out = len(bench.search.groups), len(bench.held_out.groups)
@@ -74,7 +76,7 @@ def facts(result: Result, bench: Bench, limits: Limits, plan: Plan) -> list[str]
     ]
 
 
-def against(result: Result) -> list[str]:
+def against(result: TuningResult) -> list[str]:
     """The winner beside each baseline and the best preset, one line each."""
     lines = []
     for other in result.finalists.candidates:
@@ -84,7 +86,7 @@ def against(result: Result) -> list[str]:
     return lines
 
 
-def tables(result: Result, limits: Limits) -> list[RichTable]:
+def tables(result: TuningResult, limits: HardLimits) -> list[RichTable]:
     """The finalists and the frontier, for a terminal."""
     frontier = _frontier(result)
     return [
@@ -93,7 +95,7 @@ def tables(result: Result, limits: Limits) -> list[RichTable]:
     ]
 
 
-def rows(standing: Standing, limits: Limits, winner: Candidate) -> list[list[str]]:
+def rows(standing: Standing, limits: HardLimits, winner: Candidate) -> list[list[str]]:
     """A line for each candidate, the fastest first."""
     reference = standing.preset(REFERENCE)
     speed = {one.key: _over(standing, one, reference) for one in standing.candidates}
@@ -108,7 +110,7 @@ def _over(standing: Standing, one: Candidate, reference: Candidate | None) -> Sp
 
 
 def _row(
-    standing: Standing, one: Candidate, speed: SpeedUp | None, limits: Limits, winner: Candidate
+    standing: Standing, one: Candidate, speed: SpeedUp | None, limits: HardLimits, winner: Candidate
 ) -> list[str]:
     figures = standing.figures(one)
     notes = limits.exceeded(figures)
@@ -127,7 +129,7 @@ def _row(
     ]
 
 
-def _frontier(result: Result) -> Standing:
+def _frontier(result: TuningResult) -> Standing:
     """Those of the search that none is better than in every respect; with the reference."""
     searched = result.searched
     kept = searched.frontier()
@@ -165,7 +167,7 @@ def _rich(title: str, lines: Sequence[Sequence[str]]) -> RichTable:
     return table
 
 
-def _toml(result: Result, bench: Bench) -> str:
+def _toml(result: TuningResult, bench: Bench) -> str:
     finalists = result.finalists
     figures = finalists.figures(result.winner)
     reference = finalists.preset(REFERENCE)

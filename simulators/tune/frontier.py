@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 
 Item = TypeVar("Item")
 
 
-def frontier(items: Sequence[Item], figures: Callable[[Item], Figures]) -> list[Item]:
+def frontier(items: Sequence[Item], figures: Callable[[Item], CaseFigures]) -> list[Item]:
     """Those that no other one is as good as in every respect and better in one, fastest first.
 
     Respects: speed, mean staleness, length bias, step bias; each only as fine as matters (1 %, 0.1
@@ -30,7 +30,7 @@ def frontier(items: Sequence[Item], figures: Callable[[Item], Figures]) -> list[
 _NO_SPEED = -(10**9)
 
 
-def _respects(figures: Figures) -> tuple[int, ...]:
+def _respects(figures: CaseFigures) -> tuple[int, ...]:
     """Whole numbers, more is better."""
     speed = round(100 * math.log(figures.tokens_per_s)) if figures.tokens_per_s else _NO_SPEED
     return (

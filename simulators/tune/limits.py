@@ -10,7 +10,7 @@ import msgspec
 from rollout_sched.metrics.averages import mean
 
 
-class Figures(msgspec.Struct, frozen=True):
+class CaseFigures(msgspec.Struct, frozen=True):
     """One candidate in one case.
 
     tokens_per_s   accepted tokens a second, of the whole run, at equal trained length
@@ -41,7 +41,7 @@ class Figures(msgspec.Struct, frozen=True):
         return max(abs(1 - self.length_ratio), (1 - self.longest_kept) / 2)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class HardLimits(msgspec.Struct, frozen=True):
     """Hard limits: what exceeds one is never the winner.
 
     max_staleness    of any sample, versions
@@ -55,15 +55,15 @@ class Limits(msgspec.Struct, frozen=True):
     max_length_bias: float
     max_step_bias: float
 
-    def tightened(self, share: float) -> Limits:
+    def tightened(self, share: float) -> HardLimits:
         """The same with so much less bias; staleness is no matter of chance."""
-        return Limits(
+        return HardLimits(
             self.max_staleness,
             (1 - share) * self.max_length_bias,
             (1 - share) * self.max_step_bias,
         )
 
-    def exceeded(self, figures: Figures) -> list[str]:
+    def exceeded(self, figures: CaseFigures) -> list[str]:
         """Which limits the figures exceed, in words; empty if none."""
         if figures.failed:
             return [figures.failed]
@@ -78,7 +78,7 @@ class Limits(msgspec.Struct, frozen=True):
                 found.append(f"{said} {value:.3f} above {limit:g}")
         return found
 
-    def excess(self, figures: Figures) -> float:
+    def excess(self, figures: CaseFigures) -> float:
         """By how much the limits are exceeded, all together; 0 if by nothing."""
         return (
             max(0, figures.staleness_max - self.max_staleness)
@@ -87,14 +87,14 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
-def together(figures: Sequence[Figures]) -> Figures:
+def together(figures: Sequence[CaseFigures]) -> CaseFigures:
     """Means over cases; of staleness the most. One that failed in any case has failed."""
     for one in figures:
         if one.failed:
             return one
     means: dict[str, Any] = {
         name: mean([getattr(one, name) for one in figures])
-        for name in Figures.__struct_fields__
+        for name in CaseFigures.__struct_fields__
         if name not in ("staleness_max", "failed")
     }
-    return Figures(staleness_max=max(one.staleness_max for one in figures), **means)
+    return CaseFigures(staleness_max=max(one.staleness_max for one in figures), **means)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rollout_sched.metrics.averages import mean
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 
 #: Student's t, two-sided 90 %, by degrees of freedom from 1; the normal's beyond.
 _STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
@@ -38,7 +38,7 @@ class SpeedUp(msgspec.Struct, frozen=True):
         return f"{self.mean:.2f}x [{self.low:.2f}, {self.high:.2f}]"
 
 
-def speed_up(some: Sequence[Figures], others: Sequence[Figures]) -> SpeedUp:
+def speed_up(some: Sequence[CaseFigures], others: Sequence[CaseFigures]) -> SpeedUp:
     """Of the accepted tokens a second, case by case; both must have been measured in every one."""
     logs = [
         math.log(one.tokens_per_s / other.tokens_per_s)

@@ -21,7 +21,7 @@ from rollout_sched.simulators.replay.runs import Run, replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.simulators.tune.evaluation import bench_of, figures
-from rollout_sched.simulators.tune.limits import Limits, together
+from rollout_sched.simulators.tune.limits import HardLimits, together
 from rollout_sched.simulators.tune.space import SPACE, Setting
 
 SEEDS = 3
@@ -39,7 +39,7 @@ class Question(msgspec.Struct, frozen=True):
     told: Parameters
     trace: Trace
     scenario: Scenario
-    limits: Limits
+    limits: HardLimits
 
 
 class Better(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from rollout_sched.simulators.tune.book import Book
+from rollout_sched.simulators.tune.book import FigureBook
 from rollout_sched.simulators.tune.candidates import (
     REFERENCE,
     Candidate,
@@ -24,7 +24,7 @@ from rollout_sched.simulators.tune.candidates import (
 )
 from rollout_sched.simulators.tune.evaluation import Case
 from rollout_sched.simulators.tune.frontier import frontier
-from rollout_sched.simulators.tune.limits import Figures, Limits, together
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
 from rollout_sched.simulators.tune.space import Setting
 
 #: New candidates of a bracket, beside the presets of the first and the parents of the others.
@@ -63,7 +63,13 @@ class Search:
     """All that was measured stands in `book`; `rungs` as above, `seed` that of the draws."""
 
     def __init__(
-        self, setting: Setting, limits: Limits, book: Book, rungs: Sequence[Rung], *, seed: int = 0
+        self,
+        setting: Setting,
+        limits: HardLimits,
+        book: FigureBook,
+        rungs: Sequence[Rung],
+        *,
+        seed: int = 0,
     ) -> None:
         self._setting = setting
         self._limits = limits
@@ -79,7 +85,7 @@ class Search:
             self._bracket([*parents, *new])
             parents = [*self.best(_PARENTS), *self._beyond(_BEYOND)]
 
-    def best(self, count: int, limits: Limits | None = None) -> list[Candidate]:
+    def best(self, count: int, limits: HardLimits | None = None) -> list[Candidate]:
         """The fastest that keep the limits as far as was measured, those measured longest first.
 
         `limits`: other than the search's.
@@ -121,7 +127,7 @@ class Search:
 
         Of those that did exactly the same only the simplest: what sets them apart does nothing.
         """
-        alike: dict[Figures, list[Candidate]] = {}
+        alike: dict[CaseFigures, list[Candidate]] = {}
         for one in pool:
             if self._book.knows(one, rung) and not self._figures(one, rung).failed:
                 alike.setdefault(self._figures(one, rung), []).append(one)
@@ -132,11 +138,11 @@ class Search:
         """A mean of logarithms, so that every case counts alike."""
         return sum(math.log(one.tokens_per_s) for one in self._book.of(candidate, rung))
 
-    def _allowed(self, candidate: Candidate, rung: Rung, limits: Limits | None = None) -> bool:
+    def _allowed(self, candidate: Candidate, rung: Rung, limits: HardLimits | None = None) -> bool:
         figures = self._figures(candidate, rung)
         return not (limits or self._limits).exceeded(figures)
 
-    def _figures(self, candidate: Candidate, rung: Rung) -> Figures:
+    def _figures(self, candidate: Candidate, rung: Rung) -> CaseFigures:
         return together(self._book.of(candidate, rung))
 
     # -- new candidates --------------------------------------------------------------------------

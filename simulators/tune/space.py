@@ -104,7 +104,7 @@ class UpTo(msgspec.Struct, frozen=True):
         return [*(step for step in steps if step < most), most]
 
 
-class Fact(msgspec.Struct, frozen=True):
+class FixedSetting(msgspec.Struct, frozen=True):
     """Not to be chosen: what the setting says."""
 
     of: str
@@ -125,7 +125,7 @@ class Each(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo | Each | Fact
+    of: tuple[Any, ...] | Times | UpTo | Each | FixedSetting
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
@@ -294,7 +294,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "margin": Parameter((0, 1, 2, 4, 8, 16, 32)),
                 "wait_s": Parameter((0.01, 0.05, 0.2)),
                 "shared_tokens": Parameter((256, 1024, 4096)),
-                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
+                "prefill_tokens_per_s": Parameter(FixedSetting("prefill_tokens_per_s")),
             },
             MOVES,
         ),
@@ -348,8 +348,8 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option(
             "by_cost",
             {
-                "context_s": Parameter(Fact("context_s")),
-                "prefill_tokens_per_s": Parameter(Fact("prefill_tokens_per_s")),
+                "context_s": Parameter(FixedSetting("context_s")),
+                "prefill_tokens_per_s": Parameter(FixedSetting("prefill_tokens_per_s")),
                 "margin": Parameter((1.0, 2.0, 4.0)),
                 "fill": Parameter((0.8, 0.9, 1.0)),
                 "most": Parameter((1, 2, 4)),
@@ -363,7 +363,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "fill": Parameter((0.6, 0.8, 0.9)),
                 "slowdown": Parameter((1.0, 1.1, 1.25, 1.5)),
-                "weights_tokens": Parameter(Fact("weights_tokens")),
+                "weights_tokens": Parameter(FixedSetting("weights_tokens")),
                 "most": Parameter((1, 2, 4)),
                 "interval_s": Parameter((2.0, 5.0, 10.0)),
             },
@@ -380,7 +380,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
                 "lent": Parameter((0.25, 0.5, 0.75)),
                 "fill": Parameter((0.6, 0.8, 0.9)),
                 "slowdown": Parameter((1.02, 1.05, 1.1, 1.2, 1.4)),
-                "weights_tokens": Parameter(Fact("weights_tokens")),
+                "weights_tokens": Parameter(FixedSetting("weights_tokens")),
             },
             SHARED_AND_SEVERAL,
             reads_polls=True,

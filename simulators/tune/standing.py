@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from rollout_sched.simulators.tune.book import Book
+from rollout_sched.simulators.tune.book import FigureBook
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Case
 from rollout_sched.simulators.tune.frontier import frontier
-from rollout_sched.simulators.tune.limits import Figures, Limits, together
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
 from rollout_sched.simulators.tune.pairs import SpeedUp, simplest_of_the_best
 
 
@@ -17,7 +17,7 @@ class Standing(msgspec.Struct, frozen=True):
 
     candidates: list[Candidate]
     cases: tuple[Case, ...]
-    book: Book
+    book: FigureBook
 
     @property
     def held_out(self) -> bool:
@@ -27,14 +27,14 @@ class Standing(msgspec.Struct, frozen=True):
     def preset(self, name: str) -> Candidate | None:
         return next((one for one in self.candidates if one.preset == name), None)
 
-    def figures(self, candidate: Candidate) -> Figures:
+    def figures(self, candidate: Candidate) -> CaseFigures:
         return together(self.book.of(candidate, self.cases))
 
     def speed_up(self, one: Candidate, other: Candidate) -> SpeedUp:
         """How much faster the one is than the other, pair by pair."""
         return self.book.speed_up(one, other, self.cases)
 
-    def winner(self, limits: Limits) -> Candidate | None:
+    def winner(self, limits: HardLimits) -> Candidate | None:
         """Of those that keep the limits the simplest that none beats by more than the spread."""
         allowed = [one for one in self.candidates if not limits.exceeded(self.figures(one))]
         if not allowed:
@@ -47,7 +47,7 @@ class Standing(msgspec.Struct, frozen=True):
         return frontier(sound, self.figures)
 
 
-def standing(book: Book, cases: tuple[Case, ...]) -> Standing:
+def standing(book: FigureBook, cases: tuple[Case, ...]) -> Standing:
     """All in the book that were measured in every one of the cases, and did not fail."""
     measured = [one for one in book.candidates.values() if book.knows(one, cases)]
     sound = [one for one in measured if not together(book.of(one, cases)).failed]

@@ -14,10 +14,10 @@ from typing import Protocol
 import msgspec
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.tune.book import Ask, Book, Spent
+from rollout_sched.simulators.tune.book import Ask, FigureBook, Spent
 from rollout_sched.simulators.tune.candidates import BASELINES, REFERENCE, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import Bench, Case, Task
-from rollout_sched.simulators.tune.limits import Figures, Limits
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
 from rollout_sched.simulators.tune.search import Rung, Search, rungs
 from rollout_sched.simulators.tune.standing import Standing, standing
 from rollout_sched.simulators.tune.workers import WorkerDied
@@ -73,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
         return len(self.held_out) * self.steps * (FINALISTS + 1 + len(BASELINES))
 
 
-class Result(msgspec.Struct, frozen=True):
+class TuningResult(msgspec.Struct, frozen=True):
     """What tuning found.
 
     winner       keeps the limits
@@ -95,18 +95,18 @@ class Answering(Protocol):
 
     def answers(
         self, questions: Sequence[Task], left_s: Callable[[], float]
-    ) -> Iterator[Figures]: ...
+    ) -> Iterator[CaseFigures]: ...
 
 
 def tune(
     bench: Bench,
-    limits: Limits,
+    limits: HardLimits,
     plan: Plan,
     workers: Answering,
     *,
     told: Told = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Result:
+) -> TuningResult:
     """Search, validate, choose.
 
     The budget, the keyboard or a worker that dies end the search with the best so far; from the
@@ -116,11 +116,11 @@ def tune(
     setting = bench.setting(limits.max_staleness)
     reference = next(one for one in presets(setting) if one.preset == REFERENCE)
     asking = _asking(workers, keeper, plan.validation_steps, told)
-    book = Book(asking, reference, plan.evaluations)
+    book = FigureBook(asking, reference, plan.evaluations)
     search = Search(setting, limits, book, plan.rungs, seed=plan.seed)
     ended = _ended(search.run)
     finalists = _finalists(search, book, limits)
-    validation = Book(_asking(workers, keeper, 0, told), reference)
+    validation = FigureBook(_asking(workers, keeper, 0, told), reference)
     if ended != INTERRUPTED:
         _ended(lambda: validation.measure(finalists, plan.held_out))
     cases = tuple(c for c in plan.held_out if all(validation.knows(one, [c]) for one in finalists))
@@ -129,7 +129,7 @@ def tune(
     winner = judged.winner(limits)
     if winner is None:
         raise _nothing(judged, limits, plan)
-    return Result(winner, judged, searched, len(book), ended)
+    return TuningResult(winner, judged, searched, len(book), ended)
 
 
 class Timekeeper:
@@ -160,7 +160,7 @@ class Timekeeper:
 def _asking(workers: Answering, keeper: Timekeeper, before: int, told: Told) -> Ask:
     """Has tasks evaluated while there is time, beside what the steps `before` the end will take."""
 
-    def ask(tasks: Sequence[Task]) -> Iterator[Figures]:
+    def ask(tasks: Sequence[Task]) -> Iterator[CaseFigures]:
         answers = workers.answers(tasks, lambda: keeper.left_s(before))
         for task, answer in zip(tasks, answers, strict=False):
             keeper.note(task.case.steps)
@@ -182,7 +182,7 @@ def _ended(measuring: Callable[[], None]) -> str:
     return EXHAUSTED
 
 
-def _finalists(search: Search, book: Book, limits: Limits) -> list[Candidate]:
+def _finalists(search: Search, book: FigureBook, limits: HardLimits) -> list[Candidate]:
     """The best of the search, the best preset, and the baselines."""
     known = book.candidates.values()
     allowed = search.best(len(known))
@@ -193,13 +193,13 @@ def _finalists(search: Search, book: Book, limits: Limits) -> list[Candidate]:
     return list({one.key: one for one in chosen}.values())
 
 
-def _longest(book: Book, rungs: Sequence[Rung]) -> Standing:
+def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Standing:
     """Those of the longest rung that anything was measured in."""
     standings = [standing(book, rung) for rung in reversed(rungs)]
     return next((one for one in standings if one.candidates), standings[-1])
 
 
-def _nothing(judged: Standing, limits: Limits, plan: Plan) -> CallerError:
+def _nothing(judged: Standing, limits: HardLimits, plan: Plan) -> CallerError:
     if not judged.candidates:
         return CallerError(
             "nothing was measured before the end; one evaluation takes longer than that, so give "

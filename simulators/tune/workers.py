@@ -25,7 +25,7 @@ class WorkerDied(RolloutError, RuntimeError):
     """A worker process ended by itself."""
 
 
-class Workers(Generic[Question, Answer]):
+class WorkerPool(Generic[Question, Answer]):
     """So many processes that answer questions; a context manager that ends them.
 
     `answer`, which is sent to each once, all questions and all answers are pickled. Interrupts from
@@ -39,7 +39,7 @@ class Workers(Generic[Question, Answer]):
         self._context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}
 
-    def __enter__(self) -> Workers[Question, Answer]:
+    def __enter__(self) -> WorkerPool[Question, Answer]:
         return self
 
     def __exit__(self, *error: object) -> None:

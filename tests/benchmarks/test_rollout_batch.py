@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from benchmarks.live.rollout_batch import asks, groups_of
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 
 def trace(*sizes):
     groups = {
         f"g{number}": [
-            Sample(f"g{number}", index, 20 + number, (Turn(100 * number + index + 1),))
+            SampleRecord(f"g{number}", index, 20 + number, (Turn(100 * number + index + 1),))
             for index in range(size)
         ]
         for number, size in enumerate(sizes)

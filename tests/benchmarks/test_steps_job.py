@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.live.steps_job import MOST_OVER, job_of, tokens_of
 from rollout_sched.simulators.replay.scenario import load_scenario
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 SCENARIO = load_scenario("benchmarks/live/few_slots.toml")
 
@@ -17,7 +17,7 @@ SCENARIO = load_scenario("benchmarks/live/few_slots.toml")
 def trace(groups, size=2):
     samples = {
         f"g{number}": [
-            Sample(f"g{number}", index, 10, (Turn(100 * number + index + 1),))
+            SampleRecord(f"g{number}", index, 10, (Turn(100 * number + index + 1),))
             for index in range(size)
         ]
         for number in range(groups)

@@ -16,7 +16,7 @@ from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 SPEED = 200.0
 LENGTHS = (5, 80, 7, 9)
@@ -26,7 +26,8 @@ def job():
     scenario = load_scenario("benchmarks/live/few_slots.toml")
     groups = {
         f"g{number}": [
-            Sample(f"g{number}", index, 10, (Turn(LENGTHS[number] + index),)) for index in range(2)
+            SampleRecord(f"g{number}", index, 10, (Turn(LENGTHS[number] + index),))
+            for index in range(2)
         ]
         for number in range(4)
     }

@@ -24,7 +24,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.core.roles import Progress
 from rollout_sched.core.rounds import Launch
 from tests.core.told import (
@@ -111,7 +111,7 @@ class TestStaleness:
         told(RequestInterrupted("b/0", 2, 5))
         told(InstancePaused("i0"), InstancePaused("i1"), WeightsUpdated("i0", 2))
         assert dispatched(told(WeightsUpdated("i1", 2))) == ["a/0", "b/0"]
-        samples: list[Sample] = []
+        samples: list[DeliveredSample] = []
         for _ in range(5):
             attempt = next(iter(told.scheduler.fleet.attempts.values()), None)
             if attempt is None:

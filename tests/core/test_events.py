@@ -15,14 +15,14 @@ from rollout_sched.core.run_state import (
     RunState,
 )
 from rollout_sched.core.samples import Segment
-from rollout_sched.journal import SCHEMA, Entry, Header, line_of, read
+from rollout_sched.journal import SCHEMA, Entry, JournalHeader, line_of, read
 from tests.core.told import make_scheduler
 
 #: Journals as they were once written. Where a test below fails for them, journals that users keep
 #: cannot be read any more: give what is new a default, or raise `journal.SCHEMA` and add a file.
 RECORDED = Path(__file__).with_name("recorded")
 
-HEADER = Header(SCHEMA, "sync", 4, 2, 7)
+HEADER = JournalHeader(SCHEMA, "sync", 4, 2, 7)
 
 #: A run that has come so far, with something in every field.
 STATE = RunState(

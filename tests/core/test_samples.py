@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 
-SAMPLE = Sample("a/0", "a", 0, 10, 7, (Segment(3, 4, "i0"), Segment(4, 3, "i1")), 1, "stop")
+SAMPLE = DeliveredSample(
+    "a/0", "a", 0, 10, 7, (Segment(3, 4, "i0"), Segment(4, 3, "i1")), 1, "stop"
+)
 
 
 def test_what_is_handed_out_is_frozen_and_compared_by_value() -> None:
@@ -19,4 +21,4 @@ def test_what_is_handed_out_is_frozen_and_compared_by_value() -> None:
 
 
 def test_a_sample_survives_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(SAMPLE), type=Sample) == SAMPLE
+    assert msgspec.json.decode(msgspec.json.encode(SAMPLE), type=DeliveredSample) == SAMPLE

@@ -10,7 +10,7 @@ import msgspec
 from rollout_sched.config import parse_policy
 from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Event, GroupSubmitted, InstanceJoined
-from rollout_sched.core.model import Group, Instance, Request, Sample, Segment, Siblings
+from rollout_sched.core.model import DeliveredSample, Group, Instance, Request, Segment, Siblings
 from rollout_sched.core.scheduler import Scheduler
 
 PROMPT = 10
@@ -127,9 +127,9 @@ def sample(
     *segments: tuple[int, int, str],
     staleness: int = 0,
     finish: str = "stop",
-) -> Sample:
+) -> DeliveredSample:
     """A sample from (version, tokens, instance) of each segment."""
     group, _, index = request.partition("/")
     made = tuple(Segment(*segment) for segment in segments)
     tokens = sum(segment.tokens for segment in made)
-    return Sample(request, group, int(index), PROMPT, tokens, made, staleness, finish)
+    return DeliveredSample(request, group, int(index), PROMPT, tokens, made, staleness, finish)

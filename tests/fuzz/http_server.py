@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import httptools
 
-from rollout_sched.integrations.http import HttpServer, Request
+from rollout_sched.integrations.http import HttpServer, ReceivedRequest
 from rollout_sched.integrations.http.server_connection import ServerConnection
 from rollout_sched.simulators.replay import virtual_loop
 from tests.fuzz.http_words import FIELDS, TARGETS, WORDS, chunked, field_lines
@@ -40,13 +40,13 @@ class App:
 
     def __init__(self, *, late: bool) -> None:
         self.heard: list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]] = []
-        self.open: list[Request] = []
+        self.open: list[ReceivedRequest] = []
         self._late = late
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in HOT
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: ReceivedRequest) -> None:
         self.heard.append((request.method, request.target, request.headers, request.body))
         self.open.append(request)
         if not self._late:

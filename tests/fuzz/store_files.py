@@ -14,7 +14,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import PieceDamaged, StoreError
 from rollout_sched.store.salvage import salvage
 from rollout_sched.store.store import Store
@@ -83,7 +83,7 @@ class StoreFiles:
             with suppress(PieceDamaged):
                 held = {(owner, number): data for number, data in store.pieces(owner).items()}
                 hold("tokens are as written", held.items() <= self._pieces.items(), held)
-        changes = Changes()
+        changes = Transaction()
         changes.put("kind", "new", b"x")
         changes.append("new", 0, b"x")
         with suppress(sqlite3.Error):  # which the writer tells
@@ -97,7 +97,7 @@ class StoreFiles:
             self._facts = {f"name{n}": b"%d " % n * 100 for n in range(30)}
             self._pieces = {(f"owner{n % 5}", n): b"%d." % n * 50 for n in range(30)}
             store = Store(self._sound, durable="off", capacity=1000)
-            changes = Changes()
+            changes = Transaction()
             for name, value in self._facts.items():
                 changes.put("kind", name, value)
             for (owner, ordinal), data in self._pieces.items():

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Answer
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.inspection.recorded_trace import TraceFold
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.metrics.folded import Folded
@@ -55,7 +55,7 @@ def test_a_client_s_request_is_a_sample_of_the_group_it_named() -> None:
     folded = Folded(fold)
     for number, group in enumerate(("a", "a", "")):
         request = f"r{number}"
-        made = Sample(request, group, 0, 9, 4, (Segment(3, 4, "i"),), 0, "length")
+        made = DeliveredSample(request, group, 0, 9, 4, (Segment(3, 4, "i"),), 0, "length")
         folded.observe(7.0 + number, ev.RequestSubmitted(request, group, 9, 4), ())
         folded.observe(9.0 + number, ev.Woke(), [Answer(made)])
     groups = fold.trace("clients").groups

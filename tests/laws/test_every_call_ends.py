@@ -19,7 +19,7 @@ from rollout_sched.core.events import (
     InstanceJoined,
     RequestSubmitted,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError, RequestRejected
@@ -82,7 +82,7 @@ class Client(TokenPayload):
         self._may_raise("begin")
         return super().begin(*args)
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         self._may_raise("answer")
         self.ends.append(sample)
 
@@ -152,7 +152,7 @@ def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
             serving.cancel()
             await asyncio.sleep(0.05)
             assert stage.driver.broken is None
-            assert isinstance(innocent.ends[0], Sample)
+            assert isinstance(innocent.ends[0], DeliveredSample)
             assert len(guilty.ends) == len(innocent.ends) == 1
             if bad in ("begin", "answer"):
                 assert guilty.ends[0][0] == "failed"
@@ -187,7 +187,7 @@ def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
             serving = asyncio.create_task(stage.serve(False))
             await until(lambda: guilty.ends and innocent.ends)
             serving.cancel()
-            assert isinstance(innocent.ends[0], Sample)
+            assert isinstance(innocent.ends[0], DeliveredSample)
 
     run(scene)
 
@@ -209,7 +209,7 @@ def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
             client = stage.ask(Client())
             await until(lambda: client.ends)
             serving.cancel()
-            assert isinstance(client.ends[0], Sample)
+            assert isinstance(client.ends[0], DeliveredSample)
             assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
 
     run(scene)
@@ -224,7 +224,7 @@ def test_a_watcher_that_raises_changes_nothing() -> None:
             client = stage.ask(Client())
             await until(lambda: client.ends)
             serving.cancel()
-            assert isinstance(client.ends[0], Sample)
+            assert isinstance(client.ends[0], DeliveredSample)
 
     run(scene)
 

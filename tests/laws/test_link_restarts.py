@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.link.front_calls import FrontCalls
 from rollout_sched.link.hub import Hub
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -48,7 +48,7 @@ class Caller(TokenPayload):
         super().__init__([number + 1, 7, 9], sampling, stream_every=2, responder=self)
         self.ends: list[str] = []
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         assert sample.response_tokens == len(self.response_ids)
         assert sum(segment.tokens for segment in sample.segments) == sample.response_tokens
         self.ends.append("answered")

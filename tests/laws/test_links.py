@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rollout_sched.config import parse_policy
 from rollout_sched.core.actions import Action, Deliver
 from rollout_sched.core.events import BatchRequested, Event, GroupSubmitted, SubmissionsClosed
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.link.host import Host
 from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.driver import Driver
@@ -30,7 +30,7 @@ from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient, Order
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.runs import staleness_bound
@@ -64,7 +64,7 @@ POLICIES = (
 )
 
 
-def length_of(order: Order, response: Response) -> int:
+def length_of(order: Order, response: OrderedResponse) -> int:
     """One in five comes to the limit."""
     return 10 + response.name % (MOST_TOKENS + 15)
 
@@ -77,7 +77,7 @@ class Caller(TokenPayload):
         super().__init__([number + 1, 5], sampling, stream_every=2, responder=self)
         self.ends: list[str] = []
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         assert sample.response_tokens == len(self.response_ids)
         self.ends.append("answered")
 
@@ -170,7 +170,9 @@ class Run:
             await asyncio.sleep(0.5)
             self.driver.publish(self.driver.view.run.version + 1, load)
 
-    def check(self, sample: Sample, payload: TokenPayload, wanted: dict[str, list[int]]) -> None:
+    def check(
+        self, sample: DeliveredSample, payload: TokenPayload, wanted: dict[str, list[int]]
+    ) -> None:
         self.came[sample.group, sample.index] += 1
         assert payload.response_ids == wanted[sample.group]
         assert len(payload.response_ids) == sample.response_tokens

@@ -25,7 +25,7 @@ from rollout_sched.live.ports import Order
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, Prompt, Sample
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import load_scenario
@@ -61,7 +61,7 @@ POLICIES = [
 ]
 
 
-def length_of(order: Order, response: Response) -> int:
+def length_of(order: Order, response: OrderedResponse) -> int:
     """One in five comes to the limit."""
     return 10 + response.name % (MOST_TOKENS + 15)
 

@@ -23,7 +23,7 @@ import pytest
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, watch
 
 PROMPTS = 5000
@@ -65,7 +65,7 @@ def exact_waits(servers: int, queue: Iterable[Customer]) -> Iterator[float]:
 
 
 def simulate(servers: int, queue: Iterable[Customer]) -> Watched:
-    samples = [Sample(f"{i}", 0, 1, (Turn(n),), at) for i, (at, n) in enumerate(queue)]
+    samples = [SampleRecord(f"{i}", 0, 1, (Turn(n),), at) for i, (at, n) in enumerate(queue)]
     scenario = make_scenario(
         instances=servers, slots=1, kv_tokens=10**6, train_s=0.0, prompts_per_step=PROMPTS
     )

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 from tests.store.simulated_disk import Crash, Power, SimulatedDisk
 
@@ -131,7 +131,7 @@ class StoreUnderCrashes(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def _apply(self, changes, promised):
-        wanted, state = Changes(), self.states[-1]
+        wanted, state = Transaction(), self.states[-1]
         for what, *rest in changes:
             state = state.after((what, *rest))
             getattr(wanted, what)(*(("kind", *rest) if what in ("put", "drop") else rest))
@@ -193,7 +193,7 @@ TestStoreUnderCrashes = StoreUnderCrashes.TestCase
 
 
 def change(store, *, promised=False, **pieces):
-    changes = Changes()
+    changes = Transaction()
     for owner, data in pieces.items():
         if data is None:
             changes.clear(owner)

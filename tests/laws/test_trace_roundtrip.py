@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.traces import Sample, Trace, Turn, gather, read, write
+from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read, write
 
 lengths = st.integers(1, 10**8)
 times = st.floats(0, 1e9, allow_nan=False)
@@ -14,9 +14,9 @@ labels = st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
+def samples(draw: st.DrawFn) -> SampleRecord:
     followed = draw(st.lists(st.builds(Turn, lengths, st.integers(0, 10**8), times), max_size=3))
-    return Sample(
+    return SampleRecord(
         group=draw(st.text(max_size=3)),
         sample=draw(st.integers(0, 5)),
         prompt_tokens=draw(lengths),

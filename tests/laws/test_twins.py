@@ -38,7 +38,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.model import Sample as Made
+from rollout_sched.core.model import SampleRecord as Made
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import IN_GROUP, TokenPayload
 from rollout_sched.live.ports import (
@@ -53,7 +53,7 @@ from rollout_sched.live.ports import (
     Responder,
 )
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import Response
+from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
@@ -72,7 +72,7 @@ from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -212,7 +212,7 @@ def trace(groups: list[tuple[int, list[int]]], before: Before) -> Trace:
         "twins",
         {
             f"g{number}": [
-                Sample(
+                SampleRecord(
                     f"g{number}", index, prompt, (*before.get((number, index), ()), Turn(length))
                 )
                 for index, length in enumerate(lengths)
@@ -269,7 +269,7 @@ class Payload(TokenPayload):
 class Trajectory(Payload):
     """A sample of a group, turn by turn."""
 
-    def __init__(self, world: Live, prompt_ids: list[int], sample: Sample) -> None:
+    def __init__(self, world: Live, prompt_ids: list[int], sample: SampleRecord) -> None:
         super().__init__(world, prompt_ids, 0)
         self.sample = sample
         self.last = (0, 0)  # attempt and turn
@@ -361,7 +361,7 @@ class Client:
         self.world.look()
 
 
-def length_of(order: Order, response: Response) -> int:
+def length_of(order: Order, response: OrderedResponse) -> int:
     length: int = order.sampling["length"]
     return length + response.made_tokens
 
@@ -620,7 +620,7 @@ def times(draw: st.DrawFn, most: int = 4000) -> float:
 @st.composite
 def conversations(draw: st.DrawFn) -> Trace:
     """Of one to three turns; each client has a prompt of its own."""
-    said: dict[str, list[Sample]] = {}
+    said: dict[str, list[SampleRecord]] = {}
     prompts = draw(st.lists(st.integers(1, 300), min_size=1, max_size=8, unique=True))
     for number, prompt in enumerate(prompts):
         turns = tuple(
@@ -629,7 +629,7 @@ def conversations(draw: st.DrawFn) -> Trace:
         )
         turns = (*turns, Turn(draw(st.integers(1, 160))))
         group = f"c{number}"
-        said[group] = [Sample(group, 0, prompt, turns, arrival_s=draw(times()))]
+        said[group] = [SampleRecord(group, 0, prompt, turns, arrival_s=draw(times()))]
     return Trace("clients", said)
 
 

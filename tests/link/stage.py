@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import BatchRequested, GroupSubmitted
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.link.host import Host
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payload_book import PayloadFactory
@@ -30,7 +30,7 @@ class Caller(TokenPayload):
         super().__init__(PROMPT, {"logprobs": 0}, stream_every=2, responder=self)
         self.heard: list[Any] = []
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         self.heard.append(sample)
 
     def fail(self, reason: str, error: Exception | None) -> None:

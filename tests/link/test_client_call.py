@@ -10,7 +10,7 @@ from rollout_sched.core.events import (
     RequestSubmitted,
     TokensArrived,
 )
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.link.client_call import ClientCall
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.transcript import Piece
@@ -40,7 +40,7 @@ def test_what_has_stopped_by_itself_is_whole_until_it_is_thrown_away() -> None:
     one.begun(dispatch(1), 0)
     one.told(RequestFinished("r", 1, 3, (), "stop"))
     whole = one.whole()
-    assert whole == Sample("r", "g", 0, 2, 3, (Segment(0, 3, "i0"),), 0, "stop")
+    assert whole == DeliveredSample("r", "g", 0, 2, 3, (Segment(0, 3, "i0"),), 0, "stop")
     assert one.anew("r1").ends
     one.discarded(0)
     assert not one.anew("r2").ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.actions import Answer
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 from rollout_sched.link.messages import Refused
 from tests.link.stage import Stage, run
 from tests.live.scripted import until
@@ -34,7 +34,7 @@ def test_what_is_refused_is_told_and_what_is_over_is_not_answered_again() -> Non
             caller = stage.ask()
             await stage.instance.order(0)
             front.connected.order(Refused(stage.request, "there is no room"))
-            late = Sample(stage.request, "g", 0, 3, 0, (), 0, "stop")
+            late = DeliveredSample(stage.request, "g", 0, 3, 0, (), 0, "stop")
             front.connected.order(Answer(late))
             await until(lambda: caller.heard)
             assert caller.heard == [("failed", "there is no room")]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rollout_sched.link import dialler as diallers
-from rollout_sched.link.dialler import LinkDialler, Place
+from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
 from rollout_sched.link.listener import LinkListener
 from tests.link.scenes import runs
 from tests.link.test_listener import KEY, Hub
@@ -39,11 +39,11 @@ class Stage:
         self.hub = Hub()
         self.front = Front()
         self.asked = asyncio.Event()
-        self.place: Place | None = None
+        self.place: SchedulerPlace | None = None
         self._listener: LinkListener | None = None
         self.dialler = LinkDialler(self.front, "f", self._locate)
 
-    async def _locate(self) -> Place:
+    async def _locate(self) -> SchedulerPlace:
         self.asked.set()
         if self.place is None:
             raise LookupError("no scheduler of that name")
@@ -51,7 +51,7 @@ class Stage:
 
     async def rise(self) -> None:
         self._listener = LinkListener(self.hub, KEY)
-        self.place = Place("127.0.0.1", await self._listener.open("127.0.0.1"), KEY)
+        self.place = SchedulerPlace("127.0.0.1", await self._listener.open("127.0.0.1"), KEY)
 
     def fall(self) -> None:
         assert self._listener is not None
@@ -111,7 +111,7 @@ async def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatc
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    stage.place = Place("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+    stage.place = SchedulerPlace("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
     stage.dialler.open()
     async with asyncio.timeout(30):
         await here.wait()

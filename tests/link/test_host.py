@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import RequestRejected
 from tests.link.stage import PROMPT, Stage, factory, run
@@ -21,7 +21,7 @@ def test_a_client_is_answered_by_its_own_front() -> None:
             await stage.instance.answer(1, [8, 9])
             await until(lambda: all(caller.heard for caller in callers))
             assert {len(caller.response_ids) for caller in callers} == {1, 2}
-            assert all(isinstance(caller.heard[0], Sample) for caller in callers)
+            assert all(isinstance(caller.heard[0], DeliveredSample) for caller in callers)
             assert not stage.host.owned
             assert not len(stage.driver.payloads)
 

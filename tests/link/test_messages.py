@@ -7,7 +7,7 @@ import pytest
 
 from rollout_sched.core.actions import Answer, Discard, Dispatch, Interrupt
 from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensArrived
-from rollout_sched.core.model import Sample, Segment
+from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.link.messages import (
     GoesOn,
     Orders,
@@ -25,7 +25,7 @@ DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1, 4, draft=((0, 4),))
 
 
 def test_orders() -> None:
-    sample = Sample("r", "r", 0, 3, 2, (Segment(1, 2, "i0"),), 0, "stop")
+    sample = DeliveredSample("r", "r", 0, 3, 2, (Segment(1, 2, "i0"),), 0, "stop")
     piece = PieceMade("g/0", 2, b"\x00\x01", (-0.5,))
     frame = Orders(
         "run",

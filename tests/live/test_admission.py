@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from rollout_sched.core.events import Event
-from rollout_sched.live.admission import Admission, settle_pause, with_the_fleets_model
+from rollout_sched.live.admission import InstanceAdmission, settle_pause, with_the_fleets_model
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.joining_version import JoinsLater
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.pause import Pause, PausedBy, PauseMove
+from rollout_sched.live.pause import InstancePause, PausedBy, PauseMove
 from rollout_sched.live.ports import Description, InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -47,7 +47,7 @@ RESUME, HOLD = "resume", ("pause", "keep", False)
 def test_it_joins_paused_if_it_is_held_and_else_not(
     by: PausedBy, found_paused: bool | None, asked: Any, after: PausedBy
 ) -> None:
-    client, pause = Scripted(), Pause("i0")
+    client, pause = Scripted(), InstancePause("i0")
     pause.by = by
     description = msgspec.structs.replace(PAUSABLE, paused=found_paused)
     settling = settle_pause(client, description, pause, Settings())
@@ -62,7 +62,7 @@ def test_it_joins_paused_if_it_is_held_and_else_not(
 
 
 def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
-    client, pause = Scripted(), Pause("i0")
+    client, pause = Scripted(), InstancePause("i0")
     description = msgspec.structs.replace(PAUSABLE, paused=True)
     asyncio.run(settle_pause(client, description, pause, Settings(resume_paused=True)))
     assert (client.calls, pause.by) == ([RESUME], NOBODY)
@@ -70,7 +70,7 @@ def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
 
 @pytest.mark.parametrize("by", PausedBy)
 def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None:
-    client, pause = Scripted(), Pause("i0")
+    client, pause = Scripted(), InstancePause("i0")
     pause.by = by
     settling = settle_pause(client, PLAIN, pause, Settings())
     if by in (ADMINISTRATOR, BOTH):
@@ -149,9 +149,9 @@ class Coming:
         self.client = Scripted()
         self.client.description = description
         self.membership = Membership("i0")
-        self.pause = Pause("i0")
+        self.pause = InstancePause("i0")
         self.began: list[Description] = []
-        self.admission = Admission(
+        self.admission = InstanceAdmission(
             self.client,
             fleet,
             self.membership,

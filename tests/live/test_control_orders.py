@@ -9,7 +9,7 @@ import pytest
 
 from rollout_sched.core.events import InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders
-from rollout_sched.live.pause import HOLD, Pause, PausedBy
+from rollout_sched.live.pause import HOLD, InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay import virtual_loop
@@ -53,7 +53,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.client: Any = Controlled()
-        self.pause = Pause("i0")
+        self.pause = InstancePause("i0")
         self.lock = asyncio.Lock()
         self.attempts = self
         self.told: list[Any] = []

@@ -20,7 +20,7 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     TokensArrived,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import (
@@ -45,11 +45,11 @@ class Client(TokenPayload):
 
     def __init__(self, **other: Any) -> None:
         super().__init__(PROMPT, {"logprobs": 0}, responder=self, **other)
-        self.sample: Sample | None = None
+        self.sample: DeliveredSample | None = None
         self.failure: tuple[str, Exception | None] | None = None
         self.request = ""
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         self.sample = sample
 
     def fail(self, reason: str, error: Exception | None) -> None:

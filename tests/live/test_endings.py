@@ -10,7 +10,7 @@ import pytest
 
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.events import Woke
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.endings import Endings
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.payload_book import PayloadBook
@@ -26,7 +26,7 @@ class Client:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         self.heard.append(sample)
 
     def fail(self, reason: str, error: Exception | None) -> None:
@@ -61,8 +61,8 @@ def dispatch(group: str, index: int) -> Dispatch:
     return Dispatch(f"{group}/{index}", index + 1, "i0", 1, 9, 0, group=group, index=index)
 
 
-def sample(group: str, index: int) -> Sample:
-    return Sample(f"{group}/{index}", group, index, 1, 0, (), 0, "stop")
+def sample(group: str, index: int) -> DeliveredSample:
+    return DeliveredSample(f"{group}/{index}", group, index, 1, 0, (), 0, "stop")
 
 
 def ends(group: str, index: int, reason: str = "failed") -> Discard:
@@ -128,12 +128,12 @@ def test_a_client_hears_why(reason: str, heard: tuple[str, str]) -> None:
 def test_a_client_that_cannot_be_answered_is_told_so() -> None:
     def scene(it: Book) -> None:
         class Clumsy(Client):
-            def answer(self, sample: Sample) -> None:
+            def answer(self, sample: DeliveredSample) -> None:
                 raise RequestRejected("it cannot be put together")
 
         client = Clumsy()
         it.book.add("r", TokenPayload([1], {}, responder=client))
-        it.endings.answer(Answer(Sample("r", "r", 0, 1, 0, (), 0, "stop")))
+        it.endings.answer(Answer(DeliveredSample("r", "r", 0, 1, 0, (), 0, "stop")))
         it.settle()
         assert client.heard == [("failed", "it cannot be put together")]
 

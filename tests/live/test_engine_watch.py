@@ -12,7 +12,7 @@ import pytest
 from rollout_sched.core.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
 from rollout_sched.live.engine_watch import PAUSED, EngineWatch
 from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions
-from rollout_sched.live.pause import Pause, PausedBy
+from rollout_sched.live.pause import InstancePause, PausedBy
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted
@@ -31,7 +31,7 @@ class Stage:
         self.description = msgspec.structs.replace(self.client.description, capabilities=offers)
         self.pump = Pump(version=4)
         self.versions = FleetVersions(self.pump, self.pump.scheduler.scheduler.view)
-        self.pause = Pause("i0")
+        self.pause = InstancePause("i0")
         self.lock = asyncio.Lock()
         self.resumed = 0
         self.wrong: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, Interrupt
 from rollout_sched.core.events import Event, RequestFinished
-from rollout_sched.core.model import Sample, Segment
+from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.live.front import Front
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.settings import Settings
@@ -19,10 +19,10 @@ class Client:
     """Who waits for a request (`ports.Responder`)."""
 
     def __init__(self) -> None:
-        self.answers: list[Sample] = []
+        self.answers: list[DeliveredSample] = []
         self.failures: list[str] = []
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         self.answers.append(sample)
 
     def fail(self, reason: str, error: Exception | None) -> None:
@@ -87,7 +87,7 @@ def test_a_request_from_its_dispatch_to_its_answer() -> None:
         await stage.link.instance.answer(0, [7, 8])
         await until(lambda: stage.link.told)
         assert stage.link.told == [RequestFinished("r", 1, 2, (), "stop")]
-        sample = Sample("r", "", 0, 3, 2, (Segment(0, 2, "i0"),), 0, "stop")
+        sample = DeliveredSample("r", "", 0, 3, 2, (Segment(0, 2, "i0"),), 0, "stop")
         stage.order(Answer(sample))
         assert stage.client.answers == [sample]
         assert "r" not in stage.front.payloads

@@ -13,12 +13,12 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import RequestWithdrawn, Woke
-from rollout_sched.journal import SCHEMA, Header, JournalError
+from rollout_sched.journal import SCHEMA, JournalError, JournalHeader
 from rollout_sched.live import journal_keeper
 from rollout_sched.live.journal_keeper import JournalKeeper
 from tests.live.scripted import until
 
-HEADER = Header(SCHEMA, "p", 1)
+HEADER = JournalHeader(SCHEMA, "p", 1)
 
 
 class FullDisk:

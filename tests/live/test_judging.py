@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     GroupSubmitted,
     WeightsPublished,
 )
-from rollout_sched.core.model import GroupState, Sample
+from rollout_sched.core.model import DeliveredSample, GroupState
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import PayloadOf, RequestRejected
@@ -34,7 +34,7 @@ class Judge:
         self.stubborn = False
         self.seen: list[list[int]] = []
 
-    async def judge(self, sample: Sample, payload_of: PayloadOf) -> Any:
+    async def judge(self, sample: DeliveredSample, payload_of: PayloadOf) -> Any:
         payload: Any = payload_of(sample)
         self.seen.append(payload.response_ids)
         answer = self.asked[sample.request] = asyncio.get_running_loop().create_future()
@@ -46,13 +46,13 @@ class Judge:
                 return "too late"
             raise
 
-    def note(self, sample: Sample, worth: Any) -> None:
+    def note(self, sample: DeliveredSample, worth: Any) -> None:
         self.known[sample.request] = worth
 
     def forget(self, request: str) -> None:
         self.forgotten.append(request)
 
-    async def keeps(self, samples: Sequence[Sample], payload_of: PayloadOf) -> bool:
+    async def keeps(self, samples: Sequence[DeliveredSample], payload_of: PayloadOf) -> bool:
         if isinstance(self.keep, Exception):
             raise self.keep
         return bool(self.keep)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from rollout_sched.core.errors import IllegalMove
-from rollout_sched.live.pause import MOVES, Pause, PausedBy, PauseMove
+from rollout_sched.live.pause import MOVES, InstancePause, PausedBy, PauseMove
 
 #: The table, written a second time: a line for each state, a column for each move; "-": illegal.
 NAMES = {
@@ -36,7 +36,7 @@ TABLE = {
 
 @pytest.mark.parametrize(("before", "verb"), list(product(PausedBy, PauseMove)))
 def test_every_move_is_in_the_table_or_changes_nothing(before: PausedBy, verb: PauseMove) -> None:
-    pause = Pause("i0")
+    pause = InstancePause("i0")
     pause.by = before
     after = TABLE.get((before, verb))
     if after is not None:
@@ -55,7 +55,7 @@ def test_the_table_names_every_state_and_every_move() -> None:
 
 @pytest.mark.parametrize("by", PausedBy)
 def test_only_an_administrator_ends_what_an_administrator_holds(by: PausedBy) -> None:
-    pause = Pause("i0")
+    pause = InstancePause("i0")
     pause.by = by
     for verb, after in MOVES[by].items():
         after_held = after in (PausedBy.ADMINISTRATOR, PausedBy.BOTH)
@@ -68,7 +68,7 @@ def test_only_an_administrator_ends_what_an_administrator_holds(by: PausedBy) ->
 @pytest.mark.parametrize("by", PausedBy)
 def test_after_our_resume_or_a_restart_nothing_is_left_of_ours(by: PausedBy) -> None:
     for verb in (PauseMove.RESUME, PauseMove.RESTART):
-        pause = Pause("i0")
+        pause = InstancePause("i0")
         pause.by = by
         pause.move(verb)
         assert not pause.ours

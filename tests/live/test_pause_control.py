@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.live.membership import JOIN, Membership
-from rollout_sched.live.pause import Pause, PausedBy
+from rollout_sched.live.pause import InstancePause, PausedBy
 from rollout_sched.live.pause_control import PauseControl
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
@@ -21,7 +21,7 @@ class Paused:
 
     def __init__(self, *, joined: bool) -> None:
         self.client = Scripted()
-        self.pause = Pause("i0")
+        self.pause = InstancePause("i0")
         self.lock = asyncio.Lock()
         self.resumed = 0
         membership = Membership("i0")

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
 
@@ -15,8 +15,8 @@ def dispatch(group: str, index: int) -> Dispatch:
     return Dispatch(f"{group}/{index}", index + 1, "i0", 1, 9, 0, group=group, index=index)
 
 
-def sample(group: str, index: int) -> Sample:
-    return Sample(f"{group}/{index}", group, index, 1, 0, (), 0, "stop")
+def sample(group: str, index: int) -> DeliveredSample:
+    return DeliveredSample(f"{group}/{index}", group, index, 1, 0, (), 0, "stop")
 
 
 def made(index: int) -> TokenPayload:

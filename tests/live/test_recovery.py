@@ -17,7 +17,7 @@ from rollout_sched.live.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreError
 from rollout_sched.store.store import LOG_BYTES, Store
 
@@ -28,7 +28,7 @@ GROUP = GroupFacts("a", 1, 1, 3, 9, "a", state="active", started=True, requests=
 
 def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=True, **other):
     with closing(Store(tmp_path, durable="off")) as store:
-        changes, transcript = Changes(), TokenTranscript()
+        changes, transcript = Transaction(), TokenTranscript()
         if run:
             changes.put(facts.RUN, ONE, encoded(RunFacts(4.5, 3, serials=9)))
         if group is not None:
@@ -184,7 +184,7 @@ def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_pat
     with closing(Store(tmp_path, durable="off", capacity=capacity)) as store:
         transcripts, number = StoredTranscripts(store), 0
         while store.live_bytes < LIVE_BYTES:
-            changes = Changes()
+            changes = Transaction()
             changes.put(facts.RUN, ONE, encoded(RunFacts(4.5, 3, serials=number)))
             for _ in range(50):
                 put_group(changes, transcripts, f"g{number}", tokens)
@@ -192,7 +192,7 @@ def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_pat
             store.apply(changes)
             store.tidy()
         for gone in set(range(number)) - set(range(0, number, 4)):
-            changes = Changes()
+            changes = Transaction()
             transcripts.forget(f"g{gone}/0", changes)
             changes.drop(facts.GROUP, f"g{gone}")
             store.apply(changes)

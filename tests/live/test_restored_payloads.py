@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 
 from rollout_sched.core.actions import Deliver
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.samples import FailedGroup, Prompt
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 
 PROMPT = Prompt("a", [1, 2], 1, 9)
@@ -24,11 +24,11 @@ def make(prompt, index):
 
 def test_tokens_are_read_when_they_are_needed(tmp_path):
     with closing(Store(tmp_path, durable="off")) as store:
-        transcript, stored, changes = TokenTranscript(), StoredTranscripts(store), Changes()
+        transcript, stored, changes = TokenTranscript(), StoredTranscripts(store), Transaction()
         transcript.keep(1, 2, Piece([5, 6], None))
         stored.write("a/0", transcript, changes)
         store.apply(changes)
-        sample = Sample("a/0", "a", 0, 2, 2, (Segment(0, 2, "i0"),), 0, "stop")
+        sample = DeliveredSample("a/0", "a", 0, 2, 2, (Segment(0, 2, "i0"),), 0, "stop")
         found = Recovered(
             prompts={"a": PROMPT},
             deliveries=[Deliver(0, 0, (sample,))],

@@ -27,9 +27,9 @@ from rollout_sched.live.transcript import Piece
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
 
 
-def counted(*segments: model.Segment, finish: str = "stop") -> model.Sample:
+def counted(*segments: model.Segment, finish: str = "stop") -> model.DeliveredSample:
     tokens = sum(segment.tokens for segment in segments)
-    return model.Sample("a/0", "a", 0, 3, tokens, segments, 1, finish)
+    return model.DeliveredSample("a/0", "a", 0, 3, tokens, segments, 1, finish)
 
 
 def test_every_token_has_its_version() -> None:

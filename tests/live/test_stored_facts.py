@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.actions import Deliver
-from rollout_sched.core.samples import Sample, Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.stored_facts import StoredPrompt
@@ -24,7 +24,7 @@ def test_a_prompt_is_a_fact_and_its_tokens_are_a_piece():
 
 
 def test_a_delivery_comes_back_as_it_was():
-    sample = Sample("a/0", "a", 0, 3, 2, (Segment(1, 2, "i0"),), 1, "stop")
+    sample = DeliveredSample("a/0", "a", 0, 3, 2, (Segment(1, 2, "i0"),), 1, "stop")
     action = Deliver(4, 2, (sample,), 1, False)
     assert facts.decoded(facts.encoded(action), Deliver) == action
     assert facts.delivery_name(action) == "4.1"

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.groups import Groups
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.open_transaction import OpenTransaction
 from rollout_sched.live.samples import LostGroup, Prompt, Reward
@@ -33,7 +33,7 @@ class Kept:
         transcript = TokenTranscript()
         transcript.keep(1, 2, Piece([5, 6], None))
         self.transcripts.write(f"{group}/0", transcript, self.open.changes)
-        return Sample(f"{group}/0", group, 0, 2, 0, (), 0, "stop")
+        return DeliveredSample(f"{group}/0", group, 0, 2, 0, (), 0, "stop")
 
     async def rows(self):
         await self.session.promise()

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.live.transcript import Piece, TokenTranscript
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 
 
@@ -29,7 +29,7 @@ class Kept:
         self.stored = StoredTranscripts(store)
 
     def write(self, streamed=()):
-        changes = Changes()
+        changes = Transaction()
         self.stored.write("a/0", self.transcript, changes, streamed)
         self.store.apply(changes)
         return changes
@@ -80,7 +80,7 @@ def test_what_is_forgotten_is_not_read(store):
     kept = Kept(store)
     kept.transcript.keep(1, 2, Piece([5, 6], None))
     kept.write()
-    stored, changes = StoredTranscripts(store), Changes()
+    stored, changes = StoredTranscripts(store), Transaction()
     stored.take_up("a/0")
     assert stored.owners() == {"r:a/0"}
     stored.forget("a/0", changes)

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
-from rollout_sched.core.model import Sample, Segment
+from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.metrics import CAUSES, Metrics
 
 
@@ -63,11 +63,13 @@ def shares(by_cause: dict[str, float]) -> dict[str, Any]:
 
 def sample(
     request: str, tokens: int = 10, versions: Sequence[int] = (0,), staleness: int = 0
-) -> Sample:
+) -> DeliveredSample:
     group, _, index = request.rpartition("/")
     segments = tuple(Segment(v, tokens // len(versions), "i") for v in versions)
-    return Sample(request, group, int(index), 10, tokens, segments, staleness, "stop")
+    return DeliveredSample(request, group, int(index), 10, tokens, segments, staleness, "stop")
 
 
-def deliver(*samples: Sample, version: int = 0, part: int = 0, last: bool = True) -> act.Deliver:
+def deliver(
+    *samples: DeliveredSample, version: int = 0, part: int = 0, last: bool = True
+) -> act.Deliver:
     return act.Deliver(version, version, samples, part, last)

@@ -14,7 +14,7 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.metrics.attempt_spans import AttemptSpans, Closed, Span
+from rollout_sched.metrics.attempt_spans import AttemptSpan, AttemptSpans, Closed
 from rollout_sched.metrics.folded import Folded
 
 
@@ -36,7 +36,7 @@ def test_the_time_of_an_attempt_is_shared_out_by_tokens() -> None:
         (1.0, Dispatch("a", 1, "i", 10, 40, 3)),
         (5.0, RequestFinished("a", 1, 40, ((3, 10), (4, 30)))),
     )
-    assert closed.spans == (Span(1.0, 1.0, 3, 10), Span(2.0, 3.0, 4, 30))
+    assert closed.spans == (AttemptSpan(1.0, 1.0, 3, 10), AttemptSpan(2.0, 3.0, 4, 30))
     assert (closed.outcome, closed.end_s) == ("finished", 5.0)
 
 
@@ -48,7 +48,7 @@ def test_without_spans_it_is_of_the_version_at_dispatch() -> None:
         (3.0, WeightsUpdated("i", 8)),
         (4.0, RequestInterrupted("a", 1, 5)),
     )
-    assert closed.spans == (Span(2.0, 2.0, 7, 5),)
+    assert closed.spans == (AttemptSpan(2.0, 2.0, 7, 5),)
     assert closed.outcome == "interrupted"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Answer, Discard
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.core.run_state import RunState
 from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
 from rollout_sched.metrics.folded import Folded
@@ -20,7 +20,7 @@ class Book:
             self.folded.observe(now, ev.RequestSubmitted(request, "p", 10, 100), [])
 
     def answer(self, now: float, request: str, tokens: int = 7) -> None:
-        sample = Sample(request, "p", 0, 10, tokens, (), 0, "stop")
+        sample = DeliveredSample(request, "p", 0, 10, tokens, (), 0, "stop")
         self.folded.observe(now, ev.RequestFinished(request, 1, tokens), [Answer(sample)])
 
     def discard(self, now: float, request: str, reason: str, *, ends: bool = True) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rollout_sched.core.actions import Action
 from rollout_sched.core.events import Event
-from rollout_sched.core.model import Sample, Segment
+from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.metrics.fold import Fold
 from rollout_sched.metrics.folded import Folded
 
@@ -19,5 +19,9 @@ def tell(fold: Fold, entries: Iterable[Entry]) -> None:
         folded.observe(now, event, actions)
 
 
-def sample(request: str, tokens: int = 1, *, group: str = "", staleness: int = 0) -> Sample:
-    return Sample(request, group, 0, 3, tokens, (Segment(0, tokens, "a"),), staleness, "stop")
+def sample(
+    request: str, tokens: int = 1, *, group: str = "", staleness: int = 0
+) -> DeliveredSample:
+    return DeliveredSample(
+        request, group, 0, 3, tokens, (Segment(0, tokens, "a"),), staleness, "stop"
+    )

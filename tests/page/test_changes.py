@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed, Retuned
 from rollout_sched.metrics.folded import Folded
-from rollout_sched.page.changes import CHANGES, Changes
+from rollout_sched.page.changes import CHANGES, ChangeLog
 
 
 def test_each_has_its_level_and_is_in_words() -> None:
-    changes = Changes()
+    changes = ChangeLog()
     folded = Folded(changes)
     folded.observe(1.0, InstanceJoined("i", 4, 1000, 7), [])
     folded.observe(2.0, RequestFailed("a", 1, "500"), [])
@@ -25,7 +25,7 @@ def test_each_has_its_level_and_is_in_words() -> None:
 
 
 def test_only_the_last_are_kept() -> None:
-    changes = Changes()
+    changes = ChangeLog()
     folded = Folded(changes)
     for number in range(2 * CHANGES):
         folded.observe(float(number), InstanceLost("i"), [])

@@ -17,7 +17,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBat
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray.deployment import Deployment
-from rollout_sched.integrations.ray.scheduler_actor import Handed
+from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
 from tests.neighbours.fleet import Program
 from tests.ray.conftest import PATIENCE_S, prompts
 
@@ -43,7 +43,7 @@ def test_what_it_answers_and_where_fronts_connect(cluster: Cluster, tmp_path: Pa
         assert msgspec.msgpack.decode(body)["epoch"] == epoch
         earlier = actor.micro_batches.options(num_returns=3)
         head, *parts = earlier.remote(NextBatch(), "an earlier epoch", 2)
-        assert msgspec.msgpack.decode(await head, type=Handed) == Handed(epoch, "pending")
+        assert msgspec.msgpack.decode(await head, type=HandedBatch) == HandedBatch(epoch, "pending")
         assert [await part for part in parts] == [None, None]
         assert await clusters.stop(DEPLOYMENT)
         assert not await clusters.stop(DEPLOYMENT)

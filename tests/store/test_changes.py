@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.tokens import Tokens, encode
 
 
 def test_the_last_word_counts():
-    first, second = Changes(), Changes()
+    first, second = Transaction(), Transaction()
     first.put("group", "a", b"1")
     first.put("group", "b", b"1")
     first.append("x", 0, b"1")
@@ -23,7 +23,7 @@ def test_the_last_word_counts():
 
 
 def test_what_is_cleared_and_written_again_is_only_what_is_new():
-    first, second = Changes(), Changes()
+    first, second = Transaction(), Transaction()
     first.append("x", 0, b"1")
     second.clear("x")
     second.append("x", 5, b"2")
@@ -33,14 +33,14 @@ def test_what_is_cleared_and_written_again_is_only_what_is_new():
 
 
 def test_nothing_is_false():
-    changes = Changes()
+    changes = Transaction()
     assert not changes
     changes.drop("group", "a")
     assert changes
 
 
 def test_tokens_are_encoded_when_they_are_written():
-    changes, tokens = Changes(), Tokens([1, 2], [-1.0, -0.1], [3])
+    changes, tokens = Transaction(), Tokens([1, 2], [-1.0, -0.1], [3])
     changes.append("x", 0, tokens)
     assert list(changes.written()) == [("x", 0, encode(tokens))]
     assert changes.size >= len(encode(tokens))

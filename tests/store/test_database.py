@@ -6,11 +6,11 @@ import sqlite3
 
 import pytest
 
-from rollout_sched.store.database import FORMAT, Database, Fact, Piece, Write
+from rollout_sched.store.database import FORMAT, Database, FactRow, PieceRow, Write
 from rollout_sched.store.disk import Disk
-from rollout_sched.store.token_files import Place
+from rollout_sched.store.token_files import PiecePlace
 
-PIECE = Piece("x", 3, Place(1, 20, 300), 4000)
+PIECE = PieceRow("x", 3, PiecePlace(1, 20, 300), 4000)
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def wrote(database, *, facts=(), pieces=(), synced=True):
 
 @pytest.mark.parametrize("synced", [True, False, None])
 def test_rows_are_read_as_they_were_put(database, synced):
-    wrote(database, facts=[Fact("group", "a", b"1")], pieces=[PIECE], synced=synced)
-    wrote(database, facts=[Fact("group", "a", b"2")], pieces=[PIECE._replace(crc=1)])
-    assert database.facts() == ([Fact("group", "a", b"2")], {})
+    wrote(database, facts=[FactRow("group", "a", b"1")], pieces=[PIECE], synced=synced)
+    wrote(database, facts=[FactRow("group", "a", b"2")], pieces=[PIECE._replace(crc=1)])
+    assert database.facts() == ([FactRow("group", "a", b"2")], {})
     assert database.pieces() == ([PIECE._replace(crc=1)], {})
     assert database.format == FORMAT
     assert database.problem() == ""
 
 
 def test_rows_go(database):
-    wrote(database, facts=[Fact("group", "a", b"1")], pieces=[PIECE])
+    wrote(database, facts=[FactRow("group", "a", b"1")], pieces=[PIECE])
     write = Write()
     write.drop_fact("group", "a")
     write.drop_pieces([PIECE])
@@ -49,12 +49,14 @@ def test_rows_go(database):
 
 
 def test_a_value_that_has_changed_is_damaged_and_can_be_dropped(database):
-    wrote(database, facts=[Fact("group", "a", b"1"), Fact("group", "b", b"1")], pieces=[PIECE])
+    wrote(
+        database, facts=[FactRow("group", "a", b"1"), FactRow("group", "b", b"1")], pieces=[PIECE]
+    )
     database._db.execute("UPDATE facts SET value = x'32' WHERE name = 'a'")
     database._db.execute("UPDATE pieces SET start = 'here'")
     facts, spoilt_facts = database.facts()
     pieces, spoilt_pieces = database.pieces()
-    assert facts == [Fact("group", "b", b"1")]
+    assert facts == [FactRow("group", "b", b"1")]
     assert list(spoilt_facts.values()) == ["group a"]
     assert pieces == []
     assert list(spoilt_pieces.values()) == ["x 3"]
@@ -71,21 +73,21 @@ class NoCommit(Disk):
 
 
 def test_a_transaction_that_fails_changes_nothing(tmp_path, database):
-    wrote(database, facts=[Fact("group", "a", b"1")])
+    wrote(database, facts=[FactRow("group", "a", b"1")])
     database._disk = NoCommit()
     with pytest.raises(OSError, match="No space"):
-        wrote(database, facts=[Fact("group", "a", b"2")])
-    assert database.facts() == ([Fact("group", "a", b"1")], {})
+        wrote(database, facts=[FactRow("group", "a", b"2")])
+    assert database.facts() == ([FactRow("group", "a", b"1")], {})
     database._disk = Disk()
-    wrote(database, facts=[Fact("group", "a", b"3")])
-    assert database.facts() == ([Fact("group", "a", b"3")], {})
+    wrote(database, facts=[FactRow("group", "a", b"3")])
+    assert database.facts() == ([FactRow("group", "a", b"3")], {})
 
 
 def test_a_checkpoint_lets_the_log_begin_anew(database):
-    wrote(database, facts=[Fact("group", str(n), b"x" * 1000) for n in range(100)])
+    wrote(database, facts=[FactRow("group", str(n), b"x" * 1000) for n in range(100)])
     before = database.log_bytes()
     database.checkpoint()
-    wrote(database, facts=[Fact("group", str(n), b"y" * 1000) for n in range(50)])
+    wrote(database, facts=[FactRow("group", str(n), b"y" * 1000) for n in range(50)])
     assert database.log_bytes() == before
     assert len(database.facts()[0]) == 100
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import PieceDamaged
 from rollout_sched.store.piece_book import PieceBook
@@ -19,7 +19,7 @@ def book(tmp_path):
 
 
 def appended(book, *pieces):
-    changes = Changes()
+    changes = Transaction()
     for owner, ordinal, data in pieces:
         changes.append(owner, ordinal, data)
     added = book.append(changes)
@@ -37,7 +37,7 @@ def test_pieces_are_read_by_ordinal(book):
 
 def test_what_goes_is_who_is_cleared_taken_back_or_written_anew(book):
     appended(book, ("x", 0, b"a"), ("x", 1, b"b"), ("y", 0, b"c"), ("z", 0, b"d"))
-    changes = Changes()
+    changes = Transaction()
     changes.clear("x")
     changes.take_back("y", 0)
     changes.take_back("y", 7)
@@ -73,7 +73,7 @@ def test_a_disk_that_changes_its_mind_is_told(tmp_path, book):
 def test_what_lies_in_a_file_of_which_most_is_gone_is_to_be_moved(book):
     appended(book, *((str(n), 0, b"x" * 20) for n in range(100)))
     assert book.sparse() == []
-    changes = Changes()
+    changes = Transaction()
     for number in range(100):
         if number % 5:
             changes.clear(str(number))

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreDamaged, StoreError
 from rollout_sched.store.salvage import salvage
 from rollout_sched.store.store import ROWS, Store
@@ -16,7 +16,7 @@ PAGE = 4096
 
 def filled(folder, facts=400):
     with closing(Store(folder)) as store:
-        changes = Changes()
+        changes = Transaction()
         for number in range(facts):
             changes.put("group", f"{number}", b"x" * 500)
         for number in range(20):

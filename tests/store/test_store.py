@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import (
     StoreDamaged,
     StoreError,
@@ -21,7 +21,7 @@ from rollout_sched.store.store import ROWS, TOKENS, Store
 
 def filled(folder, **given):
     store = Store(folder, **given)
-    changes = Changes()
+    changes = Transaction()
     changes.put("group", "a", b"1")
     changes.put("group", "b", b"2")
     changes.append("x", 0, b"one")
@@ -122,7 +122,7 @@ def test_the_disk_holds_no_more_than_twice_of_what_lives(tmp_path):
     capacity = 10_000
     with closing(Store(tmp_path, capacity=capacity, durable="off")) as store:
         for number in range(300):
-            changes = Changes()
+            changes = Transaction()
             changes.append(
                 f"keeps{number % 50}" if number % 10 == 0 else f"{number}", 0, b"x" * 997
             )
@@ -140,7 +140,7 @@ def test_the_log_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_sched.store.store.LOG_BYTES", 100_000)
     with closing(Store(tmp_path)) as store:
         for number in range(200):
-            changes = Changes()
+            changes = Transaction()
             changes.put("group", "a", b"x" * 3000)
             store.apply(changes, promised=number % 20 == 0)
             store.tidy()

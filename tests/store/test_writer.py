@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rollout_sched.store import writer as writer_module
-from rollout_sched.store.changes import Changes
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
@@ -27,7 +27,7 @@ def wait_for(condition):
 
 
 def put(name, value=b"1"):
-    changes = Changes()
+    changes = Transaction()
     changes.put("group", name, value)
     return changes
 

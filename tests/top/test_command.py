@@ -10,7 +10,7 @@ from rich.console import Console
 from rollout_sched.cli import main
 from rollout_sched.top import command
 from rollout_sched.top.command import Watched, watch
-from rollout_sched.top.source import KEY, Source
+from rollout_sched.top.source import KEY, GatewaySource
 from tests.top.served import serving
 
 
@@ -41,7 +41,7 @@ def test_a_gateway_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str])
 
 def test_one_that_goes_away_and_comes_back() -> None:
     with serving() as gateway:
-        watched = Watched(Source(gateway.url, ""))
+        watched = Watched(GatewaySource(gateway.url, ""))
         assert "no answer" not in text_of(watched)
         gateway.status = 503
         gone = text_of(watched)
@@ -54,7 +54,7 @@ def test_one_that_goes_away_and_comes_back() -> None:
 def test_one_that_has_never_answered() -> None:
     with serving() as gateway:
         gateway.status = 500
-        watched = Watched(Source(gateway.url, ""))
+        watched = Watched(GatewaySource(gateway.url, ""))
         assert text_of(watched).strip().endswith("no answer yet: it answered 500")
 
 
@@ -69,5 +69,5 @@ def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(command.time, "sleep", sleep)
     with serving() as gateway:
         console = Console(file=io.StringIO(), force_terminal=True, width=80, height=40)
-        watch(Source(gateway.url, ""), console, 0.5)
+        watch(GatewaySource(gateway.url, ""), console, 0.5)
         assert (slept, len(gateway.keys)) == ([0.5] * 3, 3)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.top.source import Away, Source
+from rollout_sched.top.source import Away, GatewaySource
 from tests.top.served import serving
 
 
 def test_its_key_goes_along() -> None:
     with serving() as gateway:
-        assert Source(gateway.url + "/", "secret").ask().policy == "best_async"
-        Source(gateway.url, "").ask()
+        assert GatewaySource(gateway.url + "/", "secret").ask().policy == "best_async"
+        GatewaySource(gateway.url, "").ask()
         assert gateway.keys == ["Bearer secret", None]
 
 
@@ -31,17 +31,17 @@ def test_refusals(status: int, body: bytes | None, kind: type[Exception], text: 
     with serving() as gateway:
         gateway.status, gateway.body = status, body
         with pytest.raises(kind, match=text):
-            Source(gateway.url, "").ask()
+            GatewaySource(gateway.url, "").ask()
 
 
 def test_nobody_there() -> None:
     with serving() as gateway:
         url = gateway.url
     with pytest.raises(Away, match="refused"):
-        Source(url, "").ask()
+        GatewaySource(url, "").ask()
 
 
 @pytest.mark.parametrize("url", ["gateway:9000", "ftp://a", "http://", ""])
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(CallerError, match="is no URL of a gateway"):
-        Source(url, "")
+        GatewaySource(url, "")

@@ -28,7 +28,7 @@ def main() -> None:
             for core in range(demo.INSTANCES)
         ]
         urls = [server.wait() for server in servers]
-        options = demo.Options(
+        options = demo.DemoOptions(
             policies=["areal"],
             instances=urls,
             weights=str(folder / "tiny-{version}"),

@@ -33,7 +33,7 @@ from rollout_sched.integrations.gateway.control_plane.scheduler_routes import (
 )
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.integrations.gateway.control_plane.workers import Workers
+from rollout_sched.integrations.gateway.control_plane.workers import WorkerRoutes
 from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT, Responses
 from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.integrations.vllm.weight_roots import OutsideRoots
@@ -98,7 +98,7 @@ def make_app(
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
     app.on_response_prepare.append(_Epoch(gateway).say)
-    public, workers = Public(gateway), Workers(gateway, control)
+    public, workers = Public(gateway), WorkerRoutes(gateway, control)
     scheduler, trainer = SchedulerRoutes(gateway), TrainerApi(gateway, max_samples)
     app[WATCH] = LiveWatch(gateway)
     live = LiveRoutes(app[WATCH])

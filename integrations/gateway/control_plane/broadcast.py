@@ -18,7 +18,7 @@ from rollout_sched.live.ports import InstanceError
 Answer = dict[str, Any]
 
 
-class Call(NamedTuple):
+class FleetCall(NamedTuple):
     """What every instance is asked; `query` without "?". `pause` says whether it stands still after
     it, or goes on."""
 
@@ -31,7 +31,7 @@ class Call(NamedTuple):
     pause: Literal["hold", "release"] | None = None
 
 
-class Refused(InstanceError):
+class InstanceRefused(InstanceError):
     """An instance answered with another status than success."""
 
     def __init__(self, status: int, body: Any) -> None:
@@ -42,7 +42,7 @@ class Refused(InstanceError):
 
 async def broadcast(
     supervisors: Sequence[InstanceSupervisor],
-    call: Call,
+    call: FleetCall,
     bodies: Mapping[str, bytes] | None = None,
 ) -> tuple[int, Answer]:
     """As `to_each`; every result has the status and the body of an instance's answer.
@@ -88,7 +88,7 @@ async def _done(
     begun = time.monotonic()
     try:
         done = await order(supervisor)
-    except Refused as error:
+    except InstanceRefused as error:
         return {**who, "status": error.status, "error": "refused", "message": error.body}
     except Exception as error:  # whatever it is, the others' answers must not be lost with it
         text = str(error) or type(error).__name__
@@ -96,7 +96,7 @@ async def _done(
     return {**who, "latency_ms": round(1000 * (time.monotonic() - begun)), **done}
 
 
-async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
+async def _ask(supervisor: InstanceSupervisor, call: FleetCall) -> dict[str, Any]:
     if supervisor.description is None and not supervisor.admission.awaits_weights:
         raise InstanceError(
             f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
@@ -110,12 +110,12 @@ async def _ask(supervisor: InstanceSupervisor, call: Call) -> dict[str, Any]:
         )
         body = _readable(response.body)
         if response.status >= 300:
-            raise Refused(response.status, body)
+            raise InstanceRefused(response.status, body)
         _note(supervisor, call, body)
     return {"status": response.status, "body": body}
 
 
-def _note(supervisor: InstanceSupervisor, call: Call, body: Any) -> None:
+def _note(supervisor: InstanceSupervisor, call: FleetCall, body: Any) -> None:
     """Whoever watches the instance must know that it stands still."""
     if call.pause == "hold":
         supervisor.pauses.note_held()

@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     RequestFailed,
     RequestInterrupted,
 )
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.metrics.fold import Handler
 
 
@@ -79,6 +79,6 @@ class Counters:
         if action.ends:
             self.outcomes[action.reason] += 1
 
-    def _over(self, outcome: str, sample: Sample) -> None:
+    def _over(self, outcome: str, sample: DeliveredSample) -> None:
         self.outcomes[outcome] += 1
         self.tokens[outcome] += sample.response_tokens

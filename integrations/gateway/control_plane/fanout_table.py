@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout_sched.integrations.gateway.control_plane.weight_protocol import Step
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.ranks import RankFields
 
 _FILE = Path(__file__).with_name("fanout_table.toml")
@@ -22,7 +22,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to: Literal["all", "rewrite", "one", "refuse"]
     pause: Literal["hold", "release"] | None = None
     away: bool = False
-    update: Step | None = None
+    update: ProtocolStep | None = None
     ranks: RankFields | None = None
     sum: str = ""
     because: str = ""
@@ -39,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     calls: dict[str, Rule]
-    rpc: dict[str, Step]
+    rpc: dict[str, ProtocolStep]
     rpc_paths: dict[str, list[str]] = {}
 
 
@@ -49,7 +49,7 @@ class FanoutTable:
     def __init__(
         self,
         calls: Mapping[tuple[str, str], Rule],
-        rpc: Mapping[str, Step],
+        rpc: Mapping[str, ProtocolStep],
         rpc_paths: Mapping[str, list[str]],
     ) -> None:
         self.calls = calls
@@ -64,13 +64,15 @@ class FanoutTable:
         rule = self.of(method, path)
         if rule is None:
             return frozenset()
-        if rule.update is Step.BY_METHOD:
+        if rule.update is ProtocolStep.BY_METHOD:
             return frozenset(self._rpc_paths.get(_called(body), ()))
         return frozenset(rule.paths)
 
-    def step(self, rule: Rule, body: bytes) -> Step | None:
+    def step(self, rule: Rule, body: bytes) -> ProtocolStep | None:
         """The step of a weight update that a call is; of /collective_rpc its body says which."""
-        return self._rpc.get(_called(body)) if rule.update is Step.BY_METHOD else rule.update
+        return (
+            self._rpc.get(_called(body)) if rule.update is ProtocolStep.BY_METHOD else rule.update
+        )
 
 
 class _Rpc(msgspec.Struct):

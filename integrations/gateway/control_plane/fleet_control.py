@@ -15,7 +15,7 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.broadcast import (
     Answer,
-    Call,
+    FleetCall,
     broadcast,
     still_asleep,
 )
@@ -79,7 +79,7 @@ class FleetControl:
         answer = await self.carry_out(call, rule)
         return _as_one_server(request, rule, answer, NOT_REPEATABLE if together else REPEATABLE)
 
-    async def carry_out(self, call: Call, rule: Rule) -> Answer:
+    async def carry_out(self, call: FleetCall, rule: Rule) -> Answer:
         """By all whom it concerns; the failures of those that have not joined are apart, `away`."""
         step = self._table.step(rule, call.body)
         if step is not None:
@@ -117,7 +117,7 @@ def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteD
     )
 
 
-async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:
+async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCall:
     """What instances are asked, on a path of theirs. The query as it came: decoded, "%26" would
     become another parameter for them; less the `selector`, which is for us. Raises CallerError for
     weights that lie where none may."""
@@ -129,7 +129,7 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> Call:
     limit_s = gateway.driver.settings.update_timeout_s
     rule = shipped().of(request.method, path)
     pause = None if rule is None else rule.pause
-    return Call(request.method, path, query, headers, body, limit_s, pause)
+    return FleetCall(request.method, path, query, headers, body, limit_s, pause)
 
 
 def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: int) -> web.Response:

@@ -19,7 +19,7 @@ from rollout_sched.core.events import InstanceLost
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.integrations.gateway.control_plane.broadcast import (
     Answer,
-    Call,
+    FleetCall,
     broadcast,
 )
 from rollout_sched.integrations.gateway.control_plane.version_labels import (
@@ -30,7 +30,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     Conflict,
     HalfDone,
     Member,
-    Step,
+    ProtocolStep,
     UpdateState,
     WeightProtocol,
 )
@@ -75,22 +75,22 @@ class TrainerUpdates:
             "remedy": half.remedy if half else "",
         }
 
-    def ranks_meet_in(self, step: Step | None) -> bool:
+    def ranks_meet_in(self, step: ProtocolStep | None) -> bool:
         """Whether a call of this step is one that all ranks of a group take part in together, so
         that some of them must not get it again."""
         begun = self._protocol.state is UpdateState.BEGUN
-        return step is Step.SET_UP or (step is Step.LOAD and begun)
+        return step is ProtocolStep.SET_UP or (step is ProtocolStep.LOAD and begun)
 
-    async def send(self, call: Call, step: Step, ranks: RankFields | None) -> Answer:
+    async def send(self, call: FleetCall, step: ProtocolStep, ranks: RankFields | None) -> Answer:
         """As `broadcast`, over all instances that have a part in it; `done_before` counts those
         that had done this very call and were not asked again. `ranks`: where the body names some.
 
         Raises CallerError, and InstanceError where an instance does not say how many ranks it has.
         """
         async with self._turn:
-            if step is Step.SET_UP:
+            if step is ProtocolStep.SET_UP:
                 return await self._set_up(call, ranks)
-            if step is Step.LABEL:
+            if step is ProtocolStep.LABEL:
                 return await self._label(call)
             return await self._load(call, step)
 
@@ -122,7 +122,7 @@ class TrainerUpdates:
 
     # -- set up ----------------------------------------------------------------------------
 
-    async def _set_up(self, call: Call, ranks: RankFields | None) -> Answer:
+    async def _set_up(self, call: FleetCall, ranks: RankFields | None) -> Answer:
         here = self.reachable()
         if ranks is None or not here:
             return (await broadcast(here, call))[1]
@@ -140,15 +140,17 @@ class TrainerUpdates:
 
     # -- load ------------------------------------------------------------------------------
 
-    async def _load(self, call: Call, step: Step) -> Answer:
+    async def _load(self, call: FleetCall, step: ProtocolStep) -> Answer:
         protocol = self._protocol
         identity = _identity(call)
         self._check_that_we_load_nothing()
         protocol.check(step, identity)
-        told = self._labels.told(call.body, "weight_version") if step is Step.FINISH else None
+        told = (
+            self._labels.told(call.body, "weight_version") if step is ProtocolStep.FINISH else None
+        )
         members = protocol.members(self._candidates(step), step)
         pending = [self._driver.supervisors[m.name] for m in protocol.pending(identity, members)]
-        beside = self._beside(members) if step in (Step.LOAD, Step.WHOLE) else []
+        beside = self._beside(members) if step in (ProtocolStep.LOAD, ProtocolStep.WHOLE) else []
         for name in (*(member.name for member in members), *(each.name for each in beside)):
             self._driver.versions.close_gate(name, LOADING)
         _, answer = await broadcast([*pending, *beside], call)
@@ -167,7 +169,7 @@ class TrainerUpdates:
                 [*loaded, *(b for b in beside if b.name not in away)], told
             )
         self._open_gates()
-        if step is Step.FINISH and not failed and protocol.half_done is not None:
+        if step is ProtocolStep.FINISH and not failed and protocol.half_done is not None:
             raise Conflict(protocol.half_done.remedy)
         return answer
 
@@ -180,9 +182,9 @@ class TrainerUpdates:
                     "in GET /admin/state"
                 )
 
-    def _candidates(self, step: Step) -> list[Member]:
+    def _candidates(self, step: ProtocolStep) -> list[Member]:
         """Who may have a part in it: in an update by transfer those that it was set up with."""
-        transfer = step is Step.BEGIN or self._protocol.state is UpdateState.BEGUN
+        transfer = step is ProtocolStep.BEGIN or self._protocol.state is UpdateState.BEGUN
         if transfer and self._group:
             return [m for m in map(_member, self.reachable()) if m in self._group]
         return [_member(each) for each in self._here()]
@@ -209,7 +211,7 @@ class TrainerUpdates:
 
     # -- label -----------------------------------------------------------------------------
 
-    async def _label(self, call: Call) -> Answer:
+    async def _label(self, call: FleetCall) -> Answer:
         """The trainer says which version its weights are."""
         if self._protocol.half_loaded:
             raise Conflict(
@@ -229,7 +231,7 @@ class TrainerUpdates:
         return [each for each in self._driver.supervisors.values() if each.joined]
 
 
-def _identity(call: Call) -> bytes:
+def _identity(call: FleetCall) -> bytes:
     """What tells a call from every other one, its body and all."""
     return blake2b(f"{call.path}?{call.query}\n".encode() + call.body, digest_size=16).digest()
 
@@ -245,7 +247,7 @@ def _set_apart(answer: Answer, names: Collection[str]) -> None:
     answer["failed"] = [failure for failure in answer["failed"] if failure["url"] not in names]
 
 
-def _left_as_it_was(answer: dict[str, Any], step: Step) -> bool:
+def _left_as_it_was(answer: dict[str, Any], step: ProtocolStep) -> bool:
     """Whether all have refused a call before they touched their weights.
 
     A begin that is refused has not begun. A status of 4xx is about the call itself, but for AReaL's
@@ -255,7 +257,10 @@ def _left_as_it_was(answer: dict[str, Any], step: Step) -> bool:
         return False
     return all(
         failure["status"] is not None
-        and (step is Step.BEGIN or (failure["status"] < 500 and not _says_that_it_failed(failure)))
+        and (
+            step is ProtocolStep.BEGIN
+            or (failure["status"] < 500 and not _says_that_it_failed(failure))
+        )
         for failure in answer["failed"]
     )
 

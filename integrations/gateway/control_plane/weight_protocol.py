@@ -26,7 +26,7 @@ class Conflict(CallerError):
     """A call that is right in itself, but not now."""
 
 
-class Step(StrEnum):
+class ProtocolStep(StrEnum):
     """What a call does to the weights."""
 
     SET_UP = "set up"  # of a transfer: no weights are touched
@@ -45,7 +45,7 @@ class UpdateState(StrEnum):
     BEGUN = "begun"
 
 
-class Move(msgspec.Struct, frozen=True):
+class ProtocolMove(msgspec.Struct, frozen=True):
     """`loaded`: the weights are new and whole then."""
 
     to: UpdateState
@@ -54,18 +54,18 @@ class Move(msgspec.Struct, frozen=True):
 
 SETTLED, BEGUN = UpdateState
 
-MOVES: dict[UpdateState, dict[Step, Move]] = {
+MOVES: dict[UpdateState, dict[ProtocolStep, ProtocolMove]] = {
     SETTLED: {
-        Step.BEGIN: Move(BEGUN),
+        ProtocolStep.BEGIN: ProtocolMove(BEGUN),
         # prime-rl's /update_weights; vLLM refuses what has not begun.
-        Step.LOAD: Move(SETTLED, loaded=True),
-        Step.WHOLE: Move(SETTLED, loaded=True),
-        Step.FINISH: Move(SETTLED),
+        ProtocolStep.LOAD: ProtocolMove(SETTLED, loaded=True),
+        ProtocolStep.WHOLE: ProtocolMove(SETTLED, loaded=True),
+        ProtocolStep.FINISH: ProtocolMove(SETTLED),
     },
     BEGUN: {
-        Step.BEGIN: Move(BEGUN),
-        Step.LOAD: Move(BEGUN),
-        Step.FINISH: Move(SETTLED, loaded=True),
+        ProtocolStep.BEGIN: ProtocolMove(BEGUN),
+        ProtocolStep.LOAD: ProtocolMove(BEGUN),
+        ProtocolStep.FINISH: ProtocolMove(SETTLED, loaded=True),
     },
 }
 
@@ -117,10 +117,10 @@ class WeightProtocol:
         """Whether an instance may have weights that are neither the old ones nor the new ones."""
         return self.state is BEGUN or self.half_done is not None
 
-    def members(self, here: Collection[Member], step: Step) -> list[Member]:
+    def members(self, here: Collection[Member], step: ProtocolStep) -> list[Member]:
         """Of the instances that are here those that a step concerns: who came after an update had
         begun has no part in it."""
-        anew = self.state is SETTLED or step is Step.BEGIN
+        anew = self.state is SETTLED or step is ProtocolStep.BEGIN
         return [member for member in here if anew or member in self._begun_with]
 
     def pending(self, call: bytes, members: Iterable[Member]) -> list[Member]:
@@ -129,22 +129,22 @@ class WeightProtocol:
         done = half.done if half is not None and half.call == call else frozenset()
         return [member for member in members if member not in done]
 
-    def check(self, step: Step, call: bytes) -> None:
+    def check(self, step: ProtocolStep, call: bytes) -> None:
         """Raises Conflict if it would load on where a load is half done, or begin another update
         within one."""
         if step not in MOVES[self.state]:
             raise Conflict("an update has begun: finish it first, or begin it anew")
         half = self.half_done
-        goes_on = step is Step.LOAD and self.state is BEGUN
+        goes_on = step is ProtocolStep.LOAD and self.state is BEGUN
         if half is not None and half.call != call and goes_on:
             raise Conflict(half.remedy)
 
-    def did(self, step: Step, call: bytes, members: Collection[Member]) -> bool:
+    def did(self, step: ProtocolStep, call: bytes, members: Collection[Member]) -> bool:
         """All `members` have done it. Returns whether the weights are new and whole now."""
         half, move = self.half_done, MOVES[self.state][step]
         self.state = move.to
         self._begun_with = frozenset(members)
-        if step is Step.FINISH and half is not None and half.call != call:
+        if step is ProtocolStep.FINISH and half is not None and half.call != call:
             return False
         self.half_done = None
         return move.loaded
@@ -159,12 +159,12 @@ class WeightProtocol:
             half = self.half_done.without(name)
             self.half_done = half if half.done or half.failed else None
 
-    def half_did(self, step: Step, call: HalfDone) -> None:
+    def half_did(self, step: ProtocolStep, call: HalfDone) -> None:
         """Some have done a call and others have not."""
         half = self.half_done
-        if step is Step.FINISH and half is not None and half.call != call.call:
+        if step is ProtocolStep.FINISH and half is not None and half.call != call.call:
             return  # what is not whole for want of a load stays so, whoever has finished it
-        if step is Step.BEGIN:  # on the first, it has begun
+        if step is ProtocolStep.BEGIN:  # on the first, it has begun
             self.state = BEGUN
             self._begun_with = call.done | call.failed
         self.half_done = call

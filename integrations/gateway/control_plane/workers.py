@@ -32,7 +32,7 @@ from rollout_sched.integrations.gateway.control_plane.relay import is_plain
 EVERYBODY = ("", "*", "all")
 
 
-class Workers:
+class WorkerRoutes:
     """Routes for administrators, except for the end of a session, which clients tell, and what a
     trainer tells the whole fleet."""
 

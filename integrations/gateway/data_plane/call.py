@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
 from rollout_sched.integrations.gateway.data_plane.dialects import RESUME_PATH, Part, resume
@@ -16,7 +16,7 @@ from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.http_request import Headers
 from rollout_sched.integrations.gateway.data_plane.splice import Values
 from rollout_sched.integrations.gateway.data_plane.split import One
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
 from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
@@ -34,14 +34,14 @@ _IDS = msgspec.json.Decoder(list[int])
 class Reply(Protocol):
     """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
 
-    def upstream(self, upstream_call: ProxyCall) -> None:
+    def upstream(self, upstream_call: UpstreamCall) -> None:
         """Where the stream's bytes come from, to be slowed down for a slow client."""
 
     def paced(self, over: Over, outcome: Outcome) -> None:
         """Tell an attempt's end as soon as that holds up no other stream."""
 
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
-        """The whole answer at once; `headers` as in `integrations.http.request.Request`."""
+        """The whole answer at once; `headers` as in `integrations.http.request.ReceivedRequest`."""
 
     def begin(self, headers: Headers) -> Write:
         """The answer comes as a stream of server-sent events; returns where they go."""
@@ -71,7 +71,7 @@ class Call:
 
     def pass_on(
         self, client: Upstream, order_id: str, path: bytes, body: bytes, receiver: Receiver
-    ) -> ProxyCall:
+    ) -> UpstreamCall:
         """Make an attempt's call, under a name that no other call has.
 
         Else whoever chose the same name as another client could have its responses aborted.
@@ -140,7 +140,7 @@ def _cannot_be_sent(error: Exception) -> RequestRejected:
     return RequestRejected(text, 400, error_body(400, text))
 
 
-def added(sample: Sample) -> bytes:
+def added(sample: DeliveredSample) -> bytes:
     """The added field's value: which version and instance made which of the tokens."""
     start, segments = 0, []
     for segment in sample.segments:
@@ -153,7 +153,7 @@ def added(sample: Sample) -> bytes:
     return f'{{"segments":[{",".join(segments)}]}}'.encode()
 
 
-def weight_versions(sample: Sample) -> list[dict[str, Any]]:
+def weight_versions(sample: DeliveredSample) -> list[dict[str, Any]]:
     """What vLLM says of the versions of an answer's tokens, for one that took several attempts."""
     spans: list[dict[str, Any]] = []
     start = 0
@@ -167,7 +167,7 @@ def weight_versions(sample: Sample) -> list[dict[str, Any]]:
     return spans
 
 
-def with_added(body: bytes, sample: Sample) -> bytes:
+def with_added(body: bytes, sample: DeliveredSample) -> bytes:
     """An answer's JSON object with the added field at its end."""
     end = body.rindex(b"}")
     return b'%b,"%b":%b}' % (body[:end], FIELD.encode(), added(sample))

@@ -7,7 +7,7 @@ import re
 from rollout_sched.integrations.gateway.data_plane.envelope import Envelope, check_name
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 #: Headers between two neighbours, which are not passed on (RFC 9110, 7.6.1), and those that are
@@ -55,7 +55,7 @@ class ClientRequest:
         path: bytes,
         header_lines: bytes,
         request_id: bytes,
-        body: Body,
+        body: ClientBody,
         envelope: Envelope,
     ) -> None:
         self.endpoint = endpoint
@@ -67,7 +67,7 @@ class ClientRequest:
 
 
 def read_client_request(
-    request: HttpRequest, endpoint: Endpoint, body: Body, envelope: Envelope
+    request: HttpRequest, endpoint: Endpoint, body: ClientBody, envelope: Envelope
 ) -> ClientRequest:
     """What the responses of a call share. The header's names go before the body's."""
     fields = request.fields

@@ -29,7 +29,7 @@ from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
@@ -115,7 +115,7 @@ class DataPlane:
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         check_head(request)
         envelope = envelopes.read(request.body, endpoint)
-        body = Body(request.body, nested=endpoint == "generate")
+        body = ClientBody(request.body, nested=endpoint == "generate")
         ones = split(body, endpoint, envelope, min(limits.samples, limits.requests))
         body_bytes, prompt = len(request.body), len(envelope.prompt)
         if len(ones) > 1:

@@ -18,7 +18,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
 from rollout_sched.integrations.gateway.data_plane.http_request import Headers
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.gateway.data_plane.upstream import UpstreamCall
 from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event, data_of_each
 from rollout_sched.live.ports import InstanceError, Outcome, Over
 
@@ -35,7 +35,7 @@ class WholeReply(Reply, Protocol):
 class Fanout:
     """Gathers the replies to the responses of one call; the first error ends it for all.
 
-    Towards the reply it is the one upstream (`upstream.ProxyCall`) of all its streams.
+    Towards the reply it is the one upstream (`upstream.UpstreamCall`) of all its streams.
     """
 
     def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
@@ -46,7 +46,7 @@ class Fanout:
         self._open = set(range(count))
         self._write: Write | None = None  # where the events go, once there are any
         self._over = False
-        self._upstreams: list[ProxyCall] = []
+        self._upstreams: list[UpstreamCall] = []
         self._paused = False
 
     def child(self, index: int) -> Child:
@@ -103,7 +103,7 @@ class Fanout:
 
     # -- streams ---------------------------------------------------------------------------
 
-    def upstream(self, upstream_call: ProxyCall) -> None:
+    def upstream(self, upstream_call: UpstreamCall) -> None:
         if not self._upstreams:
             self._reply.upstream(self)
         self._upstreams.append(upstream_call)
@@ -193,7 +193,7 @@ class Child:
         self._fanout = fanout
         self._index = index
 
-    def upstream(self, upstream_call: ProxyCall) -> None:
+    def upstream(self, upstream_call: UpstreamCall) -> None:
         self._fanout.upstream(upstream_call)
 
     def paced(self, over: Over, outcome: Outcome) -> None:

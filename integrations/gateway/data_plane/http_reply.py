@@ -10,7 +10,7 @@ from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
 from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT
 from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall
+from rollout_sched.integrations.gateway.data_plane.upstream import UpstreamCall
 from rollout_sched.integrations.vllm.protocol.event_stream import as_event
 from rollout_sched.live.ports import Outcome, Over
 
@@ -110,7 +110,7 @@ class HttpReply:
         log_failure(error)
         self.fail(500, f"the gateway failed: {error}")
 
-    def upstream(self, upstream_call: ProxyCall) -> None:
+    def upstream(self, upstream_call: UpstreamCall) -> None:
         self._request.on_pause = upstream_call.pause
         self._request.on_resume = upstream_call.resume
 

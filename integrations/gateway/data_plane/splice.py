@@ -43,7 +43,7 @@ def changeable(text: bytes | msgspec.Raw) -> Changeable:
     return found
 
 
-class Body:
+class ClientBody:
     """A client's body, read once for all the bodies that are made of it.
 
     `nested`: its sampling parameters have an object of their own.

@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway.data_plane.envelope import (
     several_prompts,
 )
 from rollout_sched.integrations.gateway.data_plane.fields import NOTHING, BadRequest, Seed
-from rollout_sched.integrations.gateway.data_plane.splice import NONE, Body, Values
+from rollout_sched.integrations.gateway.data_plane.splice import NONE, ClientBody, Values
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 _SEED = msgspec.json.Decoder(Seed | None)
@@ -33,7 +33,7 @@ class One:
         self.sampling = sampling
 
 
-def split(body: Body, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
+def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
     """The responses of a call, in the order of their index; those of a prompt have it in common.
 
     They are counted before anything is made of them: BadRequest if there are more than `most`.
@@ -59,7 +59,7 @@ def split(body: Body, endpoint: Endpoint, envelope: Envelope, most: int) -> list
     return ones
 
 
-def _samplings(body: Body, samples: int) -> list[Values]:
+def _samplings(body: ClientBody, samples: int) -> list[Values]:
     """The sampling parameters in which the samples of a prompt differ from what the client says."""
     said = body.sampling().seed
     seed = None

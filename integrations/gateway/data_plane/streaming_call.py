@@ -17,7 +17,7 @@ import logging
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import answers, dialects
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
@@ -31,7 +31,7 @@ from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids, prompt_tokens
 from rollout_sched.integrations.gateway.data_plane.stream import Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
 from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
@@ -93,8 +93,8 @@ class StreamTranscript:
 class StreamingCall:
     """Passes events through, from as many attempts as it takes.
 
-    Towards the reply it is the one `upstream.ProxyCall`, whichever attempt is under way: one that
-    begins while the client does not read begins paused.
+    Towards the reply it is the one `upstream.UpstreamCall`, whichever attempt is under way: one
+    that begins while the client does not read begins paused.
     """
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
@@ -104,7 +104,7 @@ class StreamingCall:
         self.transcript = StreamTranscript()
         self._client = ClientStream(call.endpoint, reply)
         self.responder = StreamResponder(call, self._client, self.transcript)
-        self._upstream_call: ProxyCall | None = None
+        self._upstream_call: UpstreamCall | None = None
         self.paused = False
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
@@ -126,7 +126,7 @@ class StreamingCall:
             labelled=client.labelled,
         )
         self.transcript.add(dispatch.attempt, stream)
-        receiver = Receiver(self, stream, over)
+        receiver = StreamReceiver(self, stream, over)
         upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         receiver.upstream_call = upstream_call
         if self._upstream_call is None:
@@ -182,7 +182,7 @@ class StreamResponder:
         self._transcript = transcript
         self._ended = False
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         try:
             events = self._ending(sample)
             self._client.send(b"".join([as_event(data) for data in events]))
@@ -193,7 +193,7 @@ class StreamResponder:
             self._ended = True
             self._client.reply.end()
 
-    def _ending(self, sample: Sample) -> list[bytes]:
+    def _ending(self, sample: DeliveredSample) -> list[bytes]:
         """The last events; what no instance has said is made here."""
         said = self._client.envelope or dialects.envelope(self._call.endpoint, "event")
         final = usage = b""
@@ -243,7 +243,7 @@ class StreamResponder:
             self._client.reply.end(status)
 
 
-def _of_all_attempts(final: bytes, sample: Sample) -> bytes:
+def _of_all_attempts(final: bytes, sample: DeliveredSample) -> bytes:
     """The event that ends a stream, where the last attempt has said what it knows: the versions of
     its own tokens."""
     fields = answers.read_object(final)
@@ -251,7 +251,7 @@ def _of_all_attempts(final: bytes, sample: Sample) -> bytes:
     return msgspec.json.encode(fields)
 
 
-class Receiver:
+class StreamReceiver:
     """Hands an exchange's bytes to its stream, to the end; it is the attempt that the driver holds.
 
     What comes after the end is nobody's.
@@ -265,7 +265,7 @@ class Receiver:
         self._over: Over | None = over
         self._status = 0
         self._error = b""
-        self.upstream_call: ProxyCall | None = None
+        self.upstream_call: UpstreamCall | None = None
 
     @property
     def held_back(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import answers, dialects
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
@@ -23,7 +23,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 )
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
 from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
 from rollout_sched.integrations.http.client import WholeAnswer
 from rollout_sched.integrations.http.heads import Headers, write_fields
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
@@ -116,7 +116,7 @@ class UnaryCall:
             path, body = self.call.first(dispatch, self.max_tokens)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
         spoken = "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
-        receiver = Receiver(
+        receiver = UnaryReceiver(
             self,
             over,
             order_id,
@@ -173,7 +173,7 @@ class UnaryResponder:
         self._transcript = transcript
         self._answered = False
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, sample: DeliveredSample) -> None:
         try:
             headers = header_lines(sample.segments[-1].instance if sample.segments else "")
             body = self._body(sample)
@@ -190,7 +190,7 @@ class UnaryResponder:
             status, body = failure(error)
             self._reply.answer(status, [JSON], body)
 
-    def _body(self, sample: Sample) -> bytes:
+    def _body(self, sample: DeliveredSample) -> bytes:
         last = self._transcript.last
         if isinstance(last, Raw):
             return self._whole(last.body, sample)
@@ -202,7 +202,7 @@ class UnaryResponder:
         answer[FIELD] = msgspec.Raw(added(sample))
         return msgspec.json.encode(answer)
 
-    def _whole(self, body: bytes, sample: Sample) -> bytes:
+    def _whole(self, body: bytes, sample: DeliveredSample) -> bytes:
         if not self._call.resumable or self._call.keep_ids:
             return with_added(body, sample)
         answer = answers.read_object(body)
@@ -231,7 +231,7 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
         return status, error_body(status, text.encode(errors="replace").decode())
 
 
-class Receiver(WholeAnswer):
+class UnaryReceiver(WholeAnswer):
     """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
 
     __slots__ = (
@@ -264,7 +264,7 @@ class Receiver(WholeAnswer):
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
-        self.upstream_call: ProxyCall | None = None
+        self.upstream_call: UpstreamCall | None = None
 
     def cancel(self) -> None:
         self._over = None

@@ -8,7 +8,7 @@ from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.live.ports import Attempting
 
 
-class ProxyCall(Attempting, Protocol):
+class UpstreamCall(Attempting, Protocol):
     """A call under way."""
 
     def pause(self) -> None: ...
@@ -34,4 +34,4 @@ class Upstream(Protocol):
         header_lines: bytes,
         body: bytes,
         receiver: Receiver,
-    ) -> ProxyCall: ...
+    ) -> UpstreamCall: ...

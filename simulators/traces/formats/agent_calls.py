@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import Sample, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 SUBAGENT = "subagent"
@@ -45,11 +45,11 @@ def _agents(row: Row, requests: list[object]) -> Iterator[list[Row]]:
             yield sorted(own, key=lambda call: call.seconds("t"))
 
 
-def _sample(group: str, calls: list[Row]) -> Sample:
+def _sample(group: str, calls: list[Row]) -> SampleRecord:
     followed = [_turn(call, after) for call, after in pairwise(calls)]
     first, last = calls[0], calls[-1]
     turns = (*followed, Turn(_made(last)))
-    return Sample(group, 0, first.tokens("in"), turns, first.seconds("t"), "unknown")
+    return SampleRecord(group, 0, first.tokens("in"), turns, first.seconds("t"), "unknown")
 
 
 def _turn(call: Row, after: Row) -> Turn:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import COUNTED_BY, MOST_TOKENS, Sample, Turn
+from rollout_sched.simulators.traces.model import COUNTED_BY, MOST_TOKENS, SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 #: There is nothing in the records about the prompt.
@@ -32,7 +32,7 @@ def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
         labels[COUNTED_BY] = counting.label_of_seconds
         yield (
             row.place,
-            Sample(
+            SampleRecord(
                 group,
                 index,
                 UNKNOWN_PROMPT,

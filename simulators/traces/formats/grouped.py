@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import Finish, Sample, Turn
+from rollout_sched.simulators.traces.model import Finish, SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 
@@ -16,7 +16,7 @@ def _convert(rows: Iterable[Row], _: Counting) -> Placed:
     for row in rows:
         yield (
             row.place,
-            Sample(
+            SampleRecord(
                 group=row.text("group_id"),
                 sample=row.whole("sample_idx"),
                 prompt_tokens=row.tokens("prompt_tokens"),

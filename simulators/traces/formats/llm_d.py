@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import Sample, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 
@@ -32,7 +32,7 @@ def _convert(rows: Iterable[Row], _: Counting) -> Placed:
         followed = [_turn(turn, after) for turn, after in pairwise(turns)]
         yield (
             first.place,
-            Sample(
+            SampleRecord(
                 group,
                 index,
                 first.tokens("prompt_tokens"),

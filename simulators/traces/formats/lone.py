@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import Place, Sample, Turn
+from rollout_sched.simulators.traces.model import SamplePlace, SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 
@@ -60,10 +60,10 @@ def _lone(
     prompt: str,
     output: str,
     labels: dict[str, str] | None = None,
-) -> tuple[Place, Sample]:
+) -> tuple[SamplePlace, SampleRecord]:
     """A sample that is a group of its own, from a source that knows no groups."""
     turns = (Turn(row.tokens(output)),)
-    sample = Sample(
+    sample = SampleRecord(
         str(serial), 0, row.tokens(prompt), turns, arrival_s, "unknown", None, labels or {}
     )
     return row.place, sample

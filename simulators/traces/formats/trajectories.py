@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import Sample, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 
@@ -15,7 +15,7 @@ def _short_keys(rows: Iterable[Row], _: Counting) -> Placed:
     for row in rows:
         outputs, observations, times = _columns(row, "t", row.list_of("t"))
         turns = _turns(row, ("t", outputs), ("t", observations), ("t", times))
-        yield row.place, Sample(row.text("g"), row.whole("s"), row.tokens("p"), turns)
+        yield row.place, SampleRecord(row.text("g"), row.whole("s"), row.tokens("p"), turns)
 
 
 def _lists(rows: Iterable[Row], _: Counting) -> Placed:
@@ -30,7 +30,7 @@ def _lists(rows: Iterable[Row], _: Counting) -> Placed:
         turns = _turns(row, out, obs, times)
         yield (
             row.place,
-            Sample(row.text("group"), row.whole("stream"), row.tokens("prompt_len"), turns),
+            SampleRecord(row.text("group"), row.whole("stream"), row.tokens("prompt_len"), turns),
         )
 
 

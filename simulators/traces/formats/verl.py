@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import COUNTED_BY, Sample, Turn
+from rollout_sched.simulators.traces.model import COUNTED_BY, SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
 
@@ -31,7 +31,9 @@ def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
         labels[COUNTED_BY] = counting.label
         index = members[group]
         members[group] += 1
-        sample = Sample(group, index, prompt, (Turn(output),), finish="unknown", labels=labels)
+        sample = SampleRecord(
+            group, index, prompt, (Turn(output),), finish="unknown", labels=labels
+        )
         yield row.place, sample
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.broadcast import (
-    Call,
-    Refused,
+    FleetCall,
+    InstanceRefused,
     broadcast,
     to_each,
 )
@@ -65,7 +65,7 @@ def test_every_result_has_its_instance_and_how_long_it_took() -> None:
 
 
 def test_a_failure_says_whether_it_was_refused_or_not_reached() -> None:
-    _, answer = asked(Refused(404, {"detail": "no such path"}), OSError())
+    _, answer = asked(InstanceRefused(404, {"detail": "no such path"}), OSError())
     refused, unreached = answer["failed"]
     assert (refused["worker_id"], refused["status"], refused["error"]) == (id_of(A), 404, "refused")
     assert refused["message"] == {"detail": "no such path"}
@@ -73,8 +73,8 @@ def test_a_failure_says_whether_it_was_refused_or_not_reached() -> None:
     assert unreached["message"] == "OSError"
 
 
-def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> Call:
-    return Call("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
+def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> FleetCall:
+    return FleetCall("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
 
 
 def test_every_instance_is_asked_with_its_own_key() -> None:

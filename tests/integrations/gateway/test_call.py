@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import Sample, Segment
+from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.call import (
     Call,
@@ -19,7 +19,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 )
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
 from rollout_sched.integrations.gateway.data_plane.dialects import Part
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from rollout_sched.integrations.gateway.data_plane.split import split
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.live.ports import RequestRejected
@@ -49,7 +49,7 @@ def a_call(
     raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     endpoint = ENDPOINTS[path.partition(b"?")[0]]
     envelope = envelopes.read(raw, endpoint)
-    body = Body(raw, nested=endpoint == "generate")
+    body = ClientBody(raw, nested=endpoint == "generate")
     one = split(body, endpoint, envelope, 16)[index]
     request = ClientRequest(endpoint, path, header_lines, request_id, body, envelope)
     return Call(request, one, resumable=resumable)
@@ -174,7 +174,7 @@ def test_no_two_calls_have_the_same_name(
 
 def test_the_added_field_says_which_version_and_instance_made_what() -> None:
     segments = (Segment(3, 2, "http://a"), Segment(4, 5, "http://b"))
-    sample = Sample("r", "g", 0, 3, 7, segments, 0, "stop")
+    sample = DeliveredSample("r", "g", 0, 3, 7, segments, 0, "stop")
     told = [
         {"version": 3, "start": 0, "end": 2, "instance": "http://a"},
         {"version": 4, "start": 2, "end": 7, "instance": "http://b"},
@@ -195,9 +195,9 @@ def test_an_error_is_as_openais_clients_expect_it(status: int, kind: str) -> Non
 
 def test_versions_of_several_attempts_are_worded_as_the_server_would() -> None:
     segments = (Segment(3, 4, "a"), Segment(3, 2, "b"), Segment(5, 1, "b"))
-    sample = Sample("d", "p", 0, 3, 7, segments, 2, "stop")
+    sample = DeliveredSample("d", "p", 0, 3, 7, segments, 2, "stop")
     assert weight_versions(sample) == [
         {"version": "3", "start": 0, "end": 6},
         {"version": "5", "start": 6, "end": 7},
     ]
-    assert weight_versions(Sample("d", "p", 0, 3, 0, (), 0, "stop")) == []
+    assert weight_versions(DeliveredSample("d", "p", 0, 3, 0, (), 0, "stop")) == []

@@ -11,7 +11,7 @@ from rollout_sched.integrations.gateway.data_plane.client_request import (
     read_client_request,
 )
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from tests.integrations.gateway.scripted import Call, fields_of
 
 TARGET = "/v1/completions?x=1"
@@ -20,7 +20,7 @@ TARGET = "/v1/completions?x=1"
 def read(**headers: str) -> ClientRequest:
     call = Call(TARGET, {"prompt": "a", "group_id": "g", "session_id": "s"}, **headers)
     envelope = envelopes.read(call.body, "completions")
-    return read_client_request(call, "completions", Body(call.body, nested=False), envelope)
+    return read_client_request(call, "completions", ClientBody(call.body, nested=False), envelope)
 
 
 def test_headers_go_on_but_for_those_of_the_connection_and_ours() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.fanout_table import read, shipped
-from rollout_sched.integrations.gateway.control_plane.weight_protocol import Step
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.protocol import endpoints
 
 #: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
@@ -51,10 +51,10 @@ def test_what_holds_is_undone_by_something_and_asks_those_that_are_away_too() ->
 @pytest.mark.parametrize(
     ("body", "step"),
     [
-        (b'{"method": "reload_weights", "kwargs": {"weights_path": "x"}}', Step.WHOLE),
-        (b'{"method": "skyrl_start_weight_update"}', Step.BEGIN),
-        (b'{"method": "update_weights_nccl"}', Step.LOAD),
-        (b'{"method": "skyrl_finish_weight_update"}', Step.FINISH),
+        (b'{"method": "reload_weights", "kwargs": {"weights_path": "x"}}', ProtocolStep.WHOLE),
+        (b'{"method": "skyrl_start_weight_update"}', ProtocolStep.BEGIN),
+        (b'{"method": "update_weights_nccl"}', ProtocolStep.LOAD),
+        (b'{"method": "skyrl_finish_weight_update"}', ProtocolStep.FINISH),
         (b'{"method": "sleep"}', None),
         (b'{"method": 7}', None),
         (b"[" * 100_000, None),
@@ -62,7 +62,7 @@ def test_what_holds_is_undone_by_something_and_asks_those_that_are_away_too() ->
         (b"", None),
     ],
 )
-def test_a_worker_s_method_says_which_step_it_is(body: bytes, step: Step | None) -> None:
+def test_a_worker_s_method_says_which_step_it_is(body: bytes, step: ProtocolStep | None) -> None:
     rule = shipped().of("POST", "/collective_rpc")
     assert rule is not None
     assert shipped().step(rule, body) is step
@@ -71,7 +71,7 @@ def test_a_worker_s_method_says_which_step_it_is(body: bytes, step: Step | None)
 def test_other_calls_are_the_step_that_their_row_says() -> None:
     rule = shipped().of("POST", "/start_weight_update")
     assert rule is not None
-    assert shipped().step(rule, b"anything") is Step.BEGIN
+    assert shipped().step(rule, b"anything") is ProtocolStep.BEGIN
     assert shipped().of("GET", "/start_weight_update") is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
-from rollout_sched.integrations.http.request import Request
+from rollout_sched.integrations.http.request import ReceivedRequest
 from tests.integrations.gateway.scripted import Call
 
 CALLS = {"answer": ["status", "headers", "body"], "begin": ["status", "headers"]}
@@ -20,7 +20,7 @@ def test_the_port(name: str) -> None:
     assert list(inspect.signature(getattr(HttpRequest, name)).parameters) == ["self", *CALLS[name]]
 
 
-@pytest.mark.parametrize("kind", [Request, Call])
+@pytest.mark.parametrize("kind", [ReceivedRequest, Call])
 def test_whoever_hands_one_over_has_all_of_it(kind: type[Any]) -> None:
     assert [name for name in CALLS if not callable(getattr(kind, name))] == []
     told = {*HttpRequest.__annotations__, "method", "target", "headers", "fields", "body"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.top.source import Source
+from rollout_sched.top.source import GatewaySource
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.top.test_screen import shown
 
@@ -14,7 +14,7 @@ def test_a_gateway_s_own_state_is_a_screen() -> None:
         away = Upstream("http://b:1")
         away.dead = True
         async with House(Upstream("http://a:1"), away) as house:
-            document = await asyncio.to_thread(Source(house.service.url, "").ask)
+            document = await asyncio.to_thread(GatewaySource(house.service.url, "").ask)
         text = shown(document)
         assert [one.status for one in document.instances] == ["serving", "away"]
         assert "a:1" in text

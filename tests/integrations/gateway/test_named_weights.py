@@ -13,7 +13,7 @@ import pytest
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
 from rollout_sched.integrations.gateway.control_plane.named_weights import NamedWeights
-from rollout_sched.integrations.gateway.control_plane.weight_protocol import Step
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.weight_roots import OutsideRoots, WeightRoots
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.test_checkpoint import safetensors
@@ -69,7 +69,7 @@ def test_every_row_that_loads_from_disk_says_where_its_path_stands() -> None:
     assert with_paths | {"/collective_rpc"} == named
     by_transfer = ("/areal_update_weights_xccl", "/areal_update_weights_lora_xccl")
     for (_, path), rule in shipped().calls.items():
-        if rule.update is Step.WHOLE and path not in by_transfer:
+        if rule.update is ProtocolStep.WHOLE and path not in by_transfer:
             assert rule.paths, path
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Changeable
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 
 NAMES = sorted(set(Changeable.__struct_fields__) - {"cache_salt", "sampling_params"})
 
@@ -39,7 +39,7 @@ def test_as_if_read_and_written(
     body = json.dumps(fields, separators=separators, ensure_ascii=False).encode()
     told = {name: json.dumps(value).encode() for name, value in new.items()}
     salt = {"cache_salt": b'"v1"'}
-    said = json.loads(Body(b"\n " + body + b" ", nested=nested).changed(salt, told))
+    said = json.loads(ClientBody(b"\n " + body + b" ", nested=nested).changed(salt, told))
     if not nested:
         assert said == {**fields, "cache_salt": "v1", **new}
     else:
@@ -49,7 +49,7 @@ def test_as_if_read_and_written(
 
 def test_numbers_pass_as_they_were_written() -> None:
     body = b'{"temperature":1e999,"seed":123456789012345678901234567890,"top_p":0.10}'
-    assert Body(body, nested=False).changed({"n": b"1"}, {}) == b'{"n":1,' + body[1:]
+    assert ClientBody(body, nested=False).changed({"n": b"1"}, {}) == b'{"n":1,' + body[1:]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_numbers_pass_as_they_were_written() -> None:
 )
 def test_ours_is_the_value_that_counts(body: bytes) -> None:
     """Readers of JSON believe the last of several values."""
-    said = Body(body, nested=False).changed({"cache_salt": b'"ours"'}, {})
+    said = ClientBody(body, nested=False).changed({"cache_salt": b'"ours"'}, {})
     assert json.loads(said)["cache_salt"] == "ours"
     assert msgspec.json.decode(said)["cache_salt"] == "ours"
 
@@ -70,4 +70,4 @@ def test_ours_is_the_value_that_counts(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"a":x}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"])
 def test_what_cannot_be_read_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest):
-        Body(body, nested=False).changed({"n": b"1"}, {})
+        ClientBody(body, nested=False).changed({"n": b"1"}, {})

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import Body
+from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
@@ -17,7 +17,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 def ones(fields: Any, endpoint: Endpoint = "completions", most: int = 100) -> list[One]:
     raw = json.dumps(fields).encode()
     envelope = envelopes.read(raw, endpoint)
-    return split(Body(raw, nested=endpoint == "generate"), endpoint, envelope, most)
+    return split(ClientBody(raw, nested=endpoint == "generate"), endpoint, envelope, most)
 
 
 def told(one: One) -> tuple[str, int, dict[str, bytes], dict[str, bytes]]:

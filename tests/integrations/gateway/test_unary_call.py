@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.live.ports import InstanceError, RequestRejected
@@ -157,7 +157,7 @@ def test_a_response_that_has_nothing(target: str) -> None:
             await instance.asked()
             (request,) = stage.driver.payloads._payloads
             payload = next(iter(stage.driver.payloads._payloads.values()))
-            payload.responder.answer(Sample(request, "g", 0, 3, 0, (), 0, "length"))
+            payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
             answer = await call.json()
             assert call.status == 200
             assert answer["choices"][0]["finish_reason"] == "length"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.upstream import ProxyCall, Upstream
+from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from tests.integrations.gateway.scripted import Instance
 from tests.integrations.gateway.test_call import Nobody
@@ -43,7 +43,7 @@ def test_a_call_is_passed_on_as_the_port_says_and_can_be_held_back_and_stopped(m
     assert list(inspect.signature(Upstream.pass_on).parameters) == ["self", *VALUES]
 
     async def scene() -> None:
-        call: ProxyCall = make().pass_on(**VALUES)
+        call: UpstreamCall = make().pass_on(**VALUES)
         call.pause()
         call.resume()
         call.cancel()

@@ -11,7 +11,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     Conflict,
     HalfDone,
     Member,
-    Step,
+    ProtocolStep,
     UpdateState,
     WeightProtocol,
 )
@@ -20,91 +20,93 @@ A, B = Member("http://a:1", 1.0), Member("http://b:1", 1.0)
 BOTH = [A, B]
 
 
-def call(step: Step) -> bytes:
+def call(step: ProtocolStep) -> bytes:
     return step.encode()
 
 
 def begun() -> WeightProtocol:
     protocol = WeightProtocol()
-    assert not protocol.did(Step.BEGIN, call(Step.BEGIN), BOTH)
+    assert not protocol.did(ProtocolStep.BEGIN, call(ProtocolStep.BEGIN), BOTH)
     return protocol
 
 
-def half(protocol: WeightProtocol, step: Step) -> WeightProtocol:
+def half(protocol: WeightProtocol, step: ProtocolStep) -> WeightProtocol:
     protocol.half_did(step, HalfDone(call(step), f"/{step}", frozenset([A]), frozenset([B])))
     return protocol
 
 
 def test_no_update_begins_within_another() -> None:
-    steps = {Step.BEGIN, Step.LOAD, Step.FINISH}
+    steps = {ProtocolStep.BEGIN, ProtocolStep.LOAD, ProtocolStep.FINISH}
     assert {state: set(moves) for state, moves in MOVES.items()} == {
-        UpdateState.SETTLED: steps | {Step.WHOLE},
+        UpdateState.SETTLED: steps | {ProtocolStep.WHOLE},
         UpdateState.BEGUN: steps,
     }
     with pytest.raises(Conflict, match="finish it first"):
-        begun().check(Step.WHOLE, b"a checkpoint")
+        begun().check(ProtocolStep.WHOLE, b"a checkpoint")
 
 
 def test_four_calls_are_one_update() -> None:
     protocol = begun()
     for chunk in (b"1", b"2"):
-        assert not protocol.did(Step.LOAD, chunk, BOTH)
+        assert not protocol.did(ProtocolStep.LOAD, chunk, BOTH)
         assert protocol.half_loaded
-    assert protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    assert protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
     assert not protocol.half_loaded
 
 
-@pytest.mark.parametrize("step", [Step.WHOLE, Step.LOAD])
-def test_one_call_is_one_update(step: Step) -> None:
+@pytest.mark.parametrize("step", [ProtocolStep.WHOLE, ProtocolStep.LOAD])
+def test_one_call_is_one_update(step: ProtocolStep) -> None:
     protocol = WeightProtocol()
     assert protocol.did(step, call(step), BOTH)
     assert not protocol.half_loaded
 
 
 def test_what_never_began_does_not_finish() -> None:
-    assert not WeightProtocol().did(Step.FINISH, b"", BOTH)
+    assert not WeightProtocol().did(ProtocolStep.FINISH, b"", BOTH)
 
 
-@pytest.mark.parametrize("step", [Step.BEGIN, Step.LOAD, Step.FINISH, Step.WHOLE])
-def test_a_call_that_is_half_done_goes_to_the_others_and_is_done_then(step: Step) -> None:
-    protocol = WeightProtocol() if step in (Step.BEGIN, Step.WHOLE) else begun()
+@pytest.mark.parametrize(
+    "step", [ProtocolStep.BEGIN, ProtocolStep.LOAD, ProtocolStep.FINISH, ProtocolStep.WHOLE]
+)
+def test_a_call_that_is_half_done_goes_to_the_others_and_is_done_then(step: ProtocolStep) -> None:
+    protocol = WeightProtocol() if step in (ProtocolStep.BEGIN, ProtocolStep.WHOLE) else begun()
     half(protocol, step)
     assert protocol.half_loaded
-    assert (protocol.state is UpdateState.BEGUN) is (step is not Step.WHOLE)
+    assert (protocol.state is UpdateState.BEGUN) is (step is not ProtocolStep.WHOLE)
     protocol.check(step, call(step))
     assert protocol.pending(call(step), BOTH) == [B]
     loaded = protocol.did(step, call(step), BOTH)
-    assert loaded is (step in (Step.FINISH, Step.WHOLE))
+    assert loaded is (step in (ProtocolStep.FINISH, ProtocolStep.WHOLE))
     assert protocol.half_done is None
 
 
 def test_a_call_that_is_done_is_a_new_one_the_next_time() -> None:
-    protocol = half(WeightProtocol(), Step.WHOLE)
-    protocol.did(Step.WHOLE, call(Step.WHOLE), BOTH)
-    assert protocol.pending(call(Step.WHOLE), BOTH) == BOTH
+    protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
+    protocol.did(ProtocolStep.WHOLE, call(ProtocolStep.WHOLE), BOTH)
+    assert protocol.pending(call(ProtocolStep.WHOLE), BOTH) == BOTH
 
 
 def test_nobody_loads_on_where_a_load_is_half_done() -> None:
-    protocol = half(begun(), Step.LOAD)
+    protocol = half(begun(), ProtocolStep.LOAD)
     with pytest.raises(Conflict, match="/load has failed on http://b:1"):
-        protocol.check(Step.LOAD, b"the next chunk")
-    for step in (Step.BEGIN, Step.FINISH):
+        protocol.check(ProtocolStep.LOAD, b"the next chunk")
+    for step in (ProtocolStep.BEGIN, ProtocolStep.FINISH):
         protocol.check(step, b"another")
 
 
 def test_what_was_half_loaded_is_not_whole_when_it_is_finished() -> None:
-    protocol = half(begun(), Step.LOAD)
-    assert not protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    protocol = half(begun(), ProtocolStep.LOAD)
+    assert not protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
     assert protocol.half_loaded
-    assert not protocol.did(Step.BEGIN, call(Step.BEGIN), BOTH)
-    assert not protocol.did(Step.LOAD, call(Step.LOAD), BOTH)
-    assert protocol.did(Step.FINISH, call(Step.FINISH), BOTH)
+    assert not protocol.did(ProtocolStep.BEGIN, call(ProtocolStep.BEGIN), BOTH)
+    assert not protocol.did(ProtocolStep.LOAD, call(ProtocolStep.LOAD), BOTH)
+    assert protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
     assert not protocol.half_loaded
 
 
 def test_a_whole_update_repairs_a_half_one() -> None:
-    protocol = half(WeightProtocol(), Step.WHOLE)
-    assert protocol.did(Step.WHOLE, b"another checkpoint", BOTH)
+    protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
+    assert protocol.did(ProtocolStep.WHOLE, b"another checkpoint", BOTH)
     assert not protocol.half_loaded
 
 
@@ -112,9 +114,9 @@ def test_who_came_or_was_restarted_after_it_had_begun_has_no_part_in_it() -> Non
     again, newcomer = Member(B.name, 2.0), Member("http://c:1", 1.0)
     here = [A, again, newcomer]
     protocol = begun()
-    assert protocol.members(here, Step.LOAD) == [A]
-    assert protocol.members(here, Step.BEGIN) == here
-    assert WeightProtocol().members(here, Step.WHOLE) == here
+    assert protocol.members(here, ProtocolStep.LOAD) == [A]
+    assert protocol.members(here, ProtocolStep.BEGIN) == here
+    assert WeightProtocol().members(here, ProtocolStep.WHOLE) == here
 
 
 def test_where_nobody_is_left_that_had_begun_nothing_is_half_loaded() -> None:
@@ -130,7 +132,7 @@ def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_i
     first: Member,
 ) -> None:
     """The weights of who did it are new, and those of who failed are torn."""
-    protocol = half(WeightProtocol(), Step.WHOLE)
+    protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
     protocol.lost(first.name)
     assert protocol.half_done is not None
     assert "send it again" in protocol.half_done.remedy
@@ -141,7 +143,7 @@ def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_i
 
 def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
     protocol = WeightProtocol()
-    protocol.half_did(Step.LOAD, HalfDone(b"load", "/load", frozenset([B]), frozenset([A])))
+    protocol.half_did(ProtocolStep.LOAD, HalfDone(b"load", "/load", frozenset([B]), frozenset([A])))
     assert protocol.pending(b"load", [A, Member(B.name, 2.0)]) == [A, Member(B.name, 2.0)]
 
 
@@ -154,18 +156,18 @@ class Server:
         self.chunks: list[int] = []
         self.did: set[int] = set()
 
-    def does(self, step: Step, number: int) -> bool:
+    def does(self, step: ProtocolStep, number: int) -> bool:
         """False if it refuses. No call that it has done may reach it again."""
         assert number not in self.did
-        if step is Step.BEGIN:
+        if step is ProtocolStep.BEGIN:
             if self.started:
                 return False
             self.started, self.chunks = True, []
-        elif step is Step.WHOLE:
+        elif step is ProtocolStep.WHOLE:
             self.served = (number,)
         elif not self.started:
             return False
-        elif step is Step.LOAD:
+        elif step is ProtocolStep.LOAD:
             self.chunks.append(number)
         else:
             self.started, self.served = False, tuple(self.chunks)
@@ -173,18 +175,26 @@ class Server:
         return True
 
 
-STEPS = st.sampled_from([Step.BEGIN, Step.LOAD, Step.LOAD, Step.FINISH, Step.WHOLE])
+STEPS = st.sampled_from(
+    [
+        ProtocolStep.BEGIN,
+        ProtocolStep.LOAD,
+        ProtocolStep.LOAD,
+        ProtocolStep.FINISH,
+        ProtocolStep.WHOLE,
+    ]
+)
 CALLS = st.lists(st.tuples(STEPS, st.booleans(), st.sets(st.integers(0, 2))), max_size=30)
 
 
 @given(CALLS)
 def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
-    calls: list[tuple[Step, bool, set[int]]],
+    calls: list[tuple[ProtocolStep, bool, set[int]]],
 ) -> None:
     """A trainer that sends its last call again, or another, to servers any of which may fail."""
     servers = {Member(f"http://{name}:1", 1.0): Server() for name in "abc"}
     names = list(servers)
-    protocol, last = WeightProtocol(), (Step.BEGIN, 0)
+    protocol, last = WeightProtocol(), (ProtocolStep.BEGIN, 0)
     for number, (wanted, again, fails) in enumerate(calls, start=1):
         step, sent = last = last if again else (wanted, number)
         call = str(sent).encode()
@@ -201,7 +211,7 @@ def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
             for member in protocol.pending(call, members)
             if names.index(member) in fails or not servers[member].does(step, sent)
         ]
-        if len(failed) == len(members) and step is Step.BEGIN:
+        if len(failed) == len(members) and step is ProtocolStep.BEGIN:
             continue  # all have refused to begin
         if failed:
             done = frozenset(members) - frozenset(failed)

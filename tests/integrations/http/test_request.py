@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.http.heads import JOIN_BELOW, Head
-from rollout_sched.integrations.http.request import Request
+from rollout_sched.integrations.http.request import ReceivedRequest
 
 
 class Outlet:
@@ -33,7 +33,7 @@ class Outlet:
 
 def make(method=b"GET", minor=1, headers=()):
     outlet = Outlet()
-    return Request(outlet, method, b"/", Head(minor, list(headers)), b""), outlet
+    return ReceivedRequest(outlet, method, b"/", Head(minor, list(headers)), b""), outlet
 
 
 @pytest.mark.parametrize("size", [0, 5, JOIN_BELOW + 1])

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from aiohttp import ClientSession, web
 
-from rollout_sched.integrations.http import HttpServer, Pool, Request, ServerLimits
+from rollout_sched.integrations.http import HttpServer, Pool, ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.heads import MAX_LINES
 from rollout_sched.integrations.http.server_connection import READ_AHEAD
 from tests.integrations.http.test_bodies import frame
@@ -724,6 +724,6 @@ async def test_nothing_is_left_for_the_garbage_collector():
             for _ in range(20):
                 writer.write(post("/hot", b"abc"))
                 assert await read_stream(reader) == 3
-            assert not [o for o in gc.get_objects() if isinstance(o, Request)]
+            assert not [o for o in gc.get_objects() if isinstance(o, ReceivedRequest)]
         finally:
             gc.enable()

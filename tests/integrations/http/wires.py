@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import HttpServer, Request, ServerLimits
+from rollout_sched.integrations.http import HttpServer, ReceivedRequest, ServerLimits
 
 PEM = Path(__file__).with_name("loopback.pem")
 WAIT_S = 20.0
@@ -133,8 +133,8 @@ class Heard:
 class Echo:
     """An app: wants /hot..., keeps every request, answers as `react` says."""
 
-    def __init__(self, react: Callable[[Request], None] | None = None) -> None:
-        self.requests: list[Request] = []
+    def __init__(self, react: Callable[[ReceivedRequest], None] | None = None) -> None:
+        self.requests: list[ReceivedRequest] = []
         self.came = asyncio.Condition()
         self.react = react or (lambda request: request.answer(200, (), request.body))
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollout_sched.integrations.vllm import control as control_module
-from rollout_sched.integrations.vllm.control import Answer, Control
+from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
 from rollout_sched.live.ports import InstanceError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -43,7 +43,7 @@ async def wire(*scripts, limit_s=5.0):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    control = Control(f"http://127.0.0.1:{port}", [], None, 100, limit_s)
+    control = ServerControl(f"http://127.0.0.1:{port}", [], None, 100, limit_s)
     try:
         yield control, requests
     finally:
@@ -133,7 +133,7 @@ def test_redirects_are_answers():
         async with wire([there]) as (control, _):
             return await control.get("/metrics")
 
-    assert asyncio.run(call()) == Answer(302, b"")
+    assert asyncio.run(call()) == ControlAnswer(302, b"")
 
 
 @pytest.mark.parametrize(

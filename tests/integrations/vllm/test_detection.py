@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.control import Answer, Control
+from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
 from rollout_sched.integrations.vllm.detection import detect
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
@@ -245,14 +245,14 @@ def test_what_fails_is_not_what_is_missing(path):
         describe(server)
 
 
-class OneFails(Control):
+class OneFails(ServerControl):
     """Counts the questions that are under way; /pause is answered at once, with a failure."""
 
     under_way = 0
 
     async def send(self, method, path, body=None):
         if path == "/pause":
-            return Answer(500, b"it failed")
+            return ControlAnswer(500, b"it failed")
         self.under_way += 1
         try:
             return await super().send(method, path, body)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.simulators.fake_instance import openai_answers as openai
-from rollout_sched.simulators.fake_instance.dialects import Chunk
+from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk
 from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
 
-CHUNK = Chunk(1, [5, 6], None, "length", None, first=True)
+CHUNK = ChoiceChunk(1, [5, 6], None, "length", None, first=True)
 
 
 def asked(*, ids: bool = False, ids_for_words: bool = False) -> ParsedRequest:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.rendezvous import LOOK_S, Place, Rendezvous
+from rollout_sched.simulators.fake_instance.rendezvous import LOOK_S, RankRange, Rendezvous
 
 #: How often is looked before a wait counts as one that does not end.
 LOOKS = 10
@@ -39,7 +39,7 @@ def joining(
     group: str, first: int, count: int, world: int
 ) -> tuple[Rendezvous, asyncio.Task[None]]:
     member = Rendezvous()
-    return member, asyncio.create_task(member.join(Place(group, first, count, world)))
+    return member, asyncio.create_task(member.join(RankRange(group, first, count, world)))
 
 
 def test_all_go_on_once_all_are_there(group: str) -> None:
@@ -84,9 +84,9 @@ def test_who_joins_anew_or_leaves_gives_its_ranks_back(group: str) -> None:
     async def scene() -> None:
         member = Rendezvous()
         for _ in range(2):
-            await asyncio.wait_for(member.join(Place(group, 1, 1, 2)), 20)
+            await asyncio.wait_for(member.join(RankRange(group, 1, 1, 2)), 20)
         member.leave()
-        await asyncio.wait_for(Rendezvous().join(Place(group, 1, 1, 2)), 20)
+        await asyncio.wait_for(Rendezvous().join(RankRange(group, 1, 1, 2)), 20)
 
     asyncio.run(scene())
 

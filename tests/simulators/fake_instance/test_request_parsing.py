@@ -8,15 +8,15 @@ from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.request_parsing import (
-    Limits,
     Message,
+    ServerLimits,
     output_limit,
     prompts_of,
     siblings,
     words,
 )
 
-LIMITS = Limits("m", 100, 1)
+LIMITS = ServerLimits("m", 100, 1)
 
 
 def test_prompts_are_texts_or_ids_or_lists_of_such() -> None:

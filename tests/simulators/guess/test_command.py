@@ -9,7 +9,7 @@ import pytest
 from rollout_sched.cli import main
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces import write
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
 Capture = pytest.CaptureFixture[str]
 
@@ -68,7 +68,7 @@ def test_a_guess_is_valid_and_can_be_replayed(
     file, trace = tmp_path / "guess.toml", tmp_path / "trace.jsonl"
     file.write_text(capsys.readouterr().out)
     assert main(["scenarios", "check", str(file)]) == 0
-    samples = {f"p{n}": [Sample(f"p{n}", 0, 50, (Turn(40 + n),))] for n in range(8)}
+    samples = {f"p{n}": [SampleRecord(f"p{n}", 0, 50, (Turn(40 + n),))] for n in range(8)}
     write(Trace("small", samples), trace)
     assert main(["replay", str(trace), "--policy", "dplb", "--scenario", str(file)]) == 0
 

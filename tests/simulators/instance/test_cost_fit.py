@@ -7,9 +7,9 @@ import random
 import pytest
 
 from rollout_sched.simulators.instance.cost_fit import (
+    EngineSteps,
+    MeasuredSpan,
     Observation,
-    Span,
-    Steps,
     fit,
     fit_spans,
 )
@@ -93,12 +93,12 @@ def test_what_comes_beside_the_engine_is_not_in_the_constants() -> None:
         for new in (1, 17, 65, 1, 30):
             prefills, tokens = dice.choice((1, 6)), dice.choice((64, 300, 1500))
             steps = [
-                Steps(prefills, 0, tokens, 0, 0, prefills),
-                Steps(new, batch, 0, batch * new * dice.choice((50, 400)), 0, 0),
+                EngineSteps(prefills, 0, tokens, 0, 0, prefills),
+                EngineSteps(new, batch, 0, batch * new * dice.choice((50, 400)), 0, 0),
             ]
             prefill_s, decode_s = time.step(0, tokens, 0, 0, 1), time.step(batch, batch, 0, 0, 0)
             seconds = prefills * prefill_s + new * decode_s
-            spans.append(Span(steps, seconds + 3e-3, 1))
+            spans.append(MeasuredSpan(steps, seconds + 3e-3, 1))
     found = fit_spans(spans)
     assert found.max_error < 1e-4
     assert found.call_s == pytest.approx(3e-3, rel=0.05)
@@ -106,13 +106,17 @@ def test_what_comes_beside_the_engine_is_not_in_the_constants() -> None:
 
 
 def test_a_constant_that_is_left_out_is_nothing() -> None:
-    spans = [Span([Steps(1, 0, n, 0, 0, 1)], 1e-3 + n * 1e-5, 1) for n in (10, 100, 1000)]
+    spans = [
+        MeasuredSpan([EngineSteps(1, 0, n, 0, 0, 1)], 1e-3 + n * 1e-5, 1) for n in (10, 100, 1000)
+    ]
     left_out = fit_spans(spans, leave_out=("request_s", "call_s"))
     assert (left_out.cost.request_s, left_out.call_s) == (0.0, 0.0)
     assert left_out.max_error < 1e-3
 
 
-@pytest.mark.parametrize("spans", [[], [Span([], 1.0)], [Span([Steps(1, 1, 0, 1, 0, 0)], 0.0)]])
-def test_spans_that_say_nothing_are_refused(spans: list[Span]) -> None:
+@pytest.mark.parametrize(
+    "spans", [[], [MeasuredSpan([], 1.0)], [MeasuredSpan([EngineSteps(1, 1, 0, 1, 0, 0)], 0.0)]]
+)
+def test_spans_that_say_nothing_are_refused(spans: list[MeasuredSpan]) -> None:
     with pytest.raises(ValueError, match="fit needs"):
         fit_spans(spans)

@@ -19,7 +19,7 @@ from rollout_sched.simulators.replay.bounds import (
     lower_bound,
     rounds,
 )
-from rollout_sched.simulators.traces import Sample, Turn, read
+from rollout_sched.simulators.traces import SampleRecord, Turn, read
 from rollout_sched.simulators.traces.synthetic import synthetic
 
 
@@ -44,8 +44,8 @@ COST = Cost()
 WIDE = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=10**9)
 
 
-def single(*lengths: int, prompt: int = 100) -> list[Sample]:
-    return [Sample(str(i), 0, prompt, (Turn(n),)) for i, n in enumerate(lengths)]
+def single(*lengths: int, prompt: int = 100) -> list[SampleRecord]:
+    return [SampleRecord(str(i), 0, prompt, (Turn(n),)) for i, n in enumerate(lengths)]
 
 
 class TestClosedForms:
@@ -54,7 +54,7 @@ class TestClosedForms:
         assert longest(Demand.of_samples(single(50)), COST) == pytest.approx(by_hand)
 
     def test_turns_read_the_growing_context_and_wait_for_tools(self) -> None:
-        sample = Sample("g", 0, 100, (Turn(3, 10, 2.0), Turn(2)))
+        sample = SampleRecord("g", 0, 100, (Turn(3, 10, 2.0), Turn(2)))
         steps = [(0, 0), (1, 100), (1, 101), (0, 0), (1, 113)]
         by_hand = 2.0 + sum(COST.step(1, decodes, context) for decodes, context in steps)
         assert longest(Demand.of_samples([sample]), COST) == pytest.approx(by_hand)
@@ -73,7 +73,7 @@ class TestClosedForms:
     def test_a_group_holds_its_prompt_once(self) -> None:
         tight = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=5000)
         alone = Demand.of_samples(single(*[50] * 8, prompt=4000))
-        shared = Demand.of_samples([Sample("g", i, 4000, (Turn(50),)) for i in range(8)])
+        shared = Demand.of_samples([SampleRecord("g", i, 4000, (Turn(50),)) for i in range(8)])
         assert joint(shared, tight, COST) < joint(alone, tight, COST)
 
     def test_the_batched_token_budget_counts_as_slots(self) -> None:
@@ -150,7 +150,7 @@ class TestRounds:
         self, lengths: list[list[int]], size: int, training: float
     ) -> None:
         members = {
-            str(number): [Sample(str(number), i, 10, (Turn(n),)) for i, n in enumerate(of)]
+            str(number): [SampleRecord(str(number), i, 10, (Turn(n),)) for i, n in enumerate(of)]
             for number, of in enumerate(lengths)
         }
 
@@ -182,7 +182,7 @@ class TestRounds:
 class Job:
     """A sample in the simulation: its turn, tokens made in it, tokens before it."""
 
-    sample: Sample
+    sample: SampleRecord
     before: int
     turn: int = 0
     made: int = 0
@@ -246,7 +246,9 @@ class Engine:
         self.running = [job for job in self.running if job.made]
 
 
-def simulated(samples: list[Sample], fleet: FleetLimits, interrupt_every: int) -> tuple[float, int]:
+def simulated(
+    samples: list[SampleRecord], fleet: FleetLimits, interrupt_every: int
+) -> tuple[float, int]:
     """(time of the last token, restarts) of greedy engines on one queue, earliest engine first."""
     queue = [Job(sample, sample.prompt_tokens) for sample in samples]
     engines = [Engine(fleet) for _ in range(fleet.instances)]
@@ -272,14 +274,14 @@ turns = st.builds(Turn, st.integers(1, 12), st.integers(0, 6), st.floats(0, 0.05
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[Sample]:
+def workloads(draw: st.DrawFn) -> list[SampleRecord]:
     """Groups of trajectories with one prompt length per group."""
     samples = []
     for group in range(draw(st.integers(1, 4))):
         prompt = draw(st.integers(1, 60))
         for index in range(draw(st.integers(1, 5))):
             listed = (*draw(st.lists(turns, max_size=2)), Turn(draw(st.integers(1, 40))))
-            samples.append(Sample(str(group), index, prompt, listed))
+            samples.append(SampleRecord(str(group), index, prompt, listed))
     return samples
 
 
@@ -292,7 +294,7 @@ def workloads(draw: st.DrawFn) -> list[Sample]:
     interrupt_every=st.sampled_from([0, 0, 2, 3, 7]),
 )
 def test_no_simulated_schedule_beats_the_bound(
-    samples: list[Sample], instances: int, slots: int, spare_kv: int, interrupt_every: int
+    samples: list[SampleRecord], instances: int, slots: int, spare_kv: int, interrupt_every: int
 ) -> None:
     kv_tokens = max(sample.final_context for sample in samples) + spare_kv
     fleet = FleetLimits(instances, slots, kv_tokens)

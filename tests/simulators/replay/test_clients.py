@@ -10,17 +10,21 @@ from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.simulators.replay.faults import Failing
 from rollout_sched.simulators.replay.traffic import TrafficModel
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, watch
 
 STICKY = make_policy("sticky", routing="session_affinity")
 
 
-def conversation(*turns: Turn, arrival_s: float = 1.0, group: str = "c", sample: int = 0) -> Sample:
-    return Sample(group, sample, 4, turns, arrival_s=arrival_s)
+def conversation(
+    *turns: Turn, arrival_s: float = 1.0, group: str = "c", sample: int = 0
+) -> SampleRecord:
+    return SampleRecord(group, sample, 4, turns, arrival_s=arrival_s)
 
 
-def alone(*samples: Sample, patience_s: float = 0.0, max_tokens: int = 0, **world: Any) -> Watched:
+def alone(
+    *samples: SampleRecord, patience_s: float = 0.0, max_tokens: int = 0, **world: Any
+) -> Watched:
     """No trainer, only these clients."""
     traffic = TrafficModel(patience_s=patience_s, max_tokens=max_tokens)
     scenario = make_scenario(batches=False, traffic=traffic, **world)

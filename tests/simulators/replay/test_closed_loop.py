@@ -25,7 +25,7 @@ from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 
 SYNC = make_policy("sync", weights={"when": "between_batches"})
@@ -33,7 +33,7 @@ SYNC = make_policy("sync", weights={"when": "between_batches"})
 
 def trajectories(*turns: tuple[Turn, ...]) -> Trace:
     """Groups of one sample each, all of 4 prompt tokens."""
-    return Trace("t", gather([Sample(f"g{i}", 0, 4, each) for i, each in enumerate(turns)]))
+    return Trace("t", gather([SampleRecord(f"g{i}", 0, 4, each) for i, each in enumerate(turns)]))
 
 
 def segments(ran: Watched, group: str) -> list[tuple[int, int]]:
@@ -69,7 +69,10 @@ class TestSync:
         assert [groups for _, groups in ran.deliveries] == [["a", "b"], ["c"]]
 
     def test_arrivals_are_waited_for(self) -> None:
-        samples = [Sample("a", 0, 4, (Turn(2),), 1.5), Sample("b", 0, 4, (Turn(2),), 40.0)]
+        samples = [
+            SampleRecord("a", 0, 4, (Turn(2),), 1.5),
+            SampleRecord("b", 0, 4, (Turn(2),), 40.0),
+        ]
         ran = watch(SYNC, Trace("t", gather(samples)), make_scenario())
         assert ran.said(ev.GroupSubmitted)[0][0] == 1.5
         assert ran.deliveries == [(3.5, ["a"]), (42.0, ["b"])]
@@ -251,7 +254,7 @@ class TestPlacement:
         assert self.finished(train_s=10.0, colocated=True, keeps_kv=True) == pytest.approx(18.0)
 
     def test_colocated_training_waits_for_the_last_instance_to_stop(self) -> None:
-        samples = [Sample("a", 0, 4, (Turn(3),)), Sample("b", 0, 4, (Turn(9),), 0.5)]
+        samples = [SampleRecord("a", 0, 4, (Turn(3),)), SampleRecord("b", 0, 4, (Turn(9),), 0.5)]
         trace = Trace("t", gather(samples))
         ran = watch(self.policy, trace, make_scenario(instances=2, train_s=10.0, colocated=True))
         # a is delivered at 3 s, while the other instance is in a step that ends at 3.5 s.
@@ -571,7 +574,9 @@ def test_every_event_can_come_to_pass() -> None:
         interruption={"use": "partial", "kv": "verify"},
     )
     samples = [
-        Sample(f"g{i}", 0, 4, (Turn(3 + i, 2, 1.5), Turn(9 + i)) if i % 2 else (Turn(20 + i),))
+        SampleRecord(
+            f"g{i}", 0, 4, (Turn(3 + i, 2, 1.5), Turn(9 + i)) if i % 2 else (Turn(20 + i),)
+        )
         for i in range(6)
     ]
     faults = (

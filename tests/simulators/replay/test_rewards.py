@@ -10,7 +10,7 @@ import pytest
 from rollout_sched.config import ConfigError
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import GroupJudged, RequestFinished
-from rollout_sched.core.samples import Sample
+from rollout_sched.core.samples import DeliveredSample
 from rollout_sched.simulators.replay.faults import SchedulerRestarts
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.runs import run_policy
@@ -19,8 +19,8 @@ from rollout_sched.simulators.traces.model import Trace
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 
 
-def counted(group: str, index: int = 0) -> Sample:
-    return Sample(f"{group}/{index}", group, index, 1, 1, (), 0, "stop")
+def counted(group: str, index: int = 0) -> DeliveredSample:
+    return DeliveredSample(f"{group}/{index}", group, index, 1, 1, (), 0, "stop")
 
 
 def trace(groups: int = 12, samples: int = 2) -> Trace:

@@ -18,7 +18,7 @@ from rollout_sched.simulators.replay.run_bounds import (
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Turn
 from tests.helpers import make_policy, make_scenario, make_trace
 
 
@@ -43,7 +43,7 @@ class TestAnyStaleness:
 
     def test_tools_go_on_while_colocated_trainers_train(self) -> None:
         scenario = make_scenario(train_s=10.0, colocated=True)
-        sample = Sample("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
+        sample = SampleRecord("a", 0, 4, (Turn(3, 1, 100.0), Turn(2)))
         assert run_bound(Demand.of_samples([sample]), 5, scenario) == pytest.approx(105.0 + 10.0)
         assert run_bound(Demand.of_samples([sample]), 20, scenario) == pytest.approx(5.0 + 200.0)
 

@@ -30,7 +30,7 @@ from rollout_sched.simulators.replay.runs import (
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 
@@ -98,7 +98,7 @@ def small_traces(draw: st.DrawFn) -> Trace:
         for index in range(draw(st.integers(1, 4))):
             listed = (*draw(st.lists(turns, max_size=2)), Turn(draw(st.integers(1, 60))))
             arrival = draw(st.sampled_from([0.0, 0.0, 0.0, 3.5, 60.0]))
-            samples.append(Sample(f"g{group}", index, prompt, listed, arrival))
+            samples.append(SampleRecord(f"g{group}", index, prompt, listed, arrival))
     return Trace("random", gather(samples))
 
 

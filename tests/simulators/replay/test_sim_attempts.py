@@ -11,7 +11,7 @@ from rollout_sched.simulators.instance.sim_request import Ended
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 from tests.helpers import make_trace
 
 
@@ -55,7 +55,7 @@ def test_what_was_recorded_under_a_lower_cap_is_over_at_the_end_of_a_segment(
     limit: int, reason: str
 ) -> None:
     """Else the scheduler, told that the segment is used up, would ask for what is not there."""
-    sample = Sample("g", 0, 4, (Turn(9),), finish="length")
+    sample = SampleRecord("g", 0, 4, (Turn(9),), finish="length")
     attempts = SimAttempts(Workload(Trace("t", {"g": [sample]}), Job(max_tokens=100)))
     attempts.begin(msgspec.structs.replace(dispatch(1), max_new_tokens=limit))
     event, _ = attempts.end(Ended(1, 9, ((0, 9),), "stop", 1.0))

@@ -7,7 +7,7 @@ from typing import Any
 from rollout_sched.core import actions as act
 from rollout_sched.core import events as ev
 from rollout_sched.simulators.replay.faults import Failing, ToolsFailing
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 
 SYNC = make_policy("sync", weights={"when": "between_batches"})
@@ -54,7 +54,7 @@ class TestFailing:
 
 
 def test_a_tool_that_fails_takes_its_group_with_it() -> None:
-    samples = [Sample(f"g{i}", 0, 4, (Turn(2, 1, 3.0), Turn(2))) for i in range(2)]
+    samples = [SampleRecord(f"g{i}", 0, 4, (Turn(2, 1, 3.0), Turn(2))) for i in range(2)]
     scenario = make_scenario(faults=[ToolsFailing(at_s=0.0, for_s=6.0)])
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g0/0", 1, "failed"))]
@@ -64,8 +64,8 @@ def test_a_tool_that_fails_takes_its_group_with_it() -> None:
 
 def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
     """The first tool fails, and the group with it; the other was to return 3 s later."""
-    samples = [Sample("g", i, 4, (Turn(2, 1, 3.0 * (i + 1)), Turn(2))) for i in range(2)]
-    samples.append(Sample("h", 0, 4, (Turn(20),)))
+    samples = [SampleRecord("g", i, 4, (Turn(2, 1, 3.0 * (i + 1)), Turn(2))) for i in range(2)]
+    samples.append(SampleRecord("h", 0, 4, (Turn(20),)))
     scenario = make_scenario(faults=[ToolsFailing(at_s=0.0)], slots=3)
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g/0", 1, "failed"))]

@@ -13,7 +13,7 @@ from rollout_sched.core import events as ev
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
 from rollout_sched.simulators.replay.sim_links import Links, SimLinks
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 
 SYNC = make_policy("sync", weights={"when": "between_batches"})
@@ -61,7 +61,7 @@ def test_every_policy_comes_to_its_end(policy: str) -> None:
 
 
 def test_a_tool_begins_when_its_turn_is_known_to_be_over() -> None:
-    samples = [Sample("g", 0, 4, (Turn(2, 1, 3.0), Turn(2)))]
+    samples = [SampleRecord("g", 0, 4, (Turn(2, 1, 3.0), Turn(2)))]
     ran = watch(SYNC, Trace("t", gather(samples)), with_links(EVEN))
     ((turn_at, _),) = ran.said(ev.TurnFinished)
     ((back_at, _),) = ran.said(ev.ToolReturned)

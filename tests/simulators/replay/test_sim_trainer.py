@@ -6,7 +6,7 @@ import msgspec
 
 from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Deliver, Discard
-from rollout_sched.core.model import Sample
+from rollout_sched.core.model import DeliveredSample
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sim_attempts import SimAttempts
@@ -46,7 +46,7 @@ class Trained:
 
 def part(*groups: str, number: int = 0, last: bool = True) -> Deliver:
     """Of six tokens a group."""
-    samples = tuple(Sample(f"{g}/0", g, 0, 4, 2, (), 0, "stop") for g in groups)
+    samples = tuple(DeliveredSample(f"{g}/0", g, 0, 4, 2, (), 0, "stop") for g in groups)
     return Deliver(0, 0, samples, number, last)
 
 

@@ -9,10 +9,10 @@ import pytest
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_trace
 
-TALK = Sample("g", 0, 4, (Turn(3, 10, 2.5), Turn(2)), finish="length", arrival_s=7.0)
+TALK = SampleRecord("g", 0, 4, (Turn(3, 10, 2.5), Turn(2)), finish="length", arrival_s=7.0)
 
 
 class TestConversation:
@@ -27,13 +27,13 @@ class TestConversation:
         assert client.answered(2) is None
 
     def test_one_question_needs_no_session(self) -> None:
-        assert Conversation("session-0", 0.0, Sample("g", 0, 4, (Turn(3),)), 4).session == ""
+        assert Conversation("session-0", 0.0, SampleRecord("g", 0, 4, (Turn(3),)), 4).session == ""
 
 
 class TestDrawn:
     trace = make_trace({f"g{i}": [3 + i, 5 + i] for i in range(20)})
 
-    def arrivals(self, run_seed: int = 0, seed: int = 0) -> list[tuple[float, Sample]]:
+    def arrivals(self, run_seed: int = 0, seed: int = 0) -> list[tuple[float, SampleRecord]]:
         model = TrafficModel(rate=2.0, for_s=500.0, seed=seed)
         drawn = Traffic(model, self.trace, run_seed)
         return [(c.arrival_s, c.sample) for c in drawn.conversations()]
@@ -60,7 +60,7 @@ class TestDrawn:
 
 class TestRecorded:
     def test_each_sample_once_when_it_arrived(self) -> None:
-        early = Sample("e", 0, 4, (Turn(3),), arrival_s=1.5)
+        early = SampleRecord("e", 0, 4, (Turn(3),), arrival_s=1.5)
         traffic = Traffic(TrafficModel(), Trace("t", gather([TALK, early])), 0)
         assert [(c.arrival_s, c.name) for c in traffic.conversations()] == [
             (1.5, "session-0"),
@@ -82,7 +82,7 @@ class TestNeeds:
         assert Traffic(TrafficModel(), trace, 0).max_tokens == 5, "the trace's cap"
 
     def test_lengths_by_prompt(self) -> None:
-        other = Sample("g", 1, 4, (Turn(8),), arrival_s=1.0)
+        other = SampleRecord("g", 1, 4, (Turn(8),), arrival_s=1.0)
         traffic = Traffic(TrafficModel(), Trace("t", gather([TALK, other])), 0)
         assert traffic.length("client/g") == round((3 + 8) / 2)
         assert traffic.length("session-1/1") == 2

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.simulators.replay.trainer import TrainerModel, WeightTransfer
+from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
 
 
 def test_a_step_costs_a_fixed_part_and_a_part_per_token() -> None:
@@ -23,8 +23,8 @@ def test_placement(placement: Any, shared: bool) -> None:
 
 
 def test_a_transfer_takes_its_bytes_over_the_bandwidth() -> None:
-    assert WeightTransfer(1.0, 15.2e9, 10e9).seconds == pytest.approx(2.52)
-    assert WeightTransfer(0.5).seconds == 0.5
+    assert TransferCost(1.0, 15.2e9, 10e9).seconds == pytest.approx(2.52)
+    assert TransferCost(0.5).seconds == 0.5
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_a_transfer_takes_its_bytes_over_the_bandwidth() -> None:
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(values, WeightTransfer)
+        msgspec.convert(values, TransferCost)

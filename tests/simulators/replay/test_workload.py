@@ -10,7 +10,7 @@ from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.replay.traffic import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Sample, Trace, Turn, gather
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_scenario, make_trace
 
 TRACE = make_trace({f"g{i}": [10 + i, 20 + i, 30 + i] for i in range(12)})
@@ -268,7 +268,7 @@ class TestFits:
         Workload(trace, Job(max_tokens=50)).check_fits(make_scenario(kv_tokens=60))
 
     def test_observations_need_room_too(self) -> None:
-        trace = Trace("t", gather([Sample("a", 0, 10, (Turn(5, 70, 1.0), Turn(5)))]))
+        trace = Trace("t", gather([SampleRecord("a", 0, 10, (Turn(5, 70, 1.0), Turn(5)))]))
         Workload(trace, Job()).check_fits(make_scenario(kv_tokens=90))
         with pytest.raises(CallerError, match="may need 90 tokens"):
             Workload(trace, Job()).check_fits(make_scenario(kv_tokens=89))

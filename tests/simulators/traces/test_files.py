@@ -10,7 +10,7 @@ import pytest
 from backports import zstd
 
 from rollout_sched.simulators.traces import (
-    Sample,
+    SampleRecord,
     Trace,
     TraceError,
     Turn,
@@ -57,18 +57,18 @@ class TestWriting:
     @pytest.mark.parametrize(
         "bad",
         [
-            Sample("a", 1, 5, (Turn(0),)),
-            Sample("a", 1, 5, ()),
-            Sample("a", 1, 5, (Turn(1, 0, math.nan), Turn(1))),
-            Sample("a", 1, 5, (Turn(1, 3),)),
+            SampleRecord("a", 1, 5, (Turn(0),)),
+            SampleRecord("a", 1, 5, ()),
+            SampleRecord("a", 1, 5, (Turn(1, 0, math.nan), Turn(1))),
+            SampleRecord("a", 1, 5, (Turn(1, 3),)),
         ],
     )
     def test_an_unreadable_sample_leaves_the_old_file_alone(
-        self, tmp_path: Path, bad: Sample
+        self, tmp_path: Path, bad: SampleRecord
     ) -> None:
         path = tmp_path / "t.jsonl.gz"
         path.write_bytes(b"old")
-        trace = Trace("t", {"a": [Sample("a", 0, 5, (Turn(1),)), bad]})
+        trace = Trace("t", {"a": [SampleRecord("a", 0, 5, (Turn(1),)), bad]})
         with pytest.raises(TraceError, match="group 'a', sample 1"):
             write(trace, path)
         assert path.read_bytes() == b"old"
@@ -81,7 +81,7 @@ class TestWriting:
         assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
 
     def test_gather_refuses_a_duplicate_and_an_empty_trace(self) -> None:
-        twice = [Sample("a", 0, 5, (Turn(1),))] * 2
+        twice = [SampleRecord("a", 0, 5, (Turn(1),))] * 2
         with pytest.raises(TraceError, match="second time"):
             gather(twice)
         with pytest.raises(TraceError, match="no samples"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_sched.simulators.traces import Sample, Turn
+from rollout_sched.simulators.traces import SampleRecord, Turn
 
 
 class TestCutting:
@@ -16,7 +16,7 @@ class TestCutting:
         ],
     )
     def test_a_cap_cuts_the_turn_it_falls_into(self, cap: int, turns: tuple[Turn, ...]) -> None:
-        sample = Sample("g", 0, 5, (Turn(7, 2, 0.5), Turn(8)))
+        sample = SampleRecord("g", 0, 5, (Turn(7, 2, 0.5), Turn(8)))
         cut = sample.cut_at(cap)
         assert cut.turns == turns
         assert cut.response_tokens == cap

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from rollout_sched.simulators.traces import Sample, TraceError, Turn, read
+from rollout_sched.simulators.traces import SampleRecord, TraceError, Turn, read
 
 GROUPED = {
     "group_id": [1, 1, 2],
@@ -32,8 +32,8 @@ def test_columns_tell_the_format(tmp_path: Path) -> None:
     assert trace.name == "mine"
     assert trace.about == "grouped CSV"
     assert trace.groups["1"] == [
-        Sample("1", 0, 5, (Turn(10),), 0.0, "unknown", labels={"task": "x"}),
-        Sample("1", 1, 5, (Turn(20),), 0.0, "unknown"),
+        SampleRecord("1", 0, 5, (Turn(10),), 0.0, "unknown", labels={"task": "x"}),
+        SampleRecord("1", 1, 5, (Turn(20),), 0.0, "unknown"),
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.simulators.traces import Sample, Turn, read, shipped
+from rollout_sched.simulators.traces import SampleRecord, Turn, read, shipped
 from rollout_sched.simulators.traces.statistics import statistics
 
 HEADER = '{"schema":"rollout-sched-trace/1","name":"tiny","max_response_tokens":100}'
@@ -31,7 +31,7 @@ class TestReading:
         assert trace.name == "tiny"
         assert list(trace.groups) == ["b", "a"]
         first, second = trace.groups["b"]
-        assert first == Sample("b", 0, 5, (Turn(9),), arrival_s=2.5, version=3)
+        assert first == SampleRecord("b", 0, 5, (Turn(9),), arrival_s=2.5, version=3)
         assert second.turns == (Turn(7, 2, 0.5), Turn(8))
         assert (second.response_tokens, second.tool_s, second.final_context) == (15, 0.5, 22)
         assert trace.groups["a"][0].labels == {"model": "m"}

@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_sched.simulators.traces import (
-    Sample,
+    SampleRecord,
     Trace,
     Turn,
     gather,
@@ -35,7 +35,7 @@ class TestResampled:
         assert {resampled(self.trace, n).cap for n in range(9)} == {self.trace.cap}
 
     def test_arrivals_stay_in_order(self) -> None:
-        samples = [Sample(f"g{n}", 0, 1, (Turn(1),), arrival_s=float(n)) for n in range(9)]
+        samples = [SampleRecord(f"g{n}", 0, 1, (Turn(1),), arrival_s=float(n)) for n in range(9)]
         drawn = resampled(Trace("t", gather(samples)), 1)
         arrivals = [members[0].arrival_s for members in drawn.groups.values()]
         assert arrivals == sorted(arrivals)
@@ -58,7 +58,7 @@ class TestMadeUpSamples:
         assert once != other
 
     def test_extras_are_the_same_on_every_machine(self) -> None:
-        members = [Sample("g", i, 1, (Turn(i + 1),)) for i in range(8)]
+        members = [SampleRecord("g", i, 1, (Turn(i + 1),)) for i in range(8)]
         drawn = [draw_extra(members, "g", i, seed=0).response_tokens for i in range(8, 14)]
         assert drawn == [4, 1, 5, 4, 2, 8]
 

@@ -8,7 +8,7 @@ from typing import Any
 from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Bench, Task, bench_of
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.space import Setting
 from tests.helpers import make_scenario
 
@@ -59,7 +59,7 @@ class Oracle:
 
     def __init__(
         self,
-        formula: Callable[[Task], Figures],
+        formula: Callable[[Task], CaseFigures],
         *,
         stop_after: int | None = None,
         error: BaseException | None = None,
@@ -73,7 +73,9 @@ class Oracle:
     def clock(self) -> float:
         return self.now
 
-    def answers(self, questions: Sequence[Task], left_s: Callable[[], float]) -> Iterator[Figures]:
+    def answers(
+        self, questions: Sequence[Task], left_s: Callable[[], float]
+    ) -> Iterator[CaseFigures]:
         for task in questions:
             if left_s() <= 0:
                 return
@@ -85,11 +87,11 @@ class Oracle:
             yield self._formula(task)
 
 
-def faster_with_more_prompts(task: Task) -> Figures:
+def faster_with_more_prompts(task: Task) -> CaseFigures:
     """Speed and step bias grow with `over_prompts`; seeds differ more than policies do."""
     row = task.table.get("batching", {})
     over = row.get("over_prompts", 1.0) if row.get("use") == "sync" else 1.0
-    return Figures(
+    return CaseFigures(
         tokens_per_s=100.0 * over * (1 + task.case.seed % 7),
         total_s=10.0,
         step_bias=(over - 1.0) / 10,

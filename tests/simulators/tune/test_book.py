@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.tune.book import Book, Spent
+from rollout_sched.simulators.tune.book import FigureBook, Spent
 from rollout_sched.simulators.tune.evaluation import Case
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
@@ -21,8 +21,8 @@ def forever() -> float:
     return 1.0
 
 
-def open_book(oracle: Oracle, evaluations: int | None = None) -> Book:
-    return Book(lambda tasks: oracle.answers(tasks, forever), evaluations=evaluations)
+def open_book(oracle: Oracle, evaluations: int | None = None) -> FigureBook:
+    return FigureBook(lambda tasks: oracle.answers(tasks, forever), evaluations=evaluations)
 
 
 def test_case_by_case_and_nothing_twice() -> None:
@@ -68,7 +68,7 @@ def test_what_came_before_an_interruption_stays() -> None:
 
 def test_answers_that_end_early_are_the_end() -> None:
     oracle = Oracle(faster_with_more_prompts)
-    book = Book(lambda tasks: oracle.answers(tasks, lambda: 2.0 - oracle.now))
+    book = FigureBook(lambda tasks: oracle.answers(tasks, lambda: 2.0 - oracle.now))
     with pytest.raises(Spent):
         book.measure([ONE, TWO], CASES)
     assert len(book) == 2
@@ -76,7 +76,7 @@ def test_answers_that_end_early_are_the_end() -> None:
 
 def test_the_reference_comes_first_and_says_when_to_give_up() -> None:
     oracle = Oracle(faster_with_more_prompts)
-    book = Book(lambda tasks: oracle.answers(tasks, forever), ONE)
+    book = FigureBook(lambda tasks: oracle.answers(tasks, forever), ONE)
     book.measure([TWO, ONE], CASES)
     assert [(task.table, task.case.seed) for task in oracle.tasks] == [
         (ONE.table, 1),

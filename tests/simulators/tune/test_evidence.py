@@ -8,22 +8,22 @@ from functools import cache
 
 from rollout_sched.config import parse_policy
 from rollout_sched.simulators.tune import evidence
-from rollout_sched.simulators.tune.limits import Limits
-from rollout_sched.simulators.tune.tuning import Plan, Result, tune
+from rollout_sched.simulators.tune.limits import HardLimits
+from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
-LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
+LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 BENCH = small_bench()
 PLAN = Plan(steps=24, evaluations=300, held_out_seeds=2)
 
 
 @cache
-def tuned(**plan: int) -> Result:
+def tuned(**plan: int) -> TuningResult:
     oracle = Oracle(faster_with_more_prompts, **plan)
     return tune(BENCH, LIMITS, PLAN, oracle, clock=oracle.clock)
 
 
-def text(result: Result) -> str:
+def text(result: TuningResult) -> str:
     return evidence.document(result, BENCH, LIMITS, PLAN, "rollout-sched tune ...")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_sched.simulators.tune.frontier import frontier
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 
 
 def names(**items: dict[str, Any]) -> list[str]:
-    return frontier(list(items), lambda name: Figures(**{"tokens_per_s": 100.0, **items[name]}))
+    return frontier(list(items), lambda name: CaseFigures(**{"tokens_per_s": 100.0, **items[name]}))
 
 
 def test_slower_and_staler_is_not_on_it() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.simulators.tune.limits import Figures, Limits, together
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
 
-SOUND = Figures(
+SOUND = CaseFigures(
     tokens_per_s=1.0, staleness_max=1, length_ratio=0.99, longest_kept=0.98, step_bias=0.1
 )
-LIMITS = Limits(max_staleness=1, max_length_bias=0.01, max_step_bias=0.1)
+LIMITS = HardLimits(max_staleness=1, max_length_bias=0.01, max_step_bias=0.1)
 
 
 def test_at_the_limit_is_allowed() -> None:
@@ -35,12 +35,15 @@ def test_each_limit(field: str, value: float, said: str) -> None:
 
 
 def test_what_failed_exceeds_everything() -> None:
-    assert LIMITS.exceeded(Figures(failed="it stood still")) == ["it stood still"]
+    assert LIMITS.exceeded(CaseFigures(failed="it stood still")) == ["it stood still"]
 
 
 def test_together_takes_means_and_the_stalest() -> None:
     figures = together(
-        [Figures(tokens_per_s=1.0, staleness_max=0), Figures(tokens_per_s=3.0, staleness_max=2)]
+        [
+            CaseFigures(tokens_per_s=1.0, staleness_max=0),
+            CaseFigures(tokens_per_s=3.0, staleness_max=2),
+        ]
     )
     assert figures.tokens_per_s == 2.0
     assert figures.staleness_max == 2
@@ -48,10 +51,10 @@ def test_together_takes_means_and_the_stalest() -> None:
 
 
 def test_one_failure_is_a_failure() -> None:
-    assert together([SOUND, Figures(failed="no")]).failed == "no"
+    assert together([SOUND, CaseFigures(failed="no")]).failed == "no"
 
 
 def test_tightened_limits_allow_less_bias_and_the_same_staleness() -> None:
-    assert Limits(2, 0.1, 0.4).tightened(0.25) == Limits(
+    assert HardLimits(2, 0.1, 0.4).tightened(0.25) == HardLimits(
         2, pytest.approx(0.075), pytest.approx(0.3)
     )

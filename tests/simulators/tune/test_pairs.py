@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.tune.limits import Figures
+from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.pairs import SpeedUp, simplest_of_the_best, speed_up
 
 
-def at(*speeds: float) -> list[Figures]:
-    return [Figures(tokens_per_s=speed) for speed in speeds]
+def at(*speeds: float) -> list[CaseFigures]:
+    return [CaseFigures(tokens_per_s=speed) for speed in speeds]
 
 
 def test_seeds_fall_out() -> None:

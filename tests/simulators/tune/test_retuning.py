@@ -9,11 +9,11 @@ from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune.evaluation import bench_of
-from rollout_sched.simulators.tune.limits import Limits
+from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.retuning import Question, better, neighbours, with_parameters
 from tests.helpers import make_policy
 
-WIDE = Limits(9, 1.0, 1.0)
+WIDE = HardLimits(9, 1.0, 1.0)
 FEW_AT_ONCE = make_policy(
     batching={"use": "fully_async", "max_groups": 8},
     freshness={"use": "bounded", "max_staleness": 4},
@@ -25,7 +25,7 @@ def _as_nice_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.nice", lambda more: 0)
 
 
-def question(policy: PolicyFile, limits: Limits = WIDE) -> Question:
+def question(policy: PolicyFile, limits: HardLimits = WIDE) -> Question:
     trace = synthetic(40, 4, median=2000, cap=20_000, prompt_median=50, seed=3)
     scenario = load_scenario("qwen7b-8xh100-disaggregated")
     job = Job(prompts_per_step=8, samples_per_prompt=4, max_tokens=20_000)
@@ -77,7 +77,7 @@ def test_what_would_have_been_faster_is_found_and_sure() -> None:
 
 
 def test_limits_are_kept() -> None:
-    assert better(question(FEW_AT_ONCE, Limits(0, 0.0, 0.0))) is None
+    assert better(question(FEW_AT_ONCE, HardLimits(0, 0.0, 0.0))) is None
 
 
 def test_told_parameters_are_the_present_ones() -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.tune.book import Book, Spent
+from rollout_sched.simulators.tune.book import FigureBook, Spent
 from rollout_sched.simulators.tune.candidates import BASELINES, presets
 from rollout_sched.simulators.tune.evaluation import Case, Task
-from rollout_sched.simulators.tune.limits import Figures, Limits
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
 from rollout_sched.simulators.tune.search import Search, rungs, steps_for
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, setting
 
-LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
+LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 
 
 def searched(
     evaluations: int,
     formula=faster_with_more_prompts,
-    limits: Limits = LIMITS,
+    limits: HardLimits = LIMITS,
     seed: int = 0,
     **changes: int,
-) -> tuple[Search, Book, Oracle]:
+) -> tuple[Search, FigureBook, Oracle]:
     oracle = Oracle(formula)
-    book = Book(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations=evaluations)
+    book = FigureBook(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations=evaluations)
     here = setting(max_staleness=limits.max_staleness, **changes)
     search = Search(here, limits, book, rungs(24), seed=seed)
     with pytest.raises(Spent):
@@ -80,10 +80,10 @@ def test_a_longer_search_begins_as_a_shorter_one() -> None:
 
 
 def test_what_fails_goes_no_further() -> None:
-    def only_plain(task: Task) -> Figures:
+    def only_plain(task: Task) -> CaseFigures:
         if task.table.get("routing", {}).get("use") == "round_robin":
             return faster_with_more_prompts(task)
-        return Figures(failed="no")
+        return CaseFigures(failed="no")
 
     search, _, oracle = searched(150, only_plain)
     assert all(one.table["routing"]["use"] == "round_robin" for one in search.best(99))
@@ -98,8 +98,8 @@ def test_what_fails_goes_no_further() -> None:
 
 
 def test_where_nothing_keeps_the_limits_it_goes_on_drawing() -> None:
-    def biased(task: Task) -> Figures:
-        return Figures(tokens_per_s=1.0, step_bias=1.0)
+    def biased(task: Task) -> CaseFigures:
+        return CaseFigures(tokens_per_s=1.0, step_bias=1.0)
 
     search, book, _ = searched(150, biased)
     assert search.best(5) == []
@@ -107,8 +107,8 @@ def test_where_nothing_keeps_the_limits_it_goes_on_drawing() -> None:
 
 
 def test_a_candidate_that_is_stale_in_one_case_is_not_among_the_best() -> None:
-    def stale_on_seed_two(task: Task) -> Figures:
-        return Figures(tokens_per_s=1.0, staleness_max=int(task.case.seed == 2))
+    def stale_on_seed_two(task: Task) -> CaseFigures:
+        return CaseFigures(tokens_per_s=1.0, staleness_max=int(task.case.seed == 2))
 
     search, book, _ = searched(150, stale_on_seed_two)
     assert all(not book.knows(one, rungs(24)[1]) for one in search.best(99))
@@ -125,11 +125,11 @@ def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
 def test_what_is_near_a_fast_one_that_exceeds_a_limit_is_tried() -> None:
     """Here the only way to be fast and allowed lies beside what is fast and not allowed."""
 
-    def narrow(task: Task) -> Figures:
+    def narrow(task: Task) -> CaseFigures:
         row = task.table.get("batching", {})
         fast = row.get("use") == "pooled"
         biased = fast and row.get("batches", 4) != 3
-        return Figures(tokens_per_s=2.0 if fast else 1.0, step_bias=float(biased))
+        return CaseFigures(tokens_per_s=2.0 if fast else 1.0, step_bias=float(biased))
 
     search, _, _ = searched(150, narrow)
     assert search.best(1)[0].table["batching"]["batches"] == 3

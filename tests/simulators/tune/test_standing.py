@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.tune.book import Book
+from rollout_sched.simulators.tune.book import FigureBook
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Case, Task
-from rollout_sched.simulators.tune.limits import Figures, Limits
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
 from rollout_sched.simulators.tune.standing import Standing, standing
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
 CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))
-LIMITS = Limits(0, 0.01, 0.051)
+LIMITS = HardLimits(0, 0.01, 0.051)
 PLAIN, FASTER, BIASED = (candidate(batching="sync", over_prompts=over) for over in (1.0, 1.5, 2.0))
 ODD = candidate(batching="sync", over_prompts=1.5, ordering="shortest_first")
 
 
 def measured(*candidates: Candidate, formula=faster_with_more_prompts) -> Standing:
-    book = Book(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
+    book = FigureBook(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
     book.measure(candidates, CASES)
     return standing(book, CASES)
 
 
 def test_the_fastest_that_keeps_the_limits_wins() -> None:
     assert measured(PLAIN, FASTER, BIASED).winner(LIMITS) == FASTER
-    assert measured(PLAIN, FASTER, BIASED).winner(Limits(0, 0.01, 1.0)) == BIASED
+    assert measured(PLAIN, FASTER, BIASED).winner(HardLimits(0, 0.01, 1.0)) == BIASED
 
 
 def test_of_equally_fast_ones_the_simpler() -> None:
@@ -31,7 +31,7 @@ def test_of_equally_fast_ones_the_simpler() -> None:
 
 
 def test_nothing_wins_where_nothing_keeps_the_limits() -> None:
-    assert measured(FASTER).winner(Limits(0, 0.01, 0.0)) is None
+    assert measured(FASTER).winner(HardLimits(0, 0.01, 0.0)) is None
 
 
 def test_the_frontier_trades_speed_for_bias() -> None:
@@ -39,8 +39,10 @@ def test_the_frontier_trades_speed_for_bias() -> None:
 
 
 def test_what_failed_is_not_there() -> None:
-    def formula(task: Task) -> Figures:
-        return Figures(failed="no") if "ordering" in task.table else faster_with_more_prompts(task)
+    def formula(task: Task) -> CaseFigures:
+        return (
+            CaseFigures(failed="no") if "ordering" in task.table else faster_with_more_prompts(task)
+        )
 
     found = measured(ODD, PLAIN, formula=formula)
     assert found.candidates == [PLAIN]

@@ -7,24 +7,24 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.tune.evaluation import Task
-from rollout_sched.simulators.tune.limits import Figures, Limits
+from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
 from rollout_sched.simulators.tune.tuning import (
     EXHAUSTED,
     INTERRUPTED,
     SPENT,
     Plan,
-    Result,
     Timekeeper,
+    TuningResult,
     tune,
 )
 from rollout_sched.simulators.tune.workers import WorkerDied
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
-LIMITS = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
+LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 BENCH = small_bench()
 
 
-def tuned(oracle: Oracle, limits: Limits = LIMITS, **plan: float) -> Result:
+def tuned(oracle: Oracle, limits: HardLimits = LIMITS, **plan: float) -> TuningResult:
     usual = {"steps": 24, "evaluations": 300, "held_out_seeds": 3}
     return tune(BENCH, limits, Plan(**{**usual, **plan}), oracle, clock=oracle.clock)
 
@@ -53,10 +53,10 @@ def test_equal_plans_give_equal_results() -> None:
 
 
 def test_what_was_lucky_in_the_search_does_not_win() -> None:
-    def lucky(task: Task) -> Figures:
+    def lucky(task: Task) -> CaseFigures:
         figures = faster_with_more_prompts(task)
         if task.table.get("ordering", {}).get("use") == "longest_first" and not task.case.held_out:
-            return Figures(tokens_per_s=10 * figures.tokens_per_s)
+            return CaseFigures(tokens_per_s=10 * figures.tokens_per_s)
         return figures
 
     result = tuned(Oracle(lucky))
@@ -73,10 +73,10 @@ def test_what_was_lucky_in_the_search_does_not_win() -> None:
 
 
 def test_what_breaks_a_limit_only_on_what_was_held_out_does_not_win() -> None:
-    def sly(task: Task) -> Figures:
+    def sly(task: Task) -> CaseFigures:
         figures = faster_with_more_prompts(task)
         biased = figures.step_bias > 0 and task.case.held_out
-        return Figures(
+        return CaseFigures(
             tokens_per_s=figures.tokens_per_s, step_bias=1.0 if biased else figures.step_bias
         )
 
@@ -86,12 +86,12 @@ def test_what_breaks_a_limit_only_on_what_was_held_out_does_not_win() -> None:
 
 
 def test_a_finalist_keeps_the_limits_with_something_to_spare() -> None:
-    def more_biased_when_held_out(task: Task) -> Figures:
+    def more_biased_when_held_out(task: Task) -> CaseFigures:
         figures = faster_with_more_prompts(task)
         bias = figures.step_bias * (1.05 if task.case.held_out else 1.0)
         return msgspec.structs.replace(figures, step_bias=bias)
 
-    limits = Limits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.05)
+    limits = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.05)
     result = tuned(Oracle(more_biased_when_held_out), limits)
     batching = result.winner.table["batching"]
     assert (batching["use"], batching["over_prompts"]) == ("sync", 1.375)
@@ -169,8 +169,8 @@ def test_an_exhausted_space_is_no_endless_search(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_nothing_keeps_the_limits_the_nearest_is_named() -> None:
-    def biased(task: Task) -> Figures:
-        return Figures(tokens_per_s=1.0, step_bias=0.3)
+    def biased(task: Task) -> CaseFigures:
+        return CaseFigures(tokens_per_s=1.0, step_bias=0.3)
 
     with pytest.raises(CallerError, match=r"the nearest is .*: step bias 0\.300 above 0\.051"):
         tuned(Oracle(biased))

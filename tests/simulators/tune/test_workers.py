@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from rollout_sched.simulators.tune.workers import WorkerDied, Workers
+from rollout_sched.simulators.tune.workers import WorkerDied, WorkerPool
 
 
 def forever() -> float:
@@ -46,7 +46,7 @@ def interrupts_itself(number: int) -> int:
 
 
 def test_answers_come_in_the_order_of_the_questions() -> None:
-    with Workers(slower_for_less, 2) as workers:
+    with WorkerPool(slower_for_less, 2) as workers:
         assert list(workers.answers([0, 1, 2, 3], forever)) == [0, 10, 20, 30]
         assert list(workers.answers([5], forever)) == [50]
         assert list(workers.answers([], forever)) == []
@@ -54,7 +54,7 @@ def test_answers_come_in_the_order_of_the_questions() -> None:
 
 
 def test_they_are_other_processes_and_stay() -> None:
-    with Workers(whose, 1) as workers:
+    with WorkerPool(whose, 1) as workers:
         first = list(workers.answers([1, 2], forever))
         again = list(workers.answers([3], forever))
     assert len({*first, *again}) == 1
@@ -62,12 +62,12 @@ def test_they_are_other_processes_and_stay() -> None:
 
 
 def test_what_answers_may_hold_data() -> None:
-    with Workers(partial(scaled, 3), 1) as workers:
+    with WorkerPool(partial(scaled, 3), 1) as workers:
         assert list(workers.answers([2], forever)) == [6]
 
 
 def test_when_the_time_is_over_nothing_is_waited_for() -> None:
-    with Workers(sleeps, 2) as workers:
+    with WorkerPool(sleeps, 2) as workers:
         list(workers.answers([0, 0], forever))  # they have started
         began = time.monotonic()
         answers = list(workers.answers([0, 60], lambda: began + 1.0 - time.monotonic()))
@@ -78,17 +78,17 @@ def test_when_the_time_is_over_nothing_is_waited_for() -> None:
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_standstill() -> None:
-    with Workers(dies, 1) as workers, pytest.raises(WorkerDied, match="--jobs"):
+    with WorkerPool(dies, 1) as workers, pytest.raises(WorkerDied, match="--jobs"):
         list(workers.answers([1], forever))
 
 
 def test_an_interrupt_is_for_the_parent_alone() -> None:
-    with Workers(interrupts_itself, 1) as workers:
+    with WorkerPool(interrupts_itself, 1) as workers:
         assert list(workers.answers([7], forever)) == [7]
 
 
 def test_a_consumer_that_stops_leaves_nothing_running() -> None:
-    with Workers(sleeps, 2) as workers:
+    with WorkerPool(sleeps, 2) as workers:
         answers = workers.answers([0, 60, 60], forever)
         assert next(answers) == 0
         answers.close()

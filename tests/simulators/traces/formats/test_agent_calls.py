@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.traces import Sample, TraceError, Turn
+from rollout_sched.simulators.traces import SampleRecord, TraceError, Turn
 from tests.simulators.traces.imported import imported
 
 
@@ -36,9 +36,11 @@ def test_calls_are_turns_and_subagents_are_samples_of_their_own(tmp_path: Path) 
         )
     )
     assert imported(tmp_path, text).groups == {
-        "s": [Sample("s", 0, 100, (Turn(20, 60, 9.0), Turn(1, 0, 1.0), Turn(5)), 0.0, "unknown")],
-        "s/1": [Sample("s/1", 0, 30, (Turn(7, 13, 0.5), Turn(2)), 5.5, "unknown")],
-        "t": [Sample("t", 0, 11, (Turn(12),), 3.0, "unknown")],
+        "s": [
+            SampleRecord("s", 0, 100, (Turn(20, 60, 9.0), Turn(1, 0, 1.0), Turn(5)), 0.0, "unknown")
+        ],
+        "s/1": [SampleRecord("s/1", 0, 30, (Turn(7, 13, 0.5), Turn(2)), 5.5, "unknown")],
+        "t": [SampleRecord("t", 0, 11, (Turn(12),), 3.0, "unknown")],
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.simulators.traces import Counting, Sample, TraceError, Turn
+from rollout_sched.simulators.traces import Counting, SampleRecord, TraceError, Turn
 from tests.simulators.traces.imported import imported
 
 RECORDS = """
@@ -22,13 +22,15 @@ def test_sessions_of_a_task_are_a_group(tmp_path: Path) -> None:
     counted = {"tokens_counted_by": "seconds * 50"}
     assert trace.about == "AReaL session records"
     assert trace.groups["7"] == [
-        Sample(
+        SampleRecord(
             *("7", 0, 1, (Turn(200, 0, 1.5), Turn(200)), 2.0, "unknown"),
             labels={"status": "accepted", **counted},
         ),
-        Sample(*("7", 1, 1, (Turn(75),), 2.5, "unknown"), labels={"status": "rejected", **counted}),
+        SampleRecord(
+            *("7", 1, 1, (Turn(75),), 2.5, "unknown"), labels={"status": "rejected", **counted}
+        ),
     ]
-    assert trace.groups["session-2"][0] == Sample(
+    assert trace.groups["session-2"][0] == SampleRecord(
         *("session-2", 0, 1, (Turn(1),), 0.0, "unknown"), labels=counted
     )
     assert len(trace.groups) == 2  # who never generated is no sample

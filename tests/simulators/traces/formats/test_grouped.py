@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout_sched.simulators.traces import Sample, Turn
+from rollout_sched.simulators.traces import SampleRecord, Turn
 from tests.simulators.traces.imported import imported
 
 
@@ -18,8 +18,8 @@ def test_grouped_csv(tmp_path: Path) -> None:
     assert trace.about == "grouped CSV"
     assert trace.groups == {
         "7": [
-            Sample("7", 0, 5, (Turn(60),), labels={"model": "m"}),
-            Sample("7", 1, 5, (Turn(100),), 0.5, "length", labels={"model": "m"}),
+            SampleRecord("7", 0, 5, (Turn(60),), labels={"model": "m"}),
+            SampleRecord("7", 1, 5, (Turn(100),), 0.5, "length", labels={"model": "m"}),
         ]
     }
 

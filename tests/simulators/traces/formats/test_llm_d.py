@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.simulators.traces import Sample, TraceError, Turn
+from rollout_sched.simulators.traces import SampleRecord, TraceError, Turn
 from tests.simulators.traces.imported import imported
 
 LOG = """
@@ -24,10 +24,10 @@ def test_turns_of_a_request_follow_each_other(tmp_path: Path) -> None:
     turns = (Turn(40, 10, 2.0), Turn(30, 0, 3.0), Turn(9))
     assert trace.groups == {
         "h": [
-            Sample("h", 0, 100, turns, 0.0, "unknown"),
-            Sample("h", 1, 100, (Turn(60),), 0.0, "unknown"),
+            SampleRecord("h", 0, 100, turns, 0.0, "unknown"),
+            SampleRecord("h", 1, 100, (Turn(60),), 0.0, "unknown"),
         ],
-        "c": [Sample("c", 0, 7, (Turn(8),), 25.0, "unknown")],
+        "c": [SampleRecord("c", 0, 7, (Turn(8),), 25.0, "unknown")],
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.simulators.traces import Sample, Turn
+from rollout_sched.simulators.traces import SampleRecord, Turn
 from tests.simulators.traces.imported import imported
 
 
@@ -15,7 +15,7 @@ def test_serving_csv_becomes_groups_of_one(tmp_path: Path) -> None:
         tmp_path, "t_s,prompt_tokens,response_tokens,prefix_hit\n0.0,5,6,0\n4.3,7,8,512\n"
     )
     assert list(trace.groups) == ["0", "1"]
-    assert trace.groups["1"][0] == Sample(
+    assert trace.groups["1"][0] == SampleRecord(
         "1", 0, 7, (Turn(8),), 4.3, "unknown", labels={"prefix_hit": "512"}
     )
 
@@ -33,11 +33,11 @@ def test_azure_csv(tmp_path: Path) -> None:
 
 def test_vidur_csv(tmp_path: Path) -> None:
     trace = imported(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,10,20\n")
-    assert trace.groups["0"][0] == Sample("0", 0, 10, (Turn(20),), 1.5, "unknown")
+    assert trace.groups["0"][0] == SampleRecord("0", 0, 10, (Turn(20),), 1.5, "unknown")
 
 
 def test_mooncake_jsonl(tmp_path: Path) -> None:
     trace = imported(
         tmp_path, '{"timestamp":3000,"input_length":10,"output_length":20,"hash_ids":[1,2]}\n'
     )
-    assert trace.groups["0"][0] == Sample("0", 0, 10, (Turn(20),), 3.0, "unknown")
+    assert trace.groups["0"][0] == SampleRecord("0", 0, 10, (Turn(20),), 3.0, "unknown")
