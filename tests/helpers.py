@@ -175,7 +175,7 @@ class Generous(msgspec.Struct, frozen=True):
 def make_trace(lengths: Mapping[str, Sequence[int]], *, prompt: int = 4, name: str = "t") -> Trace:
     """A single-turn trace: group -> response lengths."""
     samples = [
-        traces.Sample(group, index, prompt, (Turn(length),))
+        traces.SampleRecord(group, index, prompt, (Turn(length),))
         for group, members in lengths.items()
         for index, length in enumerate(members)
     ]

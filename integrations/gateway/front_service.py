@@ -22,6 +22,7 @@ from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.front_clients import FrontClients, FrontInstance
 from rollout_sched.integrations.gateway.front_metrics import FrontMetrics
 from rollout_sched.integrations.http import HttpServer, ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http.limits import MAX_BODY
 from rollout_sched.integrations.http.server import Refusal
 from rollout_sched.link.front_calls import FrontCalls
 
@@ -43,7 +44,7 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     admin_key_file: Path | None = None
     instance_api_key_file: Path | None = None
     max_requests: int = Limits().requests
-    max_body: int = 64 * 2**20
+    max_body: int = MAX_BODY
     max_bodies: int = Limits().body_bytes
     access_log: bool = False
     grace_s: float = 10.0

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.http.limits import MAX_BODY
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.log_lines import Format, Level
 
@@ -48,7 +49,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_instances: list[str] = msgspec.field(default_factory=list)
     instance_api_key_file: Path | None = None
     max_requests: int = Limits().requests
-    max_body: int = 64 * 2**20
+    max_body: int = MAX_BODY
     max_bodies: int = Limits().body_bytes
     max_samples: int = 3_200_000  # a hundred thousand groups of sixteen, and as many again
     slots: int | None = None

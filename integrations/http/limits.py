@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Bytes of a request's body, where nobody says otherwise.
+MAX_BODY: Final = 64 * 2**20
+
 
 class ServerLimits:
     """Limits that the connections of one server keep.
@@ -36,10 +41,10 @@ class ServerLimits:
     def __init__(
         self,
         *,
-        max_body: int = 64 * 1024 * 1024,
-        max_bodies: int = 4 * 1024 * 1024 * 1024,
+        max_body: int = MAX_BODY,
+        max_bodies: int = 4 * 2**30,
         max_head: int = 32 * 1024,
-        max_unsent: int = 64 * 1024 * 1024,
+        max_unsent: int = 64 * 2**20,
         max_connections: int = 16384,
         head_s: float = 10.0,
         idle_s: float = 75.0,

@@ -8,7 +8,8 @@ without its attempt. Direct requests are not in it, for whoever waited for them 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Final, Literal
 
 import msgspec
 
@@ -94,6 +95,10 @@ class PromptFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     deliveries: tuple[tuple[int, ...], ...]
 
 
+#: Whose place in the round another takes (`core.progress.RunProgress.group_lost`).
+_OF_THE_ROUND: Final = frozenset({"active", "judging", "complete"})
+
+
 class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The counters of a run; most are `core.progress.RunProgress`'s.
 
@@ -132,6 +137,21 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     rejected: int = 0
     tuned: dict[str, dict[str, int | float]] = {}
     lost: int = 0
+
+    def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:
+        """Where not all groups can be gone on with as they were written. What the round has lost is
+        made up for, as where a group fails or starts over. The window has lost what was its own;
+        what starts over came before all that is outside of it, so it is of the window again.
+        """
+        in_order = sorted(written, key=lambda group: group.serial)
+        of_window = [group.group for group in in_order if group.state == "fresh"][: self.window]
+        fresh = {group.group for group in kept if group.state == "fresh"}
+        others = {group.group for group in kept} - fresh
+        in_round = {group.group for group in in_order if group.state in _OF_THE_ROUND}
+        lost = 0 if self.round is None else len(in_round - others)
+        launched = {group.group for group in in_order if group.state != "fresh"}
+        window = len(fresh.intersection(of_window) | (fresh & launched)) if self.window else 0
+        return msgspec.structs.replace(self, lost=self.lost + lost, window=window)
 
 
 class RunState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -43,7 +43,7 @@ class Owners(Protocol):
     def owns(self, front: ConnectedFront, request: str) -> bool:
         """From now on; False if somebody does already."""
 
-    def disowned(self, request: str) -> None: ...
+    def no_longer_owned(self, request: str) -> None: ...
     def is_owned(self, front: ConnectedFront, name: str) -> bool:
         """Whether a request of a client, or a group, is this front's."""
 
@@ -139,7 +139,7 @@ class ConnectedFront:
             self._driver.pump.check()
             self._driver.tell(event)
         except Exception as error:  # its client is told
-            self._owners.disowned(event.request)
+            self._owners.no_longer_owned(event.request)
             self.order(Refused(event.request, str(error)))
 
     def _withdrawn(self, event: RequestWithdrawn) -> None:

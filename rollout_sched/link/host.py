@@ -127,7 +127,7 @@ class Host:
         self._owners[request] = front
         return True
 
-    def disowned(self, request: str) -> None:
+    def no_longer_owned(self, request: str) -> None:
         self._owners.pop(request, None)
 
     def is_owned(self, front: ConnectedFront, name: str) -> bool:

@@ -113,7 +113,7 @@ class _Recovery:
         self._read_leases()
         kept = [whole for group in groups if (whole := self._whole(group)) is not None]
         found.state = RunState(
-            decoded(run, RunFacts),
+            decoded(run, RunFacts).after_losses(groups, kept),
             tuple(sorted(kept, key=lambda group: group.serial)),
             tuple(decoded(data, PromptFacts) for data in store.facts(facts.LENGTHS).values()),
             self._recent(),

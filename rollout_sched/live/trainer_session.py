@@ -15,7 +15,6 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.leases import TRAINER, Leases
 from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.ports import WeightLoader
-from rollout_sched.live.publications import Publications
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.reward_function import RewardFunction
@@ -25,6 +24,7 @@ from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trajectory import Tool
+from rollout_sched.live.weight_publisher import WeightPublisher
 
 
 class Borrower(Protocol):
@@ -77,7 +77,7 @@ class TrainerSession:
             rewards=rewards,
             tools=tools or NamedTools({}),
         )
-        self._weights = Publications(driver, stored)
+        self._weights = WeightPublisher(driver, stored)
         self.batches = BatchDelivery(
             self._request,
             Leases(driver.settings.lease_s, None if stored is None else stored.leased),
@@ -190,7 +190,7 @@ class TrainerSession:
         await self._weights.publish(version, apply, said, wait=wait)
 
     def has_loaded(self, version: int) -> bool:
-        """See `Publications.has_loaded`."""
+        """See `WeightPublisher.has_loaded`."""
         return self._weights.has_loaded(version)
 
     # -- what the driver says --------------------------------------------------------------

@@ -12,7 +12,7 @@ from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json
 from rollout_sched.simulators.fake_instance.request_parsing import (
     ChatBody,
     ParsedRequest,
-    ServerLimits,
+    RequestLimits,
     parsed,
     request_id,
     sampling_of,
@@ -28,7 +28,7 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, ChatBody)
         answer_id = f"chatcmpl-{request_id(headers, body.request_id)}"
         max_tokens = body.max_completion_tokens or body.max_tokens

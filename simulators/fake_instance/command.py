@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import importlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from rollout_sched import event_loop
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.fake_instance import faults
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         switches = [faults.parse(text) for text in options.fault]
     except ValueError as error:
         raise CallerError(f"--fault: {error}") from None
-    _run(_serve(options, settings, switches))
+    event_loop.run(_serve(options, settings, switches))
 
 
 def _settings(options: argparse.Namespace) -> EngineSettings:
@@ -145,11 +144,3 @@ async def _serve(
     print(f"{settings.model} ready on http://{options.host}:{port}", flush=True)
     await stop.wait()
     await server.close()
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with contextlib.suppress(ImportError):  # there is none for Windows
-        loop_factory = importlib.import_module("uvloop").new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main)

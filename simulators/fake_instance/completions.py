@@ -11,7 +11,7 @@ from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, p
 from rollout_sched.simulators.fake_instance.request_parsing import (
     CompletionBody,
     ParsedRequest,
-    ServerLimits,
+    RequestLimits,
     parsed,
     prompts_of,
     request_id,
@@ -26,7 +26,7 @@ class CompletionsDialect:
 
     path = "/v1/completions"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, CompletionBody)
         answer_id = f"cmpl-{request_id(headers, body.request_id)}"
         prompts = prompts_of(body.prompt, limits.vocabulary)

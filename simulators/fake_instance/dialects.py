@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rollout_sched.live.ports import Output, PromptToken
-from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, ServerLimits
+from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, RequestLimits
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ class EndpointDialect(Protocol):
 
     path: str
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         """Raises Refusal."""
 
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:

@@ -12,7 +12,7 @@ from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, p
 from rollout_sched.simulators.fake_instance.request_parsing import (
     GenerateBody,
     ParsedRequest,
-    ServerLimits,
+    RequestLimits,
     parsed,
     request_id,
 )
@@ -36,7 +36,7 @@ class GenerateDialect:
 
     path = "/inference/v1/generate"
 
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: ServerLimits) -> ParsedRequest:
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, GenerateBody)
         answer_id = f"generate-tokens-{request_id(headers, body.request_id)}"
         prompts = {answer_id: body.token_ids}

@@ -96,7 +96,7 @@ class ParsedRequest(msgspec.Struct):
         return sum(len(prompt) for prompt in self.prompts)
 
 
-class ServerLimits(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """What a server adds to a request, and what it refuses; `adapters` may change."""
 
     model: str
@@ -108,7 +108,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
 def parsed(
     body: GenerationBody,
-    limits: ServerLimits,
+    limits: RequestLimits,
     answer_id: str,
     prompts: Mapping[str, Tokens],
     sampling: Mapping[str, Any],
@@ -191,7 +191,7 @@ def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dic
     return {name: value for name, value in told.items() if value is not None}
 
 
-def check(limits: ServerLimits, model: str | None, sampling: Mapping[str, Any]) -> int:
+def check(limits: RequestLimits, model: str | None, sampling: Mapping[str, Any]) -> int:
     """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
     if model is not None and model != limits.model and model not in limits.adapters:
         raise Refusal(404, f"The model `{model}` does not exist.", "model")
@@ -208,7 +208,7 @@ def check(limits: ServerLimits, model: str | None, sampling: Mapping[str, Any]) 
     return n
 
 
-def output_limit(limits: ServerLimits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
+def output_limit(limits: RequestLimits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
     """How many tokens may be made: as asked for, within the context. Raises Refusal."""
     available = limits.max_model_len - len(prompt)
     if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):

@@ -22,7 +22,7 @@ from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
 from rollout_sched.simulators.fake_instance.generate import GenerateDialect, SkyRLGenerate
-from rollout_sched.simulators.fake_instance.request_parsing import ServerLimits
+from rollout_sched.simulators.fake_instance.request_parsing import RequestLimits
 from rollout_sched.simulators.fake_instance.serving import hang_up, serve
 from rollout_sched.simulators.fake_instance.status import Status
 from rollout_sched.simulators.fake_instance.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class FakeServer:
         for fault in faults:
             self.switchboard.set(fault)
         self._authorization = f"Bearer {api_key}".encode() if api_key else b""
-        self._limits = ServerLimits(
+        self._limits = RequestLimits(
             settings.model,
             settings.spec.max_model_len,
             settings.stream_interval,

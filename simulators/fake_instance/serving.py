@@ -20,14 +20,18 @@ from rollout_sched.simulators.fake_instance.dialects import (
 )
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, ServerLimits
+from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest, RequestLimits
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _DONE = b"data: [DONE]\n\n"
 
 
 async def serve(
-    request: web.Request, dialect: EndpointDialect, engine: Engine, limits: ServerLimits, fault: str
+    request: web.Request,
+    dialect: EndpointDialect,
+    engine: Engine,
+    limits: RequestLimits,
+    fault: str,
 ) -> web.StreamResponse:
     """With the fault that strikes the answer, if any. Raises Refusal while nothing was sent."""
     if request.content_type != "application/json":

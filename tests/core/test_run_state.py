@@ -8,6 +8,7 @@ import pytest
 from rollout_sched.core.rounds import DeliveredGroup, Launch
 from rollout_sched.core.run_state import (
     GroupFacts,
+    GroupStands,
     PromptFacts,
     RequestFacts,
     RunFacts,
@@ -56,3 +57,31 @@ def test_a_state_that_no_group_has_is_refused() -> None:
     line = msgspec.json.encode(GROUP).replace(b"deferred", b"lost")
     with pytest.raises(msgspec.ValidationError, match="lost"):
         msgspec.json.decode(line, type=GroupFacts)
+
+
+def test_what_the_round_has_lost_is_made_up_for():
+    run = RunFacts(round=Launch(4), lost=1)
+    written = [group("a", 1, "active"), group("b", 2, "complete"), group("c", 3, "spent")]
+    assert run.after_losses(written, written) == run
+    assert run.after_losses(written, written[1:]).lost == 2
+    assert run.after_losses(written, [written[0].anew(), written[1]]).lost == 2
+    assert RunFacts().after_losses(written, []).lost == 0
+
+
+def test_a_window_has_lost_its_own_and_gets_what_starts_over():
+    run = RunFacts(window=2)
+    active, *fresh = written = [
+        group("a", 1, "active"),
+        group("b", 2, "fresh"),
+        group("c", 3, "fresh"),
+        group("d", 4, "fresh"),
+    ]
+    assert run.after_losses(written, written).window == 2
+    assert run.after_losses(written, [active, *fresh[1:]]).window == 1
+    assert run.after_losses(written, [active, *fresh[:2]]).window == 2
+    assert run.after_losses(written, [active.anew(), *fresh]).window == 3
+    assert RunFacts().after_losses(written, [active.anew(), *fresh]).window == 0
+
+
+def group(name: str, serial: int, state: GroupStands) -> GroupFacts:
+    return GroupFacts(name, serial, 1, 3, 9, name, state=state)

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from rollout_sched.core.actions import Deliver
+from rollout_sched.core.rounds import Launch
 from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
 from rollout_sched.core.samples import Segment
 from rollout_sched.live import stored_facts as facts
@@ -95,6 +96,14 @@ def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
         requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
     )  # fmt: skip
     assert recovered(tmp_path / "2", tool="", group=finished).state.groups == (finished,)
+
+
+def test_the_round_and_the_window_go_on_without_a_group_whose_tool_is_gone(tmp_path):
+    written = {(facts.RUN, ONE): encoded(RunFacts(4.5, 3, round=Launch(2), window=1, lost=1))}
+    assert recovered(tmp_path / "1", tool="", facts=written).state.run.lost == 2
+    fresh = GROUP.anew()
+    run = recovered(tmp_path / "2", tool="", group=fresh, made=0, facts=written).state.run
+    assert (run.lost, run.window) == (1, 0)
 
 
 def test_a_trajectory_goes_on_where_its_tool_is_given_again(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.live import publications
+from rollout_sched.live import weight_publisher
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.leases import LeaseEnded
@@ -438,7 +438,7 @@ def test_where_nobody_is_nothing_is_loaded() -> None:
 def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publications, "_LOOK_S", 0.01)
+    monkeypatch.setattr(weight_publisher, "_LOOK_S", 0.01)
 
     async def scene() -> None:
         async with Stage() as stage:

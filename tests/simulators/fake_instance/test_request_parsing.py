@@ -9,14 +9,14 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.request_parsing import (
     Message,
-    ServerLimits,
+    RequestLimits,
     output_limit,
     prompts_of,
     siblings,
     words,
 )
 
-LIMITS = ServerLimits("m", 100, 1)
+LIMITS = RequestLimits("m", 100, 1)
 
 
 def test_prompts_are_texts_or_ids_or_lists_of_such() -> None:

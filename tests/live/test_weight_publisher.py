@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.publications import Publications
+from rollout_sched.live.weight_publisher import WeightPublisher
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -32,7 +32,7 @@ async def load(client, version):
 def test_who_publishes_next_says_what_is_newer_whoever_it_is():
     async def scene():
         driver = Driver(make_scheduler(1))
-        weights = Publications(driver, None)
+        weights = WeightPublisher(driver, None)
         await weights.publish(1, load, None, wait=False)
         assert weights.newest == 1
         with pytest.raises(CallerError, match="versions grow"):
@@ -45,7 +45,7 @@ def test_who_publishes_next_says_what_is_newer_whoever_it_is():
 def test_it_is_in_the_store_before_it_is_answered():
     async def scene():
         driver, stored = Driver(make_scheduler(1)), Stored()
-        weights = Publications(driver, stored)
+        weights = WeightPublisher(driver, stored)
         with pytest.raises(CallerError, match="a coroutine cannot be stored"):
             await weights.publish(1, load, None, wait=False)
         assert weights.newest == 0
@@ -62,7 +62,7 @@ def test_it_is_in_the_store_before_it_is_answered():
 def test_it_is_loaded_when_all_who_are_here_have_it():
     async def scene():
         driver = Driver(make_scheduler(1))
-        weights = Publications(driver, None)
+        weights = WeightPublisher(driver, None)
         assert not weights.has_loaded(0), "nobody is here"
         await driver.add_instance(Scripted())
         assert weights.has_loaded(0)

@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
 
-class Publications:
+class WeightPublisher:
     """One line of versions, whoever publishes the next. `stored`: where each is before it
     counts."""
 
