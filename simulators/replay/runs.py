@@ -24,7 +24,7 @@ from rollout_sched.metrics.outages import OutageFigures, OutageFold
 from rollout_sched.page.run_fold import RunFold
 from rollout_sched.page.run_record import RunRecord
 from rollout_sched.simulators.replay.bounds import Demand
-from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer
 from rollout_sched.simulators.replay.processes import call_each
 from rollout_sched.simulators.replay.run_bounds import (
     offered_bound,
@@ -136,28 +136,9 @@ def run_policy(
     def make_scheduler() -> Scheduler:
         return policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
 
-    scheduler = make_scheduler()
-    metrics = Metrics(
-        reference_batch(workload, scenario),
-        workload.offered,
-        colocated=scenario.trainer.colocated,
-        train_s_per_token=scenario.trainer.seconds_per_token,
-    )
-    noted = RunNotes(policy.name, workload, progress, give_up_s)
-
-    def measure_training(now: float, event: Event, actions: list[Action]) -> None:
-        """What clients do afterwards is no part of its steps and shares."""
-        if loop.training:
-            metrics.observe(now, event, actions)
-
-    outlasted = scenario.traffic is not None and len(workload.groups) > 0
-    observers = [measure_training if outlasted else metrics.observe, noted.observe]
-    direct, outages = DirectFold(), OutageFold()
-    if scenario.traffic is not None or scenario.faults:
-        observers.append(Folded(direct, outages).observe)
-    drawn = RunFold(lambda: loop.scheduler.view.waiting) if records else None
-    if drawn is not None:
-        observers.append(drawn.observe)
+    notes = RunNotes(policy.name, workload, progress, give_up_s)
+    watch = _Watch(workload, scenario, notes, records=records)
+    observers = watch.observers()
     with ExitStack() as stack:
         if journal_path is not None:
             header = journal.JournalHeader(
@@ -165,46 +146,89 @@ def run_policy(
             )
             writer = stack.enter_context(journal.JournalWriter(journal_path, header))
             observers.append(lambda now, event, actions: writer.record(now, event))
-        loop = ClosedLoop(scheduler, workload, scenario, observers, successor=make_scheduler)
-        total_s = loop.run()
-    summary = metrics.summary(total_s)
-    restarts = summary.preemptions + summary.resumed_attempts
-    delivered, in_parts = noted.delivered, noted.in_parts
-    demands = [Demand.of_samples(batch) for batch in delivered]
-    outage = outages.figures(total_s)
-    asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
-    max_staleness = staleness_bound(scheduler.roles.freshness)
-    return Run(
-        policy=policy.name,
-        seed=seed,
-        max_staleness=max_staleness,
-        summary=summary,
-        steps=metrics.steps,
-        bound_s=run_bound(
-            Demand.joined(demands), len(demands), scenario, restarts, in_parts=in_parts
-        ),
-        offered_bound_s=offered_bound(workload, scenario),
-        on_policy_bound_s=None
-        if max_staleness != 0 or scheduler.roles.verifies
-        else on_policy_bound(
-            [sample for batch in delivered for sample in batch],
-            workload.prompts_per_step,
-            len(delivered),
-            scenario,
-            restarts,
-        ).of(in_parts=in_parts),
-        step_gaps=[
-            step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
-            for step, demand in zip(metrics.steps, demands, strict=True)
-        ],
-        samples_lost=asked * workload.samples_per_prompt - sum(map(len, delivered)),
-        samples_drawn=workload.drawn,
-        events=noted.events,
-        anomalies=loop.anomalies,
-        direct=direct.figures() if scenario.traffic is not None else None,
-        outages=outage if scenario.faults else None,
-        record=None if drawn is None else drawn.record(total_s, metrics.curves),
-    )
+        watch.loop = ClosedLoop(
+            make_scheduler(), workload, scenario, observers, successor=make_scheduler
+        )
+        total_s = watch.loop.run()
+    return watch.run(policy.name, seed, total_s)
+
+
+class _Watch:
+    """All that looks on at one run. `loop` is to be set before it begins."""
+
+    loop: ClosedLoop
+
+    def __init__(
+        self, workload: Workload, scenario: Scenario, notes: RunNotes, *, records: bool
+    ) -> None:
+        self._workload = workload
+        self._scenario = scenario
+        self._notes = notes
+        self._metrics = Metrics(
+            reference_batch(workload, scenario),
+            workload.offered,
+            colocated=scenario.trainer.colocated,
+            train_s_per_token=scenario.trainer.seconds_per_token,
+        )
+        self._direct, self._outages = DirectFold(), OutageFold()
+        self._drawn = RunFold(lambda: self.loop.scheduler.view.waiting) if records else None
+
+    def observers(self) -> list[Observer]:
+        scenario = self._scenario
+        outlasted = scenario.traffic is not None and len(self._workload.groups) > 0
+        measure = self._measure_training if outlasted else self._metrics.observe
+        observers: list[Observer] = [measure, self._notes.observe]
+        if scenario.traffic is not None or scenario.faults:
+            observers.append(Folded(self._direct, self._outages).observe)
+        if self._drawn is not None:
+            observers.append(self._drawn.observe)
+        return observers
+
+    def run(self, policy: str, seed: int, total_s: float) -> Run:
+        """What it came to, once it is over."""
+        workload, scenario, notes = self._workload, self._scenario, self._notes
+        summary, steps = self._metrics.summary(total_s), self._metrics.steps
+        restarts = summary.preemptions + summary.resumed_attempts
+        demands = [Demand.of_samples(batch) for batch in notes.delivered]
+        outage, drawn = self._outages.figures(total_s), self._drawn
+        asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
+        return Run(
+            policy=policy,
+            seed=seed,
+            max_staleness=staleness_bound(self.loop.scheduler.roles.freshness),
+            summary=summary,
+            steps=steps,
+            bound_s=run_bound(
+                Demand.joined(demands), len(demands), scenario, restarts, in_parts=notes.in_parts
+            ),
+            offered_bound_s=offered_bound(workload, scenario),
+            on_policy_bound_s=self._on_policy_bound_s(restarts),
+            step_gaps=[
+                step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
+                for step, demand in zip(steps, demands, strict=True)
+            ],
+            samples_lost=asked * workload.samples_per_prompt - sum(map(len, notes.delivered)),
+            samples_drawn=workload.drawn,
+            events=notes.events,
+            anomalies=self.loop.anomalies,
+            direct=self._direct.figures() if scenario.traffic is not None else None,
+            outages=outage if scenario.faults else None,
+            record=None if drawn is None else drawn.record(total_s, self._metrics.curves),
+        )
+
+    def _on_policy_bound_s(self, restarts: int) -> float | None:
+        roles, delivered = self.loop.scheduler.roles, self._notes.delivered
+        if staleness_bound(roles.freshness) != 0 or roles.verifies:
+            return None
+        samples = [sample for batch in delivered for sample in batch]
+        step = self._workload.prompts_per_step
+        bound = on_policy_bound(samples, step, len(delivered), self._scenario, restarts)
+        return bound.of(in_parts=self._notes.in_parts)
+
+    def _measure_training(self, now: float, event: Event, actions: list[Action]) -> None:
+        """What clients do afterwards is no part of its steps and shares."""
+        if self.loop.training:
+            self._metrics.observe(now, event, actions)
 
 
 def staleness_bound(freshness: Freshness) -> int | None:

@@ -38,7 +38,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.model import SampleRecord as Made
+from rollout_sched.core.model import DeliveredSample as Made
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import IN_GROUP, TokenPayload
 from rollout_sched.live.ports import (
