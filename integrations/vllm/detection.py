@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -104,23 +104,14 @@ async def detect(
     dialect = _dialect(endpoint, generates, notes)
     abort_path = _abort_path(aborts, dev_aborts, notes)
     capabilities = {dialect.capability} | ({"abort"} if abort_path else set())
-    for (capability, (_, note)), answer in zip(_DEV_ENDPOINTS.items(), dev, strict=True):
-        if answer.status == 405:  # the path is there, for POST
-            capabilities.add(capability)
-        else:
-            notes.append(note)
+    capabilities |= _dev_capabilities(dev, notes)
     if dialect.capability == "generate" and await _vllm_version(control) >= _FIRST_WITH_SPANS:
         capabilities.add("weight_versions")
     version = await read_weight_version(control)
     if "set_version" in capabilities:
         # Who takes a label tells it, too; and what it tells is ours, or the trainer's.
         capabilities.add("weight_info")
-    paused = await read_is_paused(control) if "pause" in capabilities else None
-    if paused is None and "pause" in capabilities:
-        notes.append(
-            "does not say whether it is paused, so it is resumed whenever it joins: give it to one "
-            "gateway only"
-        )
+    paused = await _is_paused(control, notes) if "pause" in capabilities else None
     description = Description(
         slots=slots or await _slots(control) * cache.engines,
         kv_tokens=cache.kv_tokens,
@@ -133,6 +124,27 @@ async def detect(
         paused=paused,
     )
     return Findings(description, dialect, abort_path, tuple(notes))
+
+
+def _dev_capabilities(answers: Sequence[ControlAnswer], notes: list[str]) -> set[str]:
+    """By what `_DEV_ENDPOINTS` have answered to GET; what is missing is noted."""
+    found = set()
+    for (capability, (_, note)), answer in zip(_DEV_ENDPOINTS.items(), answers, strict=True):
+        if answer.status == 405:  # the path is there, for POST
+            found.add(capability)
+        else:
+            notes.append(note)
+    return found
+
+
+async def _is_paused(control: ServerControl, notes: list[str]) -> bool | None:
+    paused = await read_is_paused(control)
+    if paused is None:
+        notes.append(
+            "does not say whether it is paused, so it is resumed whenever it joins: give it to one "
+            "gateway only"
+        )
+    return paused
 
 
 async def _all(*probes: Coroutine[Any, Any, ControlAnswer]) -> list[ControlAnswer]:
