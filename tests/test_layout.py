@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from pathlib import Path
 
@@ -27,16 +28,15 @@ def test_each_room_imports_from_the_package(room):
 
 
 def test_every_module_has_a_mirrored_test():
-    simulators = [
-        f"simulators/{room}" for room in ("guess", "instance", "replay", "traces", "tune")
-    ]
+    rooms = ("fake_instance", "guess", "instance", "replay", "traces", "tune")
+    simulators = [f"simulators/{room}" for room in rooms]
     simulators.append("simulators/traces/formats")
     gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
     vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    names = ("otel", "ray", "torch", "transfer_queue", "trl", "verl")
+    names = ("http", "otel", "ray", "torch", "transfer_queue", "trl", "verl")
     neighbours = [f"integrations/{name}" for name in names]
-    rooms = (".", "calibration", "client", "core", "link", "metrics", "inspection", "page", "store")
-    ours = [f"rollout_sched/{room}" for room in rooms]
+    rooms = (".", "calibration", "client", "core", "inspection", "link", "live")
+    ours = [f"rollout_sched/{room}" for room in (*rooms, "metrics", "page", "store", "top")]
     sources = [
         path.relative_to(ROOT)
         for room in ("examples", *ours, *ROOMS, *simulators, *gateway, *vllm, *neighbours)
@@ -46,3 +46,19 @@ def test_every_module_has_a_mirrored_test():
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     missing = [str(path) for path in sources if f"test_{path.name}" not in tests]
     assert not missing
+
+
+#: Kinds of two roles, which a policy file names alike: `use = "by_cost"`, `use = "unbounded"`.
+KINDS = {"ByCost", "Unbounded"}
+
+
+def test_a_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for room in ("rollout_sched", *ROOMS):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {
+        name: found for name, found in places.items() if len(found) > 1 and name not in KINDS
+    } == {}

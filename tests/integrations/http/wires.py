@@ -220,3 +220,33 @@ class Wire(asyncio.Transport):
     def abort(self):
         self.closing = True
         self._socket.close()
+
+
+class Quiet(asyncio.Protocol):
+    """A fallback that only takes, or does not even do that."""
+
+    made: list[Quiet]
+
+    def __init__(self, *, reading=True):
+        self.reading = reading
+        self.got = b""
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport):
+        self.transport = transport
+        if not self.reading:
+            transport.pause_reading()
+
+    def data_received(self, data):
+        self.got += data
+
+    def connection_lost(self, exc):
+        self.lost.set()
+
+
+def quiet(made, **how):
+    def make():
+        made.append(Quiet(**how))
+        return made[-1]
+
+    return make
