@@ -27,23 +27,40 @@ class FrontInstance(HttpInstance):
 
 
 class FrontClients:
-    """By name, which is a URL (`link.remote_link.Clients`). Make it inside a running event loop."""
+    """By name, which is a URL (`link.remote_link.Clients`). Make it inside a running event loop.
 
-    def __init__(self, make: Callable[[str], FrontInstance]) -> None:
+    `make(url, key)` makes one; with the key "" it is for the front's own settings which to send.
+    """
+
+    def __init__(self, make: Callable[[str, str], FrontInstance]) -> None:
         self._make = make
         self._clients: dict[str, FrontInstance] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._looked: dict[str, asyncio.Event] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._replaced: list[FrontInstance] = []  # what was sent over them may still be answered
 
     def client(self, instance: str) -> FrontInstance:
         """Raises CallerError for a name that is no URL."""
-        client = self._clients.get(instance)
-        if client is None:
-            client = self._clients[instance] = self._make(instance)
+        if instance not in self._clients:
+            self.reach(instance, "")
+        return self._clients[instance]
+
+    def reach(self, instance: str, key: str) -> None:
+        """It has joined, perhaps as another than it was: it is looked at before anything more is
+        sent there. Raises CallerError for a name that is no URL."""
+        before = self._clients.get(instance)
+        if before is None or (key and key != before.api_key):
+            self._clients[instance] = self._make(instance, key)
+            if before is not None:
+                self._replaced.append(before)
+        look = self._looks.get(instance)
+        if look is not None:
+            look.cancel()
+        looked = self._looked.get(instance)
+        if looked is None or looked.is_set():  # else somebody may wait for the first look
             looked = self._looked[instance] = asyncio.Event()
-            looking = self._look_at(client, looked)
-            self._tasks.append(asyncio.get_running_loop().create_task(looking))
-        return client
+        looking = self._look_at(self._clients[instance], looked)
+        self._looks[instance] = asyncio.get_running_loop().create_task(looking)
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         """Until it was looked at; what is sent to one that did not answer fails there."""
@@ -51,10 +68,10 @@ class FrontClients:
         return None if looked.is_set() else looked
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients.values():
+        for look in self._looks.values():
+            look.cancel()
+        await asyncio.gather(*self._looks.values(), return_exceptions=True)
+        for client in (*self._replaced, *self._clients.values()):
             await client.close()
 
     async def _look_at(self, client: FrontInstance, looked: asyncio.Event) -> None:

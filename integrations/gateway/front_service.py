@@ -66,7 +66,7 @@ class FrontService:
         options: FrontOptions,
         *,
         on_broken: Callable[[Exception], None] = lambda error: None,
-        make_client: Callable[[str], FrontInstance] | None = None,
+        make_client: Callable[[str, str], FrontInstance] | None = None,
     ) -> None:
         self.name = name
         self.url = ""
@@ -213,7 +213,11 @@ def _access_control(options: FrontOptions) -> AccessControl:
     return AccessControl({of: read_keys(path) for of, path in files.items() if path is not None})
 
 
-def _client_maker(options: FrontOptions) -> Callable[[str], FrontInstance]:
+def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:
     """The scheduler's process has taken them in, so they are trusted as if they were named here."""
     keys = read_instance_keys(options.instance_api_key_file, ())
-    return lambda url: FrontInstance(checked_url(url), api_key=keys.of(url) or keys.common)
+
+    def make(url: str, key: str) -> FrontInstance:
+        return FrontInstance(checked_url(url), api_key=key or keys.of(url) or keys.common)
+
+    return make

@@ -87,6 +87,7 @@ class HttpInstance:
         _check_size("slots", slots, MOST_SLOTS)
         _check_size("kv_tokens", kv_tokens, metrics_text.MOST)
         self.name = name or url
+        self.api_key = api_key or ""
         self.request_headers = _key_field(self.name, api_key)
         headers = [_JSON, *self.request_headers]
         self.control = ServerControl(url, headers, tls, control_rate, control_limit_s)

@@ -111,6 +111,14 @@ class Refused(_Message, frozen=True):
     reason: str
 
 
+class Reach(_Message, frozen=True):
+    """An instance has joined, perhaps anew, before the first Dispatch there: what it offers is to
+    be found out. `key` is what it is sent; "": as the front's own settings say."""
+
+    instance: str
+    key: str
+
+
 class Serves(_Message, frozen=True):
     """The version of an instance's weights, before the first Dispatch there that it is for."""
 
@@ -138,6 +146,7 @@ Order = (
     | LetGo
     | Refused
     | FleetChanged
+    | Reach
     | Serves
 )
 

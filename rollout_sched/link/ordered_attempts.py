@@ -15,7 +15,8 @@ from rollout_sched.core.events import (
     TokensArrived,
     TurnFinished,
 )
-from rollout_sched.link.messages import Act, GoesOn, Order, Serves
+from rollout_sched.core.model import Instance
+from rollout_sched.link.messages import Act, GoesOn, Order, Reach, Serves
 from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
 from rollout_sched.live.answer_checks import Settle
 from rollout_sched.live.driver import Driver
@@ -52,7 +53,9 @@ class OrderedAttempts:
             TurnFinished: self._ended,
             RequestFailed: self._failed,
         }
-        self._served: dict[str, int] = {}  # the versions of instances that the front was told
+        # What the front was told of instances: that they have joined, and their versions.
+        self._reached: dict[str, Instance] = {}
+        self._served: dict[str, int] = {}
         self._driver = driver
         self._order = order
         self._tell = tell
@@ -80,10 +83,20 @@ class OrderedAttempts:
         attempt.begun, attempt.reads = self._loop.time(), True
         name = attempt.dispatch.instance
         instance = self._driver.view.instance(name)
-        if instance is not None and self._served.get(name) != instance.version:
+        if instance is not None:
+            self._describe(instance)
+        self._order(attempt.dispatch)
+
+    def _describe(self, instance: Instance) -> None:
+        """What the front needs to know of it, where that is news."""
+        name = instance.id
+        if self._reached.get(name) is not instance:
+            self._reached[name] = instance
+            client = self._driver.supervisors[name].client
+            self._order(Reach(name, getattr(client, "api_key", "")))
+        if self._served.get(name) != instance.version:
             self._served[name] = instance.version
             self._order(Serves(name, instance.version))
-        self._order(attempt.dispatch)
 
     def interrupt(self, action: Interrupt) -> None:
         attempt = self.attempts.get(action.attempt)

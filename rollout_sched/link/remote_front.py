@@ -28,6 +28,7 @@ from rollout_sched.link.messages import (
     GoesOn,
     LetGo,
     Lose,
+    Reach,
     Refused,
     Relinquished,
     Report,
@@ -89,6 +90,7 @@ class RemoteFront:
         self._pieces = GroupPieces(self.front.payloads)
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
+            Reach: self._link.reach,
             Serves: self.calls.serves,
             Dispatch: self._dispatch,
             Answer: self.calls.answer,

@@ -13,6 +13,7 @@ from rollout_sched.core.events import Event, PrefixVerified
 from rollout_sched.link.messages import (
     Act,
     GoesOn,
+    Reach,
     RestartSuspected,
 )
 from rollout_sched.live.answer_checks import Verdict
@@ -25,6 +26,9 @@ class Clients(Protocol):
     """A front's own connections to the instances, made when they are first needed."""
 
     def client(self, instance: str) -> InstanceClient: ...
+
+    def reach(self, instance: str, key: str) -> None:
+        """It has joined, perhaps anew. `key`: what it is sent; "": whatever it was sent before."""
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         """None once it may be sent something."""
@@ -64,6 +68,9 @@ class RemoteLink:
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         return self._clients.unverified(instance)
+
+    def reach(self, order: Reach) -> None:
+        self._clients.reach(order.instance, order.key)
 
     def restart_suspected(self, instance: str) -> None:
         self._say(RestartSuspected(instance))

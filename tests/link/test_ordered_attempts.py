@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from rollout_sched.core.actions import Interrupt
-from rollout_sched.link.messages import Dispatch, Serves
+from rollout_sched.link.messages import Dispatch, Reach, Serves
 from tests.link.stage import PROMPT, Stage, run
 from tests.live.scripted import until
 
@@ -45,7 +45,7 @@ def test_one_that_was_never_sent_is_interrupted_here() -> None:
     run(scene)
 
 
-def test_a_front_hears_the_version_of_an_instance_once() -> None:
+def test_a_front_hears_of_an_instance_and_its_version_once() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             connected = stage.fronts[0].connected
@@ -54,9 +54,23 @@ def test_a_front_hears_the_version_of_an_instance_once() -> None:
             connected.ordered._order = said.append
             for _ in range(2):
                 stage.ask()
-            await until(lambda: len(said) == 3)
-            assert isinstance(said[0], Serves)
-            assert [type(one) for one in said[1:]] == [Dispatch, Dispatch]
+            await until(lambda: len(said) == 4)
+            assert said[:2] == [Reach("i0", ""), Serves("i0", 0)]
+            assert [type(one) for one in said[2:]] == [Dispatch, Dispatch]
+
+    run(scene)
+
+
+def test_a_front_hears_of_one_that_has_joined_anew_and_of_its_key() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            reached = stage.fronts[0].clients.reached
+            stage.ask()
+            await until(lambda: reached == [("i0", "")])
+            stage.instance.api_key = "k"  # type: ignore[attr-defined]
+            await stage.driver.remove_instance("i0")
+            await stage.driver.add_instance(stage.instance)
+            await until(lambda: reached == [("i0", ""), ("i0", "k")])
 
     run(scene)
 

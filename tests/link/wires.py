@@ -40,9 +40,13 @@ class Shared:
 
     def __init__(self, instances: dict[str, InstanceClient]) -> None:
         self._instances = instances
+        self.reached: list[tuple[str, str]] = []
 
     def client(self, instance: str) -> InstanceClient:
         return self._instances[instance]
+
+    def reach(self, instance: str, key: str) -> None:
+        self.reached.append((instance, key))
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         return None
@@ -65,6 +69,7 @@ class Joined:
         self.dead = False
         self.broken: list[Exception] = []
         self._host = host
+        self.clients = Shared(instances)
         self._up = Wire(delays, self._heard)
         self._down = Wire(delays, self._told)
         self.remote = RemoteFront(
@@ -72,7 +77,7 @@ class Joined:
             EPOCH,
             run_id,
             send=self._up.send,
-            clients=Shared(instances),
+            clients=self.clients,
             make=make,
             settings=settings,
             on_broken=self.broken.append,

@@ -13,11 +13,15 @@ from tests.integrations.gateway.house import run
 from tests.integrations.vllm.scripted import ScriptedVllm
 
 
+def made(url: str, key: str) -> FrontInstance:
+    return FrontInstance(url, api_key=key or None)
+
+
 def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
     async def scene() -> None:
         server = ScriptedVllm()
         async with server.serving():
-            clients = FrontClients(FrontInstance)
+            clients = FrontClients(made)
             client = clients.client(server.url)
             looked = clients.unverified(server.url)
             assert looked is not None
@@ -39,7 +43,7 @@ def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_agai
         server = ScriptedVllm()
         async with server.serving():
             server.failing = {"/v1/models"}
-            clients = FrontClients(FrontInstance)
+            clients = FrontClients(made)
             client = clients.client(server.url)
             looked = clients.unverified(server.url)
             assert looked is not None
@@ -55,9 +59,47 @@ def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_agai
     run(scene())
 
 
+def test_one_that_joins_anew_is_looked_at_again_before_anything_is_sent_there() -> None:
+    async def scene() -> None:
+        server = ScriptedVllm()
+        async with server.serving():
+            clients = FrontClients(made)
+            client = clients.client(server.url)
+            looked = clients.unverified(server.url)
+            clients.reach(server.url, "")
+            assert clients.unverified(server.url) is looked  # nobody has looked yet
+            assert looked is not None
+            await looked.wait()
+            assert not client.unknown
+            server.failing = {"/v1/models"}
+            clients.reach(server.url, "")
+            again = clients.unverified(server.url)
+            assert again is not None
+            await again.wait()
+            assert client.unknown
+            assert clients.client(server.url) is client
+            await clients.close()
+
+    run(scene())
+
+
+def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
+    async def scene() -> None:
+        clients = FrontClients(made)
+        first = clients.client("http://127.0.0.1:9")
+        clients.reach("http://127.0.0.1:9", "k")
+        second = clients.client("http://127.0.0.1:9")
+        clients.reach("http://127.0.0.1:9", "k")
+        assert clients.client("http://127.0.0.1:9") is second
+        assert [first.api_key, second.api_key] == ["", "k"]
+        await clients.close()
+
+    run(scene())
+
+
 def test_a_name_that_is_no_url() -> None:
     async def scene() -> None:
-        clients = FrontClients(FrontInstance)
+        clients = FrontClients(made)
         with pytest.raises(CallerError):
             clients.client("the one over there")
         await clients.close()
