@@ -18,8 +18,8 @@ LOOKS = 10
 #: Takes a rank in a process of its own, and holds it until its input ends.
 HOLD = """
 import asyncio, sys
-from rollout_sched.simulators.fake_instance.rendezvous import Place, Rendezvous
-asyncio.run(Rendezvous().join(Place(sys.argv[1], 1, 1, 2)))
+from rollout_sched.simulators.fake_instance.rendezvous import RankRange, Rendezvous
+asyncio.run(Rendezvous().join(RankRange(sys.argv[1], 1, 1, 2)))
 print("there", flush=True)
 sys.stdin.read()
 """
