@@ -30,7 +30,8 @@ ById = dict[int, PromptToken]
 class Chunk(msgspec.Struct):
     """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all,
     `prompt` with the first: one entry for each token of the context but the first. `id`: what
-    it says that it answers, "" if nothing."""
+    it says that it answers, "" if nothing. `made`: how many tokens it says to have made by then;
+    None if it does not."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
@@ -38,6 +39,7 @@ class Chunk(msgspec.Struct):
     versions: list[VersionSpan] | None = None
     prompt: list[ById] | None = None
     id: str = ""
+    made: int | None = None
 
 
 class Assembly:
@@ -71,6 +73,11 @@ class Assembly:
             raise AnswerUntrue("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:
             raise AnswerUntrue(f"it sent more than the {self._limit} tokens it may make")
+        if chunk.made not in (None, len(self._token_ids) + tokens):
+            raise AnswerUntrue(
+                f"it has made {chunk.made} tokens, it says, and sent {len(self._token_ids)} before "
+                f"these {tokens}"
+            )
         logprobs = chunk.logprobs if chunk.logprobs is not None else []
         if self._wants_logprobs and len(logprobs) != tokens:
             raise AnswerUntrue(f"it sent {len(logprobs)} log-probs with {tokens} tokens")

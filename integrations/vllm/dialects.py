@@ -25,6 +25,10 @@ Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM 
 
 _T = TypeVar("_T")
 
+#: Each event of a stream says how many tokens were made by then, so that one which comes twice is
+#: found out at once: what it brings is gone on from where the stream breaks off.
+_COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -45,6 +49,10 @@ class Dialect(Protocol):
 
     def read(self, data: bytes) -> Chunk:
         """A whole answer or one chunk of a stream. Raises AnswerUntrue if it is neither."""
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -76,6 +84,7 @@ class _GenerateAnswer(msgspec.Struct):
     choices: list[_GenerateChoice]
     prompt_logprobs: _PromptLogprobs = None
     request_id: str | None = None
+    usage: _Usage | None = None
 
 
 class Generate:
@@ -103,6 +112,8 @@ class Generate:
             "sampling_params": sampling,
             "stream": order.stream_every > 0,
         }
+        if order.stream_every:
+            request["stream_options"] = _COUNTED
         if order.salt:
             request["cache_salt"] = order.salt
         return _encoded(request)
@@ -110,8 +121,9 @@ class Generate:
     def read(self, data: bytes) -> Chunk:
         answer = decoded(self._decode, data)
         choice, told = _only(answer.choices), answer.request_id or ""
+        made = None if answer.usage is None else answer.usage.completion_tokens
         if choice is None:
-            return Chunk([], id=told)
+            return Chunk([], id=told, made=made)
         logprobs = None
         if choice.logprobs is not None:
             content = choice.logprobs.content
@@ -120,7 +132,7 @@ class Generate:
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs name other tokens than its answer")
         versions, prompt = choice.weight_versions, _prompt_tokens(answer.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -138,6 +150,7 @@ class _CompletionChoice(msgspec.Struct):
 class _CompletionAnswer(msgspec.Struct):
     choices: list[_CompletionChoice]
     id: str | None = None
+    usage: _Usage | None = None
 
 
 class Completions:
@@ -171,6 +184,7 @@ class Completions:
         }
         if order.stream_every:
             request["stream_interval"] = order.stream_every
+            request["stream_options"] = _COUNTED
         if order.salt:
             request["cache_salt"] = order.salt
         return _encoded(request)
@@ -178,13 +192,14 @@ class Completions:
     def read(self, data: bytes) -> Chunk:
         answer = decoded(self._decode, data)
         choice, told = _only(answer.choices), answer.id or ""
+        made = None if answer.usage is None else answer.usage.completion_tokens
         if choice is None:
-            return Chunk([], id=told)
+            return Chunk([], id=told, made=made)
         if choice.token_ids is None:
             raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         versions, prompt = choice.weight_versions, _prompt_tokens(choice.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told)
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
 
 
 def _prompt_tokens(told: _PromptLogprobs) -> list[ById] | None:

@@ -34,8 +34,8 @@ class OrdersOwner(Protocol):
     @property
     def attempts(self) -> Attempts: ...
     def tell(self, event: Event) -> None: ...
-    async def written(self) -> None:
-        """Returns when all that has happened outlives this process, if anything is to."""
+    async def pausing(self, instance: str) -> None:
+        """Returns when whoever goes on after this process, if anybody is to, would resume it."""
 
 
 class ControlOrder(NamedTuple):
@@ -79,7 +79,7 @@ class ControlOrders:
 
     def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
         async def carry_out() -> None:
-            await self._owner.written()
+            await self._owner.pausing(self._client.name)
             self._pause.move(PAUSE)
             await self._client.pause(mode, clear_cache)
             if mode == "abort":
@@ -110,7 +110,7 @@ class ControlOrders:
         """Pause it for the trainer; `on_lent` is called with its name when it stands still."""
 
         async def carry_out() -> None:
-            await self._owner.written()
+            await self._owner.pausing(self._client.name)
             self._pause.move(PAUSE)
             await self._client.pause("keep", True)
             on_lent(self._client.name)

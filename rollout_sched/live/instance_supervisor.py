@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Protocol
 
 from rollout_sched.core.events import InstanceReported
@@ -26,6 +27,8 @@ class Owner(OrdersOwner, FleetToJoin, Protocol):
     """What a supervisor needs of the driver."""
 
     def lose(self, name: str, reason: str) -> None: ...
+    def resumed(self, name: str) -> None:
+        """What we have paused goes on."""
 
 
 class InstanceSupervisor:
@@ -45,7 +48,7 @@ class InstanceSupervisor:
         self.health = HealthChecks(client, owner.settings)
         self.control_lock = lock = asyncio.Lock()
         self._owner = owner
-        self._pause = pause = InstancePause(client.name)
+        self._pause = pause = InstancePause(client.name, partial(owner.resumed, client.name))
         self.pauses = PauseControl(
             client,
             owner.settings,

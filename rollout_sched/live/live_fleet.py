@@ -38,7 +38,8 @@ class LiveFleet:
 
     loader         brings the newest version to an instance; None if nobody has said how
     paused_before  instances that an earlier run had paused to load weights
-    keep           returns when all that has happened is in the store; None: there is none
+    on_pausing     called with an instance before it is paused, and waited for
+    on_resumed     called with one that is no longer ours to resume
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class LiveFleet:
         self.first_version = view.run.version
         self.loader: WeightLoader | None = None
         self.paused_before: set[str] = set()
-        self.keep: Callable[[], Awaitable[None]] | None = None
+        self.on_pausing: Callable[[str], Awaitable[None]] | None = None
+        self.on_resumed: Callable[[str], None] | None = None
         self._view = view
 
     @property
@@ -66,10 +68,15 @@ class LiveFleet:
         """The trainer's."""
         return self._view.run.version
 
-    async def written(self) -> None:
+    async def pausing(self, instance: str) -> None:
         """See `control_orders.OrdersOwner`."""
-        if self.keep is not None:
-            await self.keep()
+        if self.on_pausing is not None:
+            await self.on_pausing(instance)
+
+    def resumed(self, name: str) -> None:
+        """See `instance_supervisor.Owner`."""
+        if self.on_resumed is not None:
+            self.on_resumed(name)
 
     @property
     def can_load(self) -> bool:

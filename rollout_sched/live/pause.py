@@ -7,6 +7,7 @@ error and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from rollout_sched.core.errors import IllegalMove
@@ -78,11 +79,13 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
 
 
 class InstancePause:
-    """One instance's."""
+    """One instance's. `on_resumed` is called when it has been resumed, or restarted: it is no
+    longer ours to resume."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_resumed: Callable[[], None] | None = None) -> None:
         self.by: PausedBy = NOBODY
         self._name = name
+        self._on_resumed = on_resumed
 
     @property
     def held(self) -> bool:
@@ -100,3 +103,5 @@ class InstancePause:
         if after is None:
             raise IllegalMove(f"instance {self._name} is paused by {self.by}: it cannot {verb}")
         self.by = after
+        if verb in (RESUME, RESTART) and self._on_resumed is not None:
+            self._on_resumed()

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rollout_sched.core.actions import Action, Deliver, Discard, Lend, Pause, Resume
-from rollout_sched.core.events import Event, InstanceReturned
+from rollout_sched.core.actions import Action, Deliver, Discard
+from rollout_sched.core.events import Event
 from rollout_sched.core.facts import FactRecorder, request_of
 from rollout_sched.core.model import Request
 from rollout_sched.core.scheduler import Scheduler
@@ -60,9 +60,6 @@ class StoreKeeper:
         self._put_down: dict[type[Any], Callable[[Any], None]] = {
             Deliver: self._deliver,
             Discard: self._discard,
-            Pause: self._pause,
-            Lend: self._pause,
-            Resume: self._resume,
         }
 
     def observe(self, now: float, event: Event, actions: list[Action]) -> None:
@@ -71,8 +68,6 @@ class StoreKeeper:
             request = request_of(event)
             if request is not None:
                 self._touched[request] = None
-            elif isinstance(event, InstanceReturned):
-                self._open.changes.drop(facts.PAUSED, event.instance)
             for action in actions:
                 put_down = self._put_down.get(type(action))
                 if put_down is not None:
@@ -82,6 +77,17 @@ class StoreKeeper:
             log.exception("what happened could not be put down")
             self._on_broken(error)
             raise
+
+    async def pausing(self, instance: str) -> None:
+        """It is about to be paused by us: who goes on after a crash is to resume it. Returns when
+        that is durable. Raises StoreBroken."""
+        self._open.changes.put(facts.PAUSED, instance, b"")
+        await self._open.promise()
+
+    def resumed(self, instance: str) -> None:
+        """It goes on; that this was ordered is not enough, for a crash may come in between."""
+        self._open.changes.drop(facts.PAUSED, instance)
+        self._open.soon()  # no event need follow
 
     def take_up(self, found: Recovered) -> None:
         """Go on from what an earlier epoch has left; what nothing is gone on from goes."""
@@ -118,12 +124,6 @@ class StoreKeeper:
             self.session.forget(action.request)
         if not action.ends:
             self._touched[action.request] = None
-
-    def _pause(self, action: Pause | Lend) -> None:
-        self._open.changes.put(facts.PAUSED, action.instance, b"")
-
-    def _resume(self, action: Resume) -> None:
-        self._open.changes.drop(facts.PAUSED, action.instance)
 
     # -- what is put together for all that has happened ------------------------------------
 

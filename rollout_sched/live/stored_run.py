@@ -85,7 +85,8 @@ class StoredRun:
             self.store, scheduler, driver.payloads, self._transcripts, driver.pump.fail
         )
         driver.pump.observers.insert(0, self.keeper.observe)
-        driver.fleet.keep = self.keeper.session.promise
+        driver.fleet.on_pausing = self.keeper.pausing
+        driver.fleet.on_resumed = self.keeper.resumed
         self.keeper.take_up(self._found)
 
     def go_on(self, driver: Driver, trainer: TrainerSession) -> None:

@@ -19,7 +19,7 @@ from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.reward_function import RewardFunction
 from rollout_sched.live.sample_payloads import SamplePayloads
-from rollout_sched.live.samples import Batch, Prompt, batch_of
+from rollout_sched.live.samples import Batch, LostGroup, Prompt, batch_of
 from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.tools import NamedTools
@@ -239,5 +239,12 @@ class TrainerSession:
             batches.fail(self.driver.broken)
         elif run.closed and not (batches.expected or self.submissions.prompts or batches.begun):
             lost = self.submissions.take_lost(run.batches)
-            last = Deliver(run.batches, run.version, (), missing=run.lacking)
-            batches.deliver(batch_of(last, [], lost) if lost else None)
+            batches.deliver(self._telling(lost) if lost else None)
+
+    def _telling(self, lost: list[LostGroup]) -> Batch:
+        """A batch after the last, without samples; it is leased and kept as any other."""
+        run = self.driver.view.run
+        last = Deliver(run.batches, run.version, (), missing=run.lacking)
+        if self._stored is not None:
+            self._stored.delivered(last)
+        return batch_of(last, [], lost)

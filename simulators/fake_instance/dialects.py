@@ -46,10 +46,10 @@ class EndpointDialect(Protocol):
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
 
 
-def usage(asked: ParsedRequest, made: int) -> Json:
+def usage(prompt_tokens: int, made: int) -> Json:
     return {
-        "prompt_tokens": asked.prompt_tokens,
-        "total_tokens": asked.prompt_tokens + made,
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + made,
         "completion_tokens": made,
         "prompt_tokens_details": None,
     }

@@ -19,6 +19,7 @@ Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationBody(msgspec.Struct):
@@ -75,7 +76,7 @@ class ParsedRequest(msgspec.Struct):
     """A request understood: `orders` are `n` for each of `prompts`, in that order.
 
     `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is what
-    the answer says, where it calls a tool.
+    the answer says, where it calls a tool; `counts`: each event of a stream tells the usage so far.
     """
 
     id: str
@@ -90,6 +91,7 @@ class ParsedRequest(msgspec.Struct):
     ids_for_words: bool = False
     sent: dict[int, int] = {}
     call: Function | None = None
+    counts: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -123,6 +125,7 @@ def parsed(
     """
     n = check(limits, body.model, sampling)
     stream = bool(body.stream)
+    options = body.stream_options or StreamOptions()
     every = (sampling.get("stream_interval") or limits.stream_interval) if stream else 0
     salt = body.cache_salt or ""
     told = {name: value for name, value in sampling.items() if name not in ("n", "max_tokens")}
@@ -138,10 +141,11 @@ def parsed(
         n,
         orders,
         stream,
-        body.stream_options is not None and body.stream_options.include_usage,
+        options.include_usage,
         bool(body.return_token_ids),
         sampling.get("logprobs") is not None,
         ids_for_words,
+        counts=options.include_usage and options.continuous_usage_stats,
     )
 
 

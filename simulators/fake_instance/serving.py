@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class _Answering:
         self.engine = engine
         self.asked = asked
         self.fault = fault
+        self.made: Counter[int] = Counter()  # tokens sent of each choice
 
     # -- whole -----------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class _Answering:
             outputs = await _all([self.engine.generate(order) for order in orders])
         chunks = [self._chunk(i, o, o.token_ids, o.logprobs, True) for i, o in enumerate(outputs)]
         made = sum(len(output.token_ids) for output in outputs)
-        answer = self.dialect.whole(self.asked, chunks, usage(self.asked, made))
+        answer = self.dialect.whole(self.asked, chunks, usage(self.asked.prompt_tokens, made))
         body = msgspec.json.encode(answer)
         if self.fault == "cut":
             return await self._cut(body, len(body) // 2)
@@ -99,7 +101,6 @@ class _Answering:
         runs = [asyncio.ensure_future(self._follow(index, news)) for index in range(len(orders))]
         response = web.StreamResponse(headers=_SSE)
         open_choices = set(range(len(orders)))
-        made = 0
         try:
             while open_choices:
                 for index, (token_ids, logprobs, end) in (await news.take()).items():
@@ -108,15 +109,14 @@ class _Answering:
                     first = index in open_choices and not news.seen(index)
                     if end is not None:
                         open_choices.discard(index)
-                    made += len(token_ids)
                     values = logprobs if self.asked.logprobs else None
                     chunk = self._chunk(index, end, token_ids, values, first)
-                    await self._send(response, self.dialect.events(self.asked, chunk))
+                    await self._send(response, self._events(chunk))
                 if self.fault == "cut":
                     return hang_up(self.request, response)
             if self.asked.include_usage:
-                told = self.dialect.usage_event(self.asked, usage(self.asked, made))
-                await self._send(response, [told])
+                told = usage(self.asked.prompt_tokens, self.made.total())
+                await self._send(response, [self.dialect.usage_event(self.asked, told)])
             if self.fault == "unfinished":
                 return hang_up(self.request, response)
             await response.write(_DONE)
@@ -135,6 +135,17 @@ class _Answering:
             news.end(index, refusal)
         else:
             news.end(index, output)
+
+    def _events(self, chunk: Chunk) -> list[Json]:
+        """What is sent of a chunk; its last event tells the usage with its tokens."""
+        asked, events = self.asked, self.dialect.events(self.asked, chunk)
+        for event in events:
+            if event is events[-1]:
+                self.made[chunk.choice] += len(chunk.token_ids)
+            if asked.counts:
+                prompt_tokens = len(asked.prompts[chunk.choice // asked.n])
+                event["usage"] = usage(prompt_tokens, self.made[chunk.choice])
+        return events
 
     async def _send(self, response: web.StreamResponse, events: Sequence[Json]) -> None:
         if not response.prepared:

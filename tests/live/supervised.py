@@ -59,7 +59,9 @@ class Fleet:
         self.updating, self._loader = True, loader
         self.supervisor.orders.pause("keep", False)
 
-    async def written(self) -> None: ...
+    async def pausing(self, instance: str) -> None: ...
+
+    def resumed(self, name: str) -> None: ...
 
     def tell(self, event: Event) -> None:
         self.told.append(event)

@@ -86,7 +86,7 @@ class Stage:
     def tell(self, event: Any) -> None:
         self.told.append((asyncio.get_running_loop().time(), event))
 
-    async def written(self) -> None:
+    async def pausing(self, instance: str) -> None:
         await asyncio.sleep(0)
         if self.broken is not None:
             raise self.broken

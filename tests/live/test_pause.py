@@ -73,3 +73,15 @@ def test_after_our_resume_or_a_restart_nothing_is_left_of_ours(by: PausedBy) -> 
         pause.move(verb)
         assert not pause.ours
         assert pause.by is not PausedBy.SOMEBODY_ELSE
+
+
+def test_that_it_is_not_ours_to_resume_any_more_is_told() -> None:
+    told: list[str] = []
+    pause = InstancePause("i0", lambda: told.append(pause.by))
+    for verb in (PauseMove.PAUSE, PauseMove.RELEASE):
+        pause.move(verb)
+        assert told == []
+    pause.move(PauseMove.RESUME)
+    pause.move(PauseMove.PAUSE)
+    pause.move(PauseMove.RESTART)
+    assert told == [PausedBy.NOBODY] * 2

@@ -17,7 +17,7 @@ from rollout_sched.live import stored_run
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.ports import Description
+from rollout_sched.live.ports import Description, InstanceError, RequestRejected
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.settings import Settings
@@ -213,6 +213,68 @@ def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
             live.driver.take_up_weights(never)
             assert await live.driver.add_instance(after, patient=True) is not None
             assert "resume" in after.calls
+
+    asyncio.run(scene())
+
+
+def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
+    """The process went between that order and its being carried out: the next one took the pause
+    for somebody else's."""
+
+    async def load(client, version): ...
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        resuming = asyncio.Event()
+
+        async def never_resumes():
+            resuming.set()
+            await asyncio.Event().wait()
+
+        before.resume = never_resumes
+        async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
+            live.trainer.submit([PROMPT])
+            await before.order(0)
+            await live.trainer.publish_weights(1, load, said=b"how")
+            await resuming.wait()
+            left = await killed(live, tmp_path / "2")
+        after.description = Description(
+            8, 10_000, 10_000, capabilities=frozenset({"pause"}), paused=True, version=1
+        )
+        async with run(left, policy=load_policy("areal")) as live:
+            live.driver.take_up_weights(load)
+            assert await live.driver.add_instance(after, patient=True) is not None
+            assert "resume" in after.calls
+            rest = await killed(live, tmp_path / "3")
+        async with run(rest, policy=load_policy("areal")) as live:
+            with pytest.raises(InstanceError, match="not by us"):
+                await live.driver.add_instance(after)
+
+    asyncio.run(scene())
+
+
+def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path):
+    """A batch that only tells of lost groups went to another trainer while the first one had it."""
+
+    async def scene():
+        instance = Scripted()
+        async with run(tmp_path / "1", instance, lease_s=1000.0) as live:
+            live.trainer.submit([PROMPT])
+            live.trainer.close_submissions()
+            asking = asyncio.ensure_future(live.trainer.next_batch(trainer="one"))
+            await instance.fail(0, RequestRejected("too long"))
+            told = await asking
+            assert [group.uid for group in told.failed] == ["a"]
+            left = await killed(live, tmp_path / "2")
+        async with run(left, Scripted(), lease_s=1000.0) as live:
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0, trainer="other")
+            assert await live.trainer.next_batch(trainer="one") == told
+            assert await live.trainer.next_batch(told.number, trainer="one") is None
+            assert await live.trainer.next_batch(trainer="other") is None
+            rest = await killed(live, tmp_path / "3")
+        async with run(rest) as live:
+            assert await live.trainer.next_batch() is None
 
     asyncio.run(scene())
 

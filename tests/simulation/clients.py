@@ -23,6 +23,9 @@ ATTACK_S = 100.0
 #: When instances have joined, if nothing goes wrong.
 EARLIEST_S = 1.5
 
+#: When the first has, over the slowest links too: before, who is sent on as it came is refused.
+JOINED_S = 2.5
+
 #: Nobody could answer; where nothing has gone wrong, somebody can.
 NOBODY = (500, 502, 503)
 

@@ -62,7 +62,7 @@ def blame(plan: Plan) -> Outcome:
 
 def delay(plan: Plan) -> Outcome:
     """That others are answered beside hostile clients of any kind, and before long."""
-    alone, beside = _hostile(plan, tuple(ATTACKS), clients.EARLIEST_S)
+    alone, beside = _hostile(plan, tuple(ATTACKS), clients.JOINED_S)
     late = [
         (number, before_s, took_s)
         for number, ((before_s, *_), (took_s, *_)) in enumerate(

@@ -49,6 +49,11 @@ def test_an_abort_before_the_first_token_is_an_answer():
         ([Chunk([1], [-1.0], "error")], "finish_reason 'error'"),
         ([Chunk([1], [-1.0], "stop"), Chunk([2], [-1.0])], "after the end"),
         ([Chunk([1], [-1.0])], "broke off"),
+        (
+            [Chunk([1, 2], [-1.0] * 2, made=2), Chunk([1, 2], [-1.0] * 2, made=2)],
+            "it has made 2 tokens, it says, and sent 2 before these 2",
+        ),
+        ([Chunk([1], [-1.0], "stop"), Chunk([], made=2)], "made 2 tokens"),
         ([Chunk([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
     ],
 )
@@ -116,3 +121,13 @@ def test_what_is_thought_of_a_prompt_is_that_of_its_own_tokens():
 def test_what_is_thought_of_another_prompt_is_not_believed(told, text):
     with pytest.raises(AnswerUntrue, match=text):
         thought_of(told)
+
+
+def test_what_comes_twice_is_not_handed_on_twice():
+    """The end of a stream, which had told it, may never come."""
+    got = []
+    assembly = Assembly(an_order(), lambda tokens, logprobs: got.append(tokens))
+    assembly.add(Chunk([1], [-1.0], made=1))
+    with pytest.raises(AnswerUntrue):
+        assembly.add(Chunk([1], [-1.0], made=1))
+    assert got == [[1]]

@@ -10,6 +10,9 @@ from rollout_sched.integrations.vllm.dialects import NEUTRAL_SAMPLING, Completio
 from rollout_sched.live.ports import InstanceError, PromptToken, RequestRejected
 from tests.integrations.vllm.scripted import an_order, completed, generated
 
+#: Each event says how many tokens were made by then.
+COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+
 
 def sent(dialect, order):
     return json.loads(dialect.body(order, "tiny"))
@@ -34,6 +37,7 @@ def test_generate_streams_with_an_interval():
     body = sent(Generate(), an_order(stream_every=16))
     assert body["stream"] is True
     assert body["sampling_params"]["stream_interval"] == 16
+    assert body["stream_options"] == COUNTED
 
 
 def test_stop_strings_need_the_text():
@@ -55,6 +59,7 @@ def test_completions_sends_the_same_with_nothing_left_to_the_models_defaults():
         "cache_salt": "3",
         "stream": True,
         "stream_interval": 8,
+        "stream_options": COUNTED,
     }
 
 
@@ -171,3 +176,11 @@ def test_what_is_no_log_prob_of_a_prompt(thought):
     answer = {**generated([10], "length"), "prompt_logprobs": [None, {"6": thought}]}
     with pytest.raises(InstanceError, match="not understood"):
         Generate().read(encoded(answer))
+
+
+@pytest.mark.parametrize("dialect", [Generate(), Completions()])
+def test_how_many_tokens_it_says_to_have_made(dialect):
+    choice = {"token_ids": [1], "finish_reason": None}
+    told = [{"choices": [choice], "usage": usage} for usage in ({"completion_tokens": 7}, None)]
+    told.append({"choices": [], "usage": {"completion_tokens": 8}})
+    assert [dialect.read(encoded(answer)).made for answer in told] == [7, None, 8]

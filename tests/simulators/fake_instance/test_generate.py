@@ -89,6 +89,31 @@ def test_a_stream_brings_one_token_and_then_so_many() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/completions", "/v1/chat/completions"])
+def test_each_event_tells_the_usage_where_that_is_asked_for(path: str) -> None:
+    async def scene() -> None:
+        async with served() as client:
+            body = {
+                "token_ids": [1, 2],
+                "sampling_params": {"max_tokens": 10, "n": 2, "stream_interval": 4},
+                "prompt": [1, 2],
+                "messages": [{"role": "user", "content": "x"}],
+                "max_tokens": 10,
+                "n": 2,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+                "return_token_ids": True,
+            }
+            *chunks, told = await client.stream(path, body)
+            assert told["usage"]["completion_tokens"] == 20
+            made = [0, 0]
+            for chunk in chunks:
+                choice = chunk["choices"][0]
+                made[choice["index"]] += len(choice.get("token_ids", ()))
+                assert chunk["usage"]["completion_tokens"] == made[choice["index"]]
+
+    play(scene)
+
+
 def test_a_disconnect_frees_the_slot() -> None:
     async def scene() -> None:
         async with served(speed=10.0) as client:
