@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,11 +28,19 @@ from rollout_sched.live.trajectory import Tool
 Place = Callable[[Prompt, GroupSubmitted, PayloadFactory], None]
 
 
+class ToldLoss(NamedTuple):
+    """Of a group; `batch`: the one that tells it; None: none does yet."""
+
+    filtered: bool
+    batch: int | None
+
+
 class Submissions:
     """Groups by uid: here until they are delivered or fail, and then until that has arrived.
 
     Who does not know whether a group has been taken submits it again: the same prompt under the
-    same uid is taken once.
+    same uid is taken once. One that is lost, of which its trainer has not heard yet, is not taken
+    anew if it was filtered, or if submissions are closed.
 
     prompts       of the groups that are here
     open_samples  asked for in these, queued or running
@@ -58,7 +67,7 @@ class Submissions:
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
         self._lost: list[LostGroup] = []  # that no trainer has been told of
-        self._filtered: dict[str, int | None] = {}  # and the batch that tells, until it is there
+        self._told: dict[str, ToldLoss] = {}  # of all that are lost, until that has arrived
         self._rewards: RewardBook | None = None
         if rewards is not None:
             self._rewards = RewardBook(rewards, self.prompts, stored)
@@ -69,11 +78,12 @@ class Submissions:
         if self._stored is not None:
             self._stored.check_room()
         for prompt in prompts:
-            if prompt.uid in self._filtered:
+            loss, known = self._told.get(prompt.uid), self.known(prompt.uid)
+            if loss is not None and loss.filtered:
                 continue  # it was made and judged, and would be again
-            known = self.known(prompt.uid)
             if known is None:
-                self._take(prompt, tool)
+                if loss is None or not self._driver.view.run.closed:
+                    self._take(prompt, tool)  # else who submits it will hear that it has failed
             elif known != prompt:
                 raise CallerError(
                     f"group {prompt.uid!r} is already here, with other values of "
@@ -91,9 +101,9 @@ class Submissions:
         """Go on from what an earlier run has left; `made`: who makes the samples of each group that
         is here."""
         self._lost = list(found.lost)
-        self._note_filtered(found.lost, None)
+        self._note_lost(found.lost, None)
         for batch, groups in found.told.items():
-            self._note_filtered(groups, batch)
+            self._note_lost(groups, batch)
         if self._rewards is not None:
             self._rewards.take_up(found.rewards)
         for uid, factory in made.items():
@@ -119,9 +129,9 @@ class Submissions:
     def acknowledged(self, batch: int) -> None:
         """All of it has arrived: its uids may be used anew."""
         self._delivered.pop(batch, None)
-        told = [uid for uid, by in self._filtered.items() if by is not None and by <= batch]
+        told = [uid for uid, loss in self._told.items() if loss.batch == batch]
         for uid in told:
-            del self._filtered[uid]
+            del self._told[uid]
 
     def fail(self, group: str, error: Exception | None) -> None:
         """It can never be whole; its uid may be submitted again."""
@@ -129,9 +139,7 @@ class Submissions:
 
     def filter(self, group: str) -> None:
         """It is whole, and not to be trained."""
-        lost = LostGroup(group, None)
-        self._note_filtered([lost], None)
-        self._lose(lost)
+        self._lose(LostGroup(group, None))
 
     @property
     def lost(self) -> list[LostGroup]:
@@ -141,7 +149,7 @@ class Submissions:
     def take_lost(self, batch: int) -> list[LostGroup]:
         """They are told with this batch."""
         lost, self._lost = self._lost, []
-        self._note_filtered(lost, batch)
+        self._note_lost(lost, batch)
         if self._stored is not None:
             for group in lost:
                 self._stored.lost(group, batch)
@@ -151,11 +159,13 @@ class Submissions:
         if lost.uid in self.prompts:
             self.open_samples -= self.prompts.pop(lost.uid).samples
         self._lost.append(lost)
+        self._note_lost([lost], None)
         if self._stored is not None:
             self._stored.lost(lost)
 
-    def _note_filtered(self, lost: Iterable[LostGroup], batch: int | None) -> None:
-        self._filtered.update({group.uid: batch for group in lost if group.reason is None})
+    def _note_lost(self, lost: Iterable[LostGroup], batch: int | None) -> None:
+        for group in lost:
+            self._told[group.uid] = ToldLoss(group.reason is None, batch)
 
     def _reward(self, request: str) -> Reward | None:
         return None if self._rewards is None else self._rewards.take(request)

@@ -104,7 +104,8 @@ class TrainerSession:
 
         With a `tool` their samples are trajectories of several turns. One that is here already, or
         in a batch that is not acknowledged, is taken once: it may be submitted again by who does
-        not know whether it has arrived. Another prompt under its uid is a CallerError.
+        not know whether it has arrived. Another prompt under its uid is a CallerError, and so is a
+        new group after submissions were closed; not one of whose failure a batch is still to tell.
         """
         self.submissions.submit(prompts, tool)
 

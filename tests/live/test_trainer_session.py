@@ -312,6 +312,47 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
     run(scene())
 
 
+def test_who_has_not_heard_of_a_failure_may_submit_again_after_the_end() -> None:
+    """A trainer that starts anew submits everything, though it has closed submissions before."""
+
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("bad"), prompt("good")])
+            stage.trainer.close_submissions()
+            asking = stage.ask()
+            await stage.instance.fail(0, RequestRejected("too long"))
+            await until(lambda: stage.trainer.submissions.lost)
+            stage.trainer.submit([prompt("bad"), prompt("good")])
+            with pytest.raises(CallerError, match="came after submissions were closed"):
+                stage.trainer.submit([prompt("new")])
+            await stage.instance.answer(1, [7])
+            batch = await asking
+            assert batch is not None
+            assert batch.failed == [FailedGroup("bad", "too long")]
+            stage.trainer.submit([prompt("bad")])
+            assert await stage.trainer.next_batch(batch.number) is None
+            with pytest.raises(CallerError, match="came after submissions were closed"):
+                stage.trainer.submit([prompt("bad")])
+
+    run(scene())
+
+
+def test_who_has_failed_is_taken_anew_until_the_end() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("bad")])
+            asking = stage.ask()
+            await stage.instance.fail(0, RequestRejected("too long"))
+            await until(lambda: stage.trainer.submissions.lost)
+            stage.trainer.submit([prompt("bad"), prompt("bad")])
+            await stage.instance.answer(1, [7])
+            batch = await asking
+            assert batch is not None
+            assert (uids(batch), [group.uid for group in batch.failed]) == (["bad"], ["bad"])
+
+    run(scene())
+
+
 def test_two_trainers_take_batches_of_their_own() -> None:
     async def scene() -> None:
         async with Stage() as stage:

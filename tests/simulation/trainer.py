@@ -38,9 +38,6 @@ PORTION = 5
 #: What refuses a call, and passes: the disk, and another trainer that is in the middle of a batch.
 PASSING = ("disk is full", "parts")
 
-#: What refuses a group that has failed and whose trainer has not heard of it yet.
-CLOSED = "came after submissions were closed"
-
 
 def _how(weights: Weights) -> Any:
     """An instance comes by new weights."""
@@ -207,16 +204,13 @@ class Trainer:
         return False
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
-        """A gateway that is away or has no room now will have it later; who has closed submissions
-        in an earlier life had submitted everything."""
+        """A gateway that is away or has no room now will have it later."""
         while True:
             try:
                 return await call()
             except GatewayError as error:
                 self._world.note(f"{self._named} tries again: {error}")
             except CallerError as error:
-                if CLOSED in str(error):
-                    return None
                 if not any(passing in str(error) for passing in PASSING):
                     raise
             await asyncio.sleep(AGAIN_S)
