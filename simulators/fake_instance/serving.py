@@ -136,7 +136,7 @@ class _Answering:
         else:
             news.end(index, output)
 
-    def _events(self, chunk: Chunk) -> list[Json]:
+    def _events(self, chunk: ChoiceChunk) -> list[Json]:
         """What is sent of a chunk; its last event tells the usage with its tokens."""
         asked, events = self.asked, self.dialect.events(self.asked, chunk)
         for event in events:

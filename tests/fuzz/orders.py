@@ -20,6 +20,7 @@ from tests.fuzz.streams import DONE, STREAMS, WORDS
 LIMIT = 8
 DIALECTS: tuple[Dialect, ...] = (Generate(), Completions())
 _LOGPROBS = b',"logprobs":{"content":[{"logprob":-1.5,"token_id":1}],"token_logprobs":[-1.5]}'
+_USAGE = b',"usage":{"completion_tokens":1}'
 _VERSIONS = b',"weight_versions":[{"version":"3","start":0,"end":1}]'
 
 
@@ -31,6 +32,7 @@ class Orders:
             _LOGPROBS,
             _VERSIONS,
             b'"version":"' + b"9" * 30 + b'"',
+            _USAGE,
             b"-9999.0",
             b"2147483648",
         ),
@@ -39,6 +41,8 @@ class Orders:
     corpus = (
         *(b"%d%b" % (n % 4, stream) for n, stream in enumerate(STREAMS * 2)),
         b'0data: {"choices":[{"token_ids":[3],"finish_reason":""}]}\n\n',
+        b'0data: {"choices":[{"token_ids":[3],"finish_reason":"stop"}]' + _USAGE + b"}\n\n",
+        b'2data: {"choices":[{"token_ids":[3]}]' + _USAGE + b"}\n\n" + b"data: {}\n\n",
         b'0data: {"choices":[{"token_ids":[1],"finish_reason":"stop"' + _VERSIONS + b"}]}\n\n",
         b'1data: {"choices":[{"token_ids":[1],"finish_reason":"stop"' + _LOGPROBS + b"}]}\n\n",
         b'3data: {"choices":[{"token_ids":[1],"finish_reason":"stop"' + _LOGPROBS + b"}]}\n\n",
@@ -90,11 +94,14 @@ class Orders:
         for payload in payloads:
             try:
                 readable = payload.decode(errors="replace").encode()  # in fields nobody reads
-                choices = plain_json(readable)["choices"]
+                event = plain_json(readable)
+                choices = event["choices"]
             except (Unreadable, RecursionError) as error:
                 hold("what is believed is JSON", False, (str(error), payload))
             told = [token for choice in choices for token in choice.get("token_ids") or ()]
             ids += told
+            made = (event.get("usage") or {}).get("completion_tokens")
+            hold("what it says to have made has come", made in (None, len(ids)), (made, ids))
             if all(choice.get("finish_reason") is None for choice in choices):
                 before_end += told
         hold("an answer has the tokens of its events", output.token_ids == ids, (output, ids))
