@@ -126,7 +126,11 @@ class Database:
         self._db.execute(f"PRAGMA synchronous = {level}")
         self._db.execute("BEGIN IMMEDIATE")
         try:
+            before = self._db.total_changes
             change.carry_out(self._db)
+            if synced and self._db.total_changes == before:
+                # SQLite does not sync a transaction that writes nothing, nor what came before it.
+                self._db.execute(f"PRAGMA user_version = {FORMAT}")
             self._disk.commit(self._db)
         except BaseException:
             if self._db.in_transaction:

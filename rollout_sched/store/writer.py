@@ -113,8 +113,8 @@ class StoreWriter:
             promises += asked
             try:
                 if changes or (promises and not settled):
+                    self.store.apply(changes, promised=bool(promises))
                     settled = bool(promises)
-                    self.store.apply(changes, promised=settled)
                     changes = Transaction()
                 self._kept(promises)
                 promises = []

@@ -9,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -215,6 +216,18 @@ def test_what_was_promised_is_not_written_over_before_it_has_gone_for_certain(tm
     with closing(Store(left)) as store:
         assert store.owners() == ["x"]
         assert store.pieces("x") == {0: b"x" * CAPACITY}
+
+
+@pytest.mark.parametrize("gone", [None, "z"])
+def test_a_promise_that_writes_nothing_itself_is_about_what_came_before(tmp_path, gone):
+    disk = SimulatedDisk(tmp_path / "s")
+    store = Store(tmp_path / "s", disk=disk, capacity=CAPACITY)
+    change(store, x=b"x")
+    change(store, promised=True, **({gone: None} if gone else {}))
+    left = disk.left_by_a_crash(tmp_path / "left", "rows")
+    store.close()
+    with closing(Store(left)) as store:
+        assert store.owners() == ["x"]
 
 
 def test_what_was_promised_is_moved_as_it_was_promised(tmp_path):

@@ -63,9 +63,12 @@ class SimulatedDisk(Disk):
         self._entered |= set(folder.iterdir())
 
     def commit(self, database):
+        """As SQLite's: a transaction that writes nothing syncs nothing."""
         self._step()
+        before = self._logs()
         super().commit(database)
-        if database.execute("PRAGMA synchronous").fetchone()[0] == FULL:
+        synced = database.execute("PRAGMA synchronous").fetchone()[0] == FULL
+        if synced and self._logs() != before:
             self._note(".sqlite-wal")
 
     def checkpoint(self, database):
@@ -105,6 +108,9 @@ class SimulatedDisk(Disk):
                     : len(sector)
                 ]
         copy.write_bytes(kept)
+
+    def _logs(self) -> list[bytes]:
+        return [path.read_bytes() for path in sorted(self.folder.glob("*.sqlite-wal"))]
 
     def _note(self, ending: str) -> None:
         for path in self.folder.iterdir():

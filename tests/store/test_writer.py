@@ -38,10 +38,12 @@ class TroubledDisk(Disk):
     def __init__(self):
         self.error = None
         self.free = 2**40
+        self.failures = 0
         self.tried = threading.Event()
 
     def commit(self, database):
-        if self.error is not None and self.tried is not None:
+        if self.error is not None:
+            self.failures += 1
             self.tried.set()
             raise self.error
         super().commit(database)
@@ -110,6 +112,21 @@ def test_a_full_disk_takes_no_new_work_and_finishes_the_old(writer, disk, monkey
     wait_for(lambda: not writer.full)
     writer.check_room()
     assert reopened(writer) == {"a": b"1", "b": b"1"}
+
+
+def test_a_promise_that_a_full_disk_has_not_kept_is_not_kept_by_the_next_try(
+    writer, disk, monkeypatch
+):
+    """There is nothing to write then, but to have on the disk what was written before."""
+    monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
+    writer.write(put("a"))
+    wait_for(disk.tried.is_set)  # it looks for room when all is written
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    promise = writer.promise()
+    wait_for(lambda: disk.failures > 1 or promise.done())
+    assert not promise.done()
+    disk.error = None
+    promise.result(LONG_S)
 
 
 def test_little_room_is_as_none_for_new_work_only(writer, disk, monkeypatch):
