@@ -103,7 +103,7 @@ class World:
 
     async def request_us(self, requests: int) -> float:
         """Microseconds of the scheduler's CPU for each."""
-        host = Host(self.driver, 1)
+        host = Host(self.driver)
         await self.join(INSTANCES)
         stubs = [Stub(host, f"f{number}") for number in range(FRONTS)]
         for number in range(OPEN):
