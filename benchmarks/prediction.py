@@ -6,17 +6,19 @@ it was, is the trace of a replay with the calibrated constants. Nothing of the w
 the calibration.
 
 Each repetition calibrates for a while and then runs every workload under every policy, in another
-order each time. The constants are fitted to all calibrations together, and scaled for each run by
-how fast the same few requests were before and after it (`machine_pace.py`). A cell is a workload
-under a policy; its error is the median over the repetitions of predicted / measured, less 1.
+order each time. How fast the first engine's core is, is sampled all the while (`core_pace.py`):
+constants are fitted to all calibrations together, as on a core that is as fast as it gets, and
+scaled for each run by how slow it was meanwhile; what the engine feels of that is told by the
+calibrations, too. A cell is a workload under a policy; its error is the median over the repetitions
+of predicted / measured, less 1.
 
 The rule: over all cells and both figures (makespan, from the first dispatch to the last delivery,
 and t90, which is 90 % of a step's samples), errors are at most 5 % in the median and 10 % at the
 worst. Preemptions stand beside them and are not judged. Exits with 1 for a miss.
 
-The variants of the last table are fits with fewer terms, and constants that are not scaled, to show
-what each is worth. `--keep`
-leaves all that was measured in a folder, and `--again` predicts from that, without servers.
+The variants of the last table are fits with fewer terms, and without the pace of the core, to show
+what each is worth. `--keep` leaves all that was measured in a folder, and `--again` predicts from
+that, without servers.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,9 +37,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks import prediction_record
-from benchmarks.machine_pace import Pace, PaceMaker, between, scaled
-from benchmarks.prediction_record import Arm, Record
+from benchmarks import core_pace, prediction_record
+from benchmarks.core_pace import scaled
+from benchmarks.prediction_record import Arm, Record, TimedMeasurements
 from benchmarks.prediction_table import Cell, Figures, Pair, table
 from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.calibration.measurements import Measurements
@@ -89,8 +92,8 @@ WORKLOADS = {
 
 
 class Lived(NamedTuple):
-    """One run on real servers: what it did, the trace of it, and how much longer steps took than
-    when the servers were calibrated."""
+    """One run on real servers: what it did, the trace of it, and how many times as long steps took
+    as on a core that is as fast as it gets."""
 
     workload: str
     policy: str
@@ -119,26 +122,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _record(options, folder).write(folder)
         record = prediction_record.read(folder)
         lived = [_lived(arm, record, folder) for arm in record.arms]
-    found = record.calibration
+    found = fitted(record.calibration, record.measurements)
     cells = predicted(lived, world(found, found.fit.cost))
     variants = {
         name: predicted(lived, world(found, cost)) for name, cost in _variants(record).items()
     }
+    as_timed = record.calibration
     at_one_pace = [one._replace(slowness=1.0) for one in lived]
-    variants["at one pace"] = predicted(at_one_pace, world(found, found.fit.cost))
+    variants["at one pace"] = predicted(at_one_pace, world(as_timed, as_timed.fit.cost))
     judged = table(cells, variants)
     if options.out is not None:
         told = {"calibration": found, "cells": cells, "variants": variants}
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
-    print(_about(found))
+    print(_about(found, record))
     print(judged.text)
     return 0 if judged.kept else 1
 
 
 def _record(options: argparse.Namespace, folder: Path) -> Record:
+    paces = folder / "paces"
     with ExitStack() as stack:
         model, urls = _servers(stack, folder)
-        return asyncio.run(_measure(options, folder, model, urls))
+        stack.enter_context(core_pace.sampled(0, paces))
+        record = asyncio.run(_measure(options, folder, model, urls))
+    return msgspec.structs.replace(record, samples=core_pace.read(paces))
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
@@ -187,33 +194,32 @@ async def _repeat(
     urls: list[str],
     instances: Sequence[HttpInstance],
 ) -> Record:
-    dice, measurements, arms, paces = random.Random(0), Measurements(), list[Arm](), list[Pace]()
+    dice, measurements, arms = random.Random(0), TimedMeasurements(), list[Arm]()
     wanted = [
         (workload, policy)
         for workload in options.workloads or WORKLOADS
         for policy in options.policies or POLICIES
     ]
     limits = await read_limits(instances[0].control)
-    maker = PaceMaker(instances, SLOTS, seed=-1)
-    calibration, now = None, await maker.take()
+    calibration = None
     for repetition in range(options.repetitions):
         calibrator = Calibrator(
             instances, limits, seed=repetition, report=lambda *_: None, measurements=measurements
         )
         calibration = await calibrator.run(options.calibrate_s, str(model))
-        before, now = now, await maker.take()
-        paces.append(between(before, now))
         for workload, policy in dice.sample(wanted, len(wanted)):
             asked = prompts(WORKLOADS[workload], repetition)
             journal = folder / prediction_record.journal_of(workload, policy, repetition)
-            preempted = await _preempted(instances)
+            preempted, began = await _preempted(instances), time.monotonic()
             await run(urls, policy, asked, Reload(str(model)), journal)
-            preempted = await _preempted(instances) - preempted
-            before, now = now, await maker.take()
-            arms.append(Arm(journal.name, workload, policy, preempted, between(before, now)))
+            ended, preempted = time.monotonic(), await _preempted(instances) - preempted
+            arms.append(Arm(journal.name, workload, policy, preempted, began, ended))
             print(f"{journal.stem}: {figures(Recording(journal))}", file=sys.stderr)
     assert calibration is not None, "at least one repetition"
-    return Record(calibration, paces, list(measurements.whole.items()), arms)
+    bursts = [
+        (burst, times, measurements.over[burst]) for burst, times in measurements.whole.items()
+    ]
+    return Record(calibration, bursts, [], arms)
 
 
 async def _preempted(instances: Sequence[HttpInstance]) -> int:
@@ -299,6 +305,13 @@ def trace_of(recording: Recording) -> Trace:
     return msgspec.structs.replace(trace, groups=dict(sorted(trace.groups.items())))
 
 
+def fitted(found: Calibration, measurements: Measurements) -> Calibration:
+    """With the constants that explain these measurements."""
+    fit = measurements.fit(found.room.slots, found.max_num_batched_tokens)
+    spread, writing_s = measurements.spread, measurements.writing_s
+    return msgspec.structs.replace(found, fit=fit, spread=spread, writing_s=writing_s)
+
+
 def world(found: Calibration, cost: CostModel) -> Scenario:
     """The servers as calibrated, with what they take beside the engine, before this benchmark's
     trainer."""
@@ -346,15 +359,21 @@ def _variants(record: Record) -> dict[str, CostModel]:
     }
 
 
-def _about(found: Calibration) -> str:
+def _about(found: Calibration, record: Record) -> str:
     fit, spread = found.fit, "unknown" if found.spread is None else f"{found.spread:.1%}"
     constants = ", ".join(f"{n} {v:.4g}" for n, v in msgspec.structs.asdict(fit.cost).items())
     return (
         f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
         f"{found.measured} times, spread {spread}, fit error {fit.mean_error:.1%} mean and "
-        f"{fit.max_error:.1%} at the most.\n{constants}; call_s {fit.call_s:.4g}, writing_s "
+        f"{fit.max_error:.1%} at the most. Of a core's slowness {record.share:.0%} is felt; runs "
+        f"were slowed by {_slowed(record)}.\n{constants}; call_s {fit.call_s:.4g}, writing_s "
         f"{found.writing_s or 0.0:.4g}, reload_s {found.reload_s or 0.0:.4g}\n"
     )
+
+
+def _slowed(record: Record) -> str:
+    times = sorted(record.slowness(arm) - 1 for arm in record.arms)
+    return f"{times[0]:.0%} to {times[-1]:.0%}"
 
 
 if __name__ == "__main__":

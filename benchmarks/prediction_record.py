@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.machine_pace import Pace, slowness
+from benchmarks.core_pace import CorePaces, PacedTime, PaceSample, factor, felt
 from rollout_sched.calibration.burst_times import BurstTime
 from rollout_sched.calibration.bursts import Burst
 from rollout_sched.calibration.calibration import Calibration
@@ -17,35 +19,75 @@ _INDEX = "recorded.json"
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One run on real servers; `preempted`: how often they preempted a request meanwhile; `pace`:
-    how fast they were."""
+    """One run on real servers, from when until when (of the monotonic clock); `preempted`: how
+    often they preempted a request meanwhile."""
 
     journal: str
     workload: str
     policy: str
     preempted: int
-    pace: Pace
+    began: float
+    ended: float
 
 
-class Record(msgspec.Struct, frozen=True):
-    """All that was measured; the arms' journals lie beside it. `paces`: how fast the servers were
-    when they were calibrated."""
+class TimedMeasurements(Measurements):
+    """Which knows when each was over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: dict[Burst, list[float]] = {}
+
+    def add(self, burst: Burst, times: list[BurstTime]) -> None:
+        super().add(burst, times)
+        self.over.setdefault(burst, []).extend([time.monotonic()] * len(times))
+
+
+class Record(msgspec.Struct, frozen=True, dict=True):
+    """All that was measured; the arms' journals lie beside it.
+
+    calibration  the last one, with what is fitted to all of them
+    bursts       what they measured: each time, and when it was over
+    samples      of how fast the engines' core was, all the while
+    """
 
     calibration: Calibration
-    paces: list[Pace]
-    bursts: list[tuple[Burst, list[BurstTime]]]
+    bursts: list[tuple[Burst, list[BurstTime], list[float]]]
+    samples: list[PaceSample]
     arms: list[Arm]
 
-    @property
+    @cached_property
+    def paces(self) -> CorePaces:
+        return CorePaces(self.samples)
+
+    @cached_property
+    def share(self) -> float:
+        """What of a core's slowness bursts feel."""
+        return felt(
+            {
+                burst: [
+                    PacedTime(taken.last_s, self._slow(taken, at))
+                    for taken, at in zip(times, over, strict=True)
+                ]
+                for burst, times, over in self.bursts
+            }
+        )
+
+    @cached_property
     def measurements(self) -> Measurements:
+        """As if the core had been as fast as it gets."""
         found = Measurements()
-        for burst, times in self.bursts:
-            found.add(burst, times)
+        for burst, times, over in self.bursts:
+            for taken, at in zip(times, over, strict=True):
+                by = factor(self._slow(taken, at), self.share)
+                found.add(burst, [BurstTime(taken.first_s / by, taken.last_s / by)])
         return found
 
     def slowness(self, arm: Arm) -> float:
-        """How much longer steps took than when the servers were calibrated."""
-        return slowness(arm.pace, self.paces)
+        """How many times as long steps took as on a core that is as fast as it gets."""
+        return factor(self.paces.between(arm.began, arm.ended), self.share)
+
+    def _slow(self, taken: BurstTime, over: float) -> float:
+        return self.paces.between(over - taken.last_s, over)
 
     def write(self, folder: Path) -> None:
         (folder / _INDEX).write_bytes(msgspec.json.encode(self))
