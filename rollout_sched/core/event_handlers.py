@@ -117,7 +117,7 @@ class TrainerEvents:
         found there if every version has taken a batch. Where old tokens are masked, they stay."""
         self._progress.version = event.version
         self._progress.dirty = True
-        self._lender.published(event.version)
+        self._lender.published(event.version, loads=event.loads)
         self._updater.publish(event.version, loads=event.loads)
         if self._masks:
             return
@@ -249,10 +249,11 @@ class InstanceEvents:
             return
         if event.version > self._updater.version:
             self._anomalies["version_never_published"] += 1
-        elif not (
-            self._updater.updated(instance, event.version, self._out)
-            or self._updater.found(instance, event.version)
-        ):
+        elif self._updater.updated(instance, event.version, self._out):
+            pass
+        elif self._updater.found(instance, event.version):
+            self._lender.found(instance)
+        else:
             self._anomalies["update_not_asked_for"] += 1
 
     def gate_closed(self, event: GateClosed, now: float) -> None:

@@ -7,7 +7,8 @@ for all of that the trainer may have it, and trains what has been delivered so f
     SERVING -> LENDING -> LENT -> UPDATING -> ... SERVING  new ones were published meanwhile
                LENDING -> SERVING                          the batch was whole sooner
 
-Where nothing can go on without it, what was lent is reclaimed.
+Where nothing can go on without it, what was lent is reclaimed; so it is when the trainer brings new
+weights by itself, for nothing may go on before all have them.
 """
 
 from __future__ import annotations
@@ -103,14 +104,23 @@ class Lender:
             self._set_status(instance, SERVING)
         self._makes_way.clear()
 
-    def published(self, version: int) -> None:
-        """What is lent will never generate with older weights: it gets these when it is back."""
+    def published(self, version: int, *, loads: bool) -> None:
+        """What is lent will never generate with older weights, if these are ours to load: it gets
+        them when it is back. Else it comes back with what it has, and work may wait for the trainer
+        to bring it these."""
         self.call_off()
-        for name in self._lent:
-            self._fleet.set_version(self._fleet.instances[name], version)
+        for name, held in self._lent.items():
+            self._fleet.set_version(self._fleet.instances[name], version if loads else held)
+        if not loads:
+            self._reclaim()
+
+    def found(self, instance: Instance) -> None:
+        """Somebody has loaded other weights into it."""
+        if instance.id in self._lent:
+            self._lent[instance.id] = instance.version
 
     def _reclaim(self) -> None:
-        """Something waits and nothing runs: ask for all that was lent, once."""
+        """Ask for all that was lent, once."""
         for name in self._lent:
             if name not in self._reclaimed:
                 self._reclaimed.add(name)

@@ -145,6 +145,29 @@ class TestWhatComesInBetween:
         assert world(ev.InstanceReturned("i0")) == [act.UpdateWeights("i0", 1)]
         assert world.status("i0") is InstanceStatus.UPDATING
 
+    def test_the_trainer_brings_weights_by_itself_before_it_is_back(self) -> None:
+        """What it holds is old until they have been found there: nothing is begun before that."""
+        world = World(freshness={"use": "bounded", "max_staleness": 0})
+        world.lend("i0")
+        assert world(ev.WeightsPublished(1, loads=False))[0] == act.Reclaim("i0")
+        world(ev.RequestInterrupted("b/0", 2, 0), ev.RequestInterrupted("c/0", 3, 0))
+        world(ev.WeightsUpdated("i1", 1), ev.WeightsUpdated("i2", 1))
+        assert world(ev.InstanceReturned("i0")) == []
+        assert world.instance("i0").version == 0
+        assert {where for _, where, _ in dispatched(world(ev.WeightsUpdated("i0", 1)))} == {
+            "i0",
+            "i1",
+            "i2",
+        }
+
+    def test_the_trainer_has_brought_it_weights_when_it_comes_back(self) -> None:
+        world = World()
+        world.lend("i0")
+        world(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
+        world(ev.InstanceReturned("i0"))
+        assert world.instance("i0").version == 1
+        assert not world.anomalies
+
     def test_it_comes_back_before_weights_are_published(self) -> None:
         world = World()
         world.lend("i0")
