@@ -42,6 +42,12 @@ def add(commands: Any) -> None:
         help="named actors that are vLLM servers, as 'vllm-*': they join when they appear",
     )
     add(
+        "--serve-apps",
+        metavar="PATTERN",
+        help="Ray Serve applications, or APPLICATION/DEPLOYMENT, whose replicas are vLLM servers: "
+        "each joins by its own address",
+    )
+    add(
         "--server-method",
         metavar="NAME",
         help="their method that tells the URL, or (address, port); default: url",

@@ -33,7 +33,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_port  of its control plane; 0: any
     front_cpus      cores that Ray is to keep free for each front; 0: none
     servers         named actors that are vLLM servers, as a pattern: "vllm-*"; "" takes none
-    server_method   their method that tells the URL, or (address, port)
+    serve_apps      Ray Serve applications whose replicas are vLLM servers, as a pattern of their
+                    names, or of APPLICATION/DEPLOYMENT; "" takes none
+    server_method   the method of actors and replicas that tells the URL, or (address, port)
     """
 
     name: str = NAME
@@ -43,6 +45,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     front_cpus: Annotated[float, msgspec.Meta(ge=0)] = 0
     servers: str = ""
+    serve_apps: str = ""
     server_method: str = "url"
 
     @property

@@ -1,4 +1,4 @@
-"""vLLM servers that are named actors of the cluster: who appears joins, who is gone goes."""
+"""vLLM servers that the cluster knows by name: who appears joins, who is gone goes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ActorName(NamedTuple):
 
 
 class Cluster:
-    """The part of Ray that this needs."""
+    """The part of Ray that this needs: its named actors."""
 
     def names(self) -> list[ActorName]:
-        """Of all named actors, in all namespaces. Waits for Ray."""
+        """Of all, in all namespaces. Waits for Ray."""
         from ray.util import list_named_actors
 
         found = list_named_actors(all_namespaces=True)
@@ -41,8 +41,8 @@ class Cluster:
 
 
 class NamedServers:
-    """Keeps the instances what the actors are whose names fit `pattern`; `method` of each tells its
-    URL, or (address, port). `add` and `remove` are told of URLs."""
+    """Keeps the instances what the actors of `cluster` are whose names fit `pattern`; `method` of
+    each tells its URL, or (address, port). `add` and `remove` are told of URLs."""
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
 from rollout_sched.integrations.ray.fronts import Fronts
 from rollout_sched.integrations.ray.micro_batches import micro_batches
-from rollout_sched.integrations.ray.named_servers import NamedServers
+from rollout_sched.integrations.ray.named_servers import Cluster, NamedServers
+from rollout_sched.integrations.ray.serve_replicas import ServeReplicas, pattern_of
 from rollout_sched.link.dialler import SchedulerPlace
 from rollout_sched.link.hub import Hub
 from rollout_sched.link.listener import LinkListener
@@ -78,7 +79,7 @@ class SchedulerActor:
         self._http: aiohttp.ClientSession
         self._listener: LinkListener
         self._place: SchedulerPlace
-        self._servers: NamedServers | None = None
+        self._servers: list[NamedServers] = []
         arguments = (deployment.scheduler, options)
         self._fronts = Fronts(deployment, arguments)
         self._starting = asyncio.get_running_loop().create_task(self._start())
@@ -131,8 +132,8 @@ class SchedulerActor:
         """Let what runs finish for the grace period, then stop, fronts first."""
         with contextlib.suppress(Exception):
             await self._starting
-        if self._servers is not None:
-            await self._servers.close()
+        for servers in self._servers:
+            await servers.close()
         await self._fronts.stop()
         if not self._starting.exception():
             self._listener.close()
@@ -157,10 +158,9 @@ class SchedulerActor:
         )
         await self._fronts.open()
         if self._deployment.servers:
-            self._servers = NamedServers(
-                self._deployment.servers, self._deployment.server_method, self._add, self._remove
-            )
-            self._servers.open()
+            self._follow(self._deployment.servers, Cluster())
+        if self._deployment.serve_apps:
+            self._follow(pattern_of(self._deployment.serve_apps), ServeReplicas())
 
     async def _made(self, address: str) -> Service:
         """Once the process of an earlier start has let go of the store. Raises CallerError."""
@@ -182,6 +182,12 @@ class SchedulerActor:
                 if asyncio.get_running_loop().time() > patience:
                     raise
             await asyncio.sleep(STORE_LOOK_S)
+
+    def _follow(self, pattern: str, cluster: Cluster) -> None:
+        method = self._deployment.server_method
+        servers = NamedServers(pattern, method, self._add, self._remove, cluster)
+        servers.open()
+        self._servers.append(servers)
 
     async def _add(self, url: str) -> None:
         with contextlib.suppress(CallerError):  # it is here already, by another name or by hand

@@ -135,6 +135,7 @@ class RolloutScheduler(ABC):
         name: str = NAME,
         fronts: FrontCount = "per-node",
         servers: str = "",
+        serve_apps: str = "",
         shared_store: bool = False,
         address: str | None = None,
         trainer: str = TRAINER,
@@ -146,6 +147,7 @@ class RolloutScheduler(ABC):
         instances     URLs of vLLM servers
         fronts        "per-node", or how many (`integrations.ray.deployment`)
         servers       named actors that are vLLM servers, as a pattern
+        serve_apps    Ray Serve applications whose replicas are vLLM servers, as a pattern
         shared_store  every node has the folder `store`
         address       of the cluster; None: the one that this process is connected to, else that of
                       this machine
@@ -157,7 +159,11 @@ class RolloutScheduler(ABC):
         from rollout_sched.client.on_ray import on_ray  # which inherits from this class
 
         deployment = Deployment(
-            name=name, fronts=fronts, servers=servers, shared_store=shared_store
+            name=name,
+            fronts=fronts,
+            servers=servers,
+            serve_apps=serve_apps,
+            shared_store=shared_store,
         )
         return on_ray(deployment, policy, list(instances), options, address, trainer)
 

@@ -22,9 +22,16 @@ PATIENCE_S = 240.0
 
 GREEDY = {"temperature": 0.0, "logprobs": 0}
 
+#: Ray Serve opens a port for each replica, and waits for no balancer to notice that one goes.
+SERVE = {
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+}
+
 NODE = {
     "num_cpus": 1,
     "object_store_memory": OBJECT_STORE,
+    "env_vars": SERVE,
 }
 
 
