@@ -40,8 +40,8 @@ def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
     if found.writing_s is not None:
         yield (
             f"Beside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms a call, "
-            f"{found.writing_s * 1e6:.1f} us for each token of an answer ([links]: half of the one "
-            "as delay_s, the other as token_s)."
+            f"{found.writing_s * 1e6:.1f} us for each token of an answer ([links] at the end: put "
+            "it in to foretell what a client of this kind sees)."
         )
     if found.disturbed:
         yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."
@@ -99,7 +99,16 @@ def _tables(found: Calibration, where: str) -> Iterator[str]:
     yield ""
     yield "[weights]"
     pause_s = found.pause_s or 0.0
-    yield f"fixed_s = {pause_s if found.reload_s is None else found.reload_s:.{_DIGITS}g}"
+    if found.reload_s is None:
+        yield f"fixed_s = {pause_s:.{_DIGITS}g}  # a pause and a resume alone: put yours in"
+    else:
+        yield f"fixed_s = {found.reload_s:.{_DIGITS}g}"
+    if found.writing_s is not None:
+        yield ""
+        yield "# [links]"
+        yield f"# fronts = {found.instances}"
+        yield f"# delay_s = {fit.call_s / 2:.{_DIGITS}g}"
+        yield f"# token_s = {found.writing_s:.{_DIGITS}g}"
 
 
 def _comment(paragraph: str) -> list[str]:

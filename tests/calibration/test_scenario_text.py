@@ -14,6 +14,7 @@ from rollout_sched.integrations.vllm.engine_limits import EngineLimits
 from rollout_sched.simulators.instance.cost_fit import Fit
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
+from rollout_sched.simulators.replay.sim_links import Links
 
 FOUND = Calibration(
     model='a "model" \\ of\nmine',
@@ -68,6 +69,21 @@ def test_what_is_not_known_is_said(says: str) -> None:
     text, _ = written()
     header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert says in header
+
+
+def test_what_a_client_sees_is_put_in_without_its_hash_signs() -> None:
+    text, scenario = written()
+    assert scenario.links is None
+    kept, links = text.split("# [links]")
+    put_in = kept + "[links]" + links.replace("# ", "")
+    assert parse_scenario("mine", tomllib.loads(put_in)).links == Links(2, 1.25e-3, token_s=15e-6)
+
+
+def test_the_time_of_new_weights_that_is_not_known_is_marked_where_it_stands() -> None:
+    said = "put yours in"
+    unknown, known = written(pause_s=0.1)[0], written(pause_s=0.1, reload_s=1.0)[0]
+    assert said in unknown.split("[weights]")[1]
+    assert said not in known.split("[weights]")[1]
 
 
 def test_what_is_known_is_not_called_unknown() -> None:
