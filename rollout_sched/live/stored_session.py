@@ -103,7 +103,9 @@ class StoredSession:
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
         """A group that will never be delivered; `batch`: in which its trainer is told so."""
         self._open.changes.put(facts.LOST, group.uid, encoded(StoredLoss(group.reason, batch)))
-        if batch is not None:
+        if batch is None:
+            self._told.pop(group.uid, None)
+        else:
             self._told[group.uid] = batch
 
     def leased(self, batch: int, lease: LeaseFacts | None) -> None:

@@ -605,9 +605,10 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        # Nobody believes what is made on top of a draft that was not verified.
-        wanted = not (self.scheduler.fleet.attempts[attempt].abandoned or dispatch.draft)
-        if wanted and tokens > self.streamed[attempt]:
+        # Nobody believes what is made on top of a draft that was not verified; what nobody wants
+        # any more is discarded when the attempt ends.
+        believed = not self.scheduler.fleet.attempts[attempt].draft_tokens
+        if believed and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
 

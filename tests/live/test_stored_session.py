@@ -97,6 +97,17 @@ def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
         assert "failed f" not in await kept.rows()
 
 
+def test_a_failure_stays_that_came_after_the_batch_that_told_of_an_earlier_one(tmp_path):
+    """Its trainer had submitted it again, and has acknowledged that batch since."""
+
+    @scene(tmp_path)
+    async def _(kept):
+        kept.session.lost(LostGroup("f", "why"), 3)
+        kept.session.lost(LostGroup("f", "why again"))
+        kept.session.acknowledged(3)
+        assert "failed f" in await kept.rows()
+
+
 def test_a_lease_stays_while_somebody_is_to_be_told_of_it(tmp_path):
     @scene(tmp_path)
     async def _(kept):
