@@ -130,6 +130,8 @@ class LiveFleet:
         self.lose(name, "drained" if drain else "removed", told.set, asked=True)
         if not told.is_set():
             await told.wait()
+        if self.supervisors.get(name) is not supervisor:
+            return  # by another call, while this one waited
         del self.supervisors[name]
         self.versions.forget(name)
         await supervisor.remove()

@@ -62,6 +62,27 @@ def test_one_comes_once_and_goes() -> None:
     play(scene)
 
 
+def test_one_that_is_removed_twice_goes_once() -> None:
+    """Who runs attempts elsewhere is waited for, and it may have gone and come again meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.fleet.add(Scripted(), patient=False)
+        gone: list[Callable[[], None]] = []
+        stage.fleet.attempts.lose = lambda instance, tell: gone.append(tell)  # type: ignore[method-assign]
+        first = asyncio.ensure_future(stage.fleet.remove("i0", drain=False))
+        second = asyncio.ensure_future(stage.fleet.remove("i0", drain=False))
+        while len(gone) < 2:
+            await asyncio.sleep(0)
+        gone[0]()
+        await first
+        await stage.fleet.add(Scripted(), patient=False)
+        gone[1]()
+        await second
+        assert list(stage.fleet.supervisors) == ["i0"]
+
+    play(scene)
+
+
 def test_one_that_cannot_be_used_is_not_here() -> None:
     async def scene(stage: Stage) -> None:
         instance = Scripted()
