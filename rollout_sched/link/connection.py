@@ -2,7 +2,9 @@
 
 Each frame has its length before it, four bytes, the most significant first. The end of a connection
 is the end of who was there: a process that dies closes it, a machine that vanishes does not answer
-the kernel's questions and is given up after `SILENCE_S`.
+the kernel's questions and is given up after `SILENCE_S`. A process that stands still has a kernel
+that answers for it, so each end sends an empty frame where it has nothing else to say, and one that
+is not heard for `STANDS_S` is given up, too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ MOST_BYTES = 2**30
 SILENCE_S = 15
 QUESTIONS = 3
 
+#: Seconds after which a process that says nothing is taken to stand still, and between two looks.
+STANDS_S = 30.0
+LOOK_S = 5.0
+
 _LENGTH = 4
+_EMPTY = bytes(_LENGTH)
 
 
 class LinkEnded(RolloutError, RuntimeError):
@@ -46,6 +53,8 @@ class FrameConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._why = ""
+        self._heard = self._looked = 0.0
+        self._looking: asyncio.TimerHandle | None = None
 
     def send(self, frame: bytes) -> None:
         """Raises LinkEnded."""
@@ -68,8 +77,11 @@ class FrameConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         _give_up_the_silent(transport.get_extra_info("socket"))
+        self._heard = self._looked = asyncio.get_running_loop().time()
+        self._look_later()
 
     def data_received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
         received = self._received
         received += data
         at = 0
@@ -83,6 +95,8 @@ class FrameConnection(asyncio.Protocol):
                 break
             frame = bytes(received[at + _LENGTH : end])
             at = end
+            if not frame:
+                continue
             try:
                 self.on_frame(frame)
             except Exception as error:
@@ -95,7 +109,26 @@ class FrameConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._looking is not None:
+            self._looking.cancel()
         self.on_end(self._why or str(error or "closed there"))
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Say that we are here, and whether who is there has said so."""
+        transport, now = self._transport, asyncio.get_running_loop().time()
+        if transport is None or transport.is_closing():
+            return
+        if now - self._looked > 2 * LOOK_S:
+            self._heard = now  # we stood still ourselves: what was said meanwhile is yet to be read
+        self._looked = now
+        if now - self._heard > STANDS_S:
+            self._abort(f"nothing was heard for {STANDS_S:.0f} s")
+            return
+        transport.write(_EMPTY)
+        self._look_later()
 
     def _abort(self, why: str) -> None:
         self._why = self._why or why

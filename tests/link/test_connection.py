@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -49,7 +50,7 @@ async def joined(there: End | None = None) -> AsyncIterator[tuple[End, End]]:
 
 @runs
 async def test_frames_of_any_length_come_whole_and_in_order() -> None:
-    frames = [b"", b"x", bytes(70_000), b"y" * 3_000_000, *(b"%d" % n for n in range(100))]
+    frames = [b"x", bytes(70_000), b"y" * 3_000_000, *(b"%d" % n for n in range(100))]
     async with joined() as (here, there):
         for frame in frames:
             here.connection.send(frame)
@@ -146,3 +147,41 @@ async def test_nobody_is_there() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
             await dial(end().connection, "127.0.0.1", port)
+
+
+@runs
+async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes what it is sent and answers for it."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "STANDS_S", 0.2)
+    stands = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    here = end()
+    async with asyncio.timeout(30):
+        await dial(here.connection, "127.0.0.1", stands.sockets[0].getsockname()[1])
+        assert "nothing was heard" in await here.over
+    stands.close()
+
+
+@runs
+async def test_who_has_nothing_to_say_is_there_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "STANDS_S", 0.2)
+    async with joined() as (here, there):
+        await asyncio.sleep(0.6)
+        assert not here.over.done()
+        assert there.frames.empty()
+
+
+@runs
+async def test_who_stood_still_itself_reads_first_what_was_said_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "STANDS_S", 0.1)
+    async with joined() as (here, _):
+        await asyncio.sleep(0.05)
+        time.sleep(0.3)
+        await asyncio.sleep(0.05)
+        assert not here.over.done()

@@ -47,6 +47,7 @@ class Stage:
         self._rollouts = rollouts
         self._runs = 0
         self._wanted: dict[tuple[int, int], list[int]] = {}
+        self.frozen: tuple[Any, tuple[int, ...]]
 
     async def run(self, die: Callable[[], Awaitable[None]] | None, after_s: float = 0.0) -> None:
         run, self._runs = self._runs, self._runs + 1
@@ -61,6 +62,8 @@ class Stage:
         batch = await waiting
         assert batch is not None
         self.check(run, batch)
+        if die == self.freeze_node:
+            self.bury()  # its clients would wait for as long as their own limits say
         if die is None or die == self.kill_scheduler:
             assert len(set(await asyncio.gather(*calls))) == 1  # a pause is all that they see
         await asyncio.gather(*calls, return_exceptions=True)
@@ -98,9 +101,32 @@ class Stage:
         self.cluster.remove_node(node, allow_graceful=False)
         self.cluster.add_node(**NODE, wait=False)
 
+    async def freeze_node(self) -> None:
+        """It vanishes with all that is on it: nothing of it answers, and nothing of it says so."""
+        here = ray.get_runtime_context().get_node_id()  # the scheduler's, too
+        node = next(node for node in self.cluster.worker_nodes if node.node_id != here)
+        front = ray.get_actor(self.deployment.front(node.node_id), NAMESPACE)
+        processes = await _pid(front), node.all_processes["raylet"][0].process.pid
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        self.frozen = node, processes
+
+    def bury(self) -> None:
+        """What was frozen; another node comes for it."""
+        node, processes = self.frozen
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        self.cluster.remove_node(node, allow_graceful=False)
+        self.cluster.add_node(**NODE, wait=False)
+
 
 async def _kill(actor: Any) -> None:
-    os.kill(await actor.__ray_call__.remote(lambda self: os.getpid()), signal.SIGKILL)
+    os.kill(await _pid(actor), signal.SIGKILL)
+
+
+async def _pid(actor: Any) -> int:
+    pid: int = await actor.__ray_call__.remote(lambda self: os.getpid())
+    return pid
 
 
 def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) -> None:
@@ -126,7 +152,9 @@ def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) ->
                 dice = random.Random(seed)
                 who, after_s = dice.randrange(100), dice.uniform(0.0, 1.0)
                 die: Callable[[], Awaitable[None]] = stage.kill_scheduler
-                if kind != "scheduler":
+                if kind == "vanished":
+                    die = stage.freeze_node
+                elif kind != "scheduler":
                     kill = stage.kill_front if kind == "front" else stage.kill_node
                     die = lambda kill=kill, who=who: kill(who)  # noqa: E731
                 print(f"{kind} {seed}: {who} dies after {after_s:.2f} s", flush=True)
@@ -140,7 +168,7 @@ def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) ->
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("kind", ["front", "scheduler", "node"])
+@pytest.mark.parametrize("kind", ["front", "scheduler", "node", "vanished"])
 def test_nothing_is_lost_and_nothing_comes_twice(
     kind: str, cluster: Cluster, servers: list[Program], tmp_path: Path
 ) -> None:
