@@ -106,9 +106,12 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
 	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
 
-# What scheduler and fronts on Ray cost; on fewer than six cores its processes wait for each other.
-bench-ray: $(RAY_VENV)/.ready
-	$(RAY_VENV)/bin/python -m benchmarks.ray_link
+# What scheduler and fronts on Ray cost, beside verl's own balancer (its package: 1 GB); on fewer than six cores its processes wait for each other.
+bench-ray: $(RAY_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
+	@missed=0; \
+	$(RAY_VENV)/bin/python -m benchmarks.ray_link || missed=1; \
+	$(NEIGHBOUR_VENVS)/verl/bin/python -m benchmarks.verl_balancer || missed=1; \
+	exit $$missed
 
 # What a replay says of real vLLM servers (CPU) beside what they do: ten minutes on a quiet machine.
 bench-prediction: $(VLLM_VENV)/.ready
