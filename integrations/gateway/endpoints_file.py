@@ -29,6 +29,9 @@ LOOK_S = 2.0
 #: Seconds that a disk may take for a look, until that is said.
 READ_S = 60.0
 
+#: Levels of lists and mappings that a YAML file may have; PyYAML crashes at some tens of thousands.
+DEEPEST = 64
+
 _FORMAT = "it takes `endpoints:` and a list of {address, port}, as docs/gateway.md has it"
 
 
@@ -59,7 +62,7 @@ def read_endpoints(path: Path) -> list[Endpoint]:
 
 def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
     """Raises CallerError, which names the file, the place and what belongs there."""
-    decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
+    decode = msgspec.json.decode if path.suffix == ".json" else _decode_yaml
     try:
         endpoints = decode(text, type=_File, strict=False).endpoints
     except ImportError as error:
@@ -75,6 +78,19 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
     except ValueError as error:
         raise CallerError(f"{path}: {error}") from error
     return endpoints
+
+
+def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
+    """Raises ImportError without PyYAML, and whatever it and msgspec raise."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} levels deep")
+    return msgspec.yaml.decode(text, type=type, strict=strict)
 
 
 def _check(endpoints: Iterable[Endpoint]) -> None:

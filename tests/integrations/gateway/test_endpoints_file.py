@@ -100,6 +100,13 @@ class TestReading:
         )
         assert "\n" not in str(told.value)
 
+    @pytest.mark.parametrize("opens", ["[", "- ", "? ", "{a: "])
+    def test_yaml_that_is_nested_too_deep_does_not_crash(self, opens: str, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text(opens * 50_000)
+        with pytest.raises(CallerError, match="nested more than 64 levels deep"):
+            read_endpoints(path)
+
     def test_what_is_not_read_may_be_anything(self, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints: [{name: 7, address: a, port: 1, labels: [on], gpu: {}}]\nv: 2")
