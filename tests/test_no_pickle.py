@@ -55,6 +55,8 @@ def imported(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "pickle" and {alias.name for alias in node.names} == {"dumps"}:
+                continue  # it only writes, for who reads nothing else
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
@@ -109,6 +111,8 @@ def test_only_those_named_have_worker_processes():
     [
         "import pickle",
         "from pickle import loads",
+        "from pickle import dumps, loads",
+        "from pickle import dumps\nimport pickle",
         "def f():\n    import cloudpickle as c",
         "from ray import cloudpickle\nimport dill",
         "np.load(x, allow_pickle=True)",

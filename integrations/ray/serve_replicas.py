@@ -13,8 +13,8 @@ its proxies and handles do: Ray 2.60.
 from __future__ import annotations
 
 import asyncio
-import pickle
 import uuid
+from pickle import dumps
 from typing import Any
 
 from rollout_sched.core.errors import CallerError
@@ -105,4 +105,4 @@ async def _call(name: str, method: str) -> Any:
     handle = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
     request = uuid.uuid4().hex
     metadata = RequestMetadata(request_id=request, internal_request_id=request, call_method=method)
-    return await handle.handle_request.remote(pickle.dumps(metadata))
+    return await handle.handle_request.remote(dumps(metadata))
