@@ -16,19 +16,13 @@ from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredPrompt, StoredWeights, decoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.tools import ToolGone
 from rollout_sched.store.errors import PieceDamaged, StoreError
 from rollout_sched.store.store import Store
 from rollout_sched.store.tokens import decode
 
 log = logging.getLogger(__name__)
 
-_NO_TOOL = (
-    "its tool went with the process that had it, in the middle of a trajectory: submit it again"
-)
-_TOOL_NOT_GIVEN = (
-    "its tool {name!r} was not given again, in the middle of a trajectory: submit it again, and "
-    "give from_toml tools={{{name!r}: ...}} next time"
-)
 _DAMAGED = "what the store held of it is damaged: submit it again"
 
 
@@ -37,7 +31,7 @@ class Recovered(msgspec.Struct):
 
     state       the scheduler's; None: the store was new
     prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
-    tools       the names of their tools, of those that are given again
+    tools       the names of their tools, given again or not; "" of one that has none
     deliveries  not acknowledged, in order
     rewards     of the finished samples that have one, by request
     leases      whose these are, and who may believe to have others, by batch
@@ -91,7 +85,6 @@ class _Recovery:
         self._transcripts = transcripts
         self._given = given
         self._found = Recovered()
-        self._lost_tools: dict[str, str] = {}  # of groups, their names
 
     def recovered(self) -> Recovered:
         store, found = self._store, self._found
@@ -136,8 +129,7 @@ class _Recovery:
             ids = list(decode(tokens).ids)
             self._found.prompts[uid] = msgspec.structs.replace(stored.prompt, prompt_ids=ids)
             if stored.tool:
-                given = stored.tool_name in self._given
-                (self._found.tools if given else self._lost_tools)[uid] = stored.tool_name
+                self._found.tools[uid] = stored.tool_name
 
     def _read_leases(self) -> None:
         here = {action.batch for action in self._found.deliveries}
@@ -180,12 +172,14 @@ class _Recovery:
             return None
         names = [f"{uid}/{request.index}" for request in group.requests]
         made = [self._generated(name) for name in names]
-        if uid in self._lost_tools and group.state not in ("judging", "complete"):
+        whole = made == [request.response_tokens for request in group.requests]
+        needs_tool = not whole or group.state not in ("judging", "complete")
+        tool = self._found.tools.get(uid)
+        if needs_tool and tool is not None and tool not in self._given:
             self._found.anew += names
-            name = self._lost_tools[uid]
-            self._fail(uid, _TOOL_NOT_GIVEN.format(name=name) if name else _NO_TOOL)
+            self._fail(uid, str(ToolGone(tool)))
             return None
-        if made == [request.response_tokens for request in group.requests]:
+        if whole:
             return self._judged(group, names)
         log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
         self._found.anew += names

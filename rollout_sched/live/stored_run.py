@@ -138,7 +138,8 @@ class StoredRun:
             )
 
     def _payload(self, trainer: TrainerSession, prompt: Prompt, index: int) -> TokenPayload:
-        tool = self._tools.get(self._found.tools.get(prompt.uid, ""))
+        name = self._found.tools.get(prompt.uid)
+        tool = None if name is None else self._tools.of(name)
         return trainer.submissions.payloads.new(prompt, index, tool)
 
     def _name_of_run(self) -> str:

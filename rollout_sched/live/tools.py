@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollout_sched.live.trajectory import Tool
+from rollout_sched.live.trajectory import Tool, Trajectory
+
+
+class ToolGone(Exception):
+    """A trajectory cannot go on: its tool went with an earlier process, and is not given again."""
+
+    def __init__(self, name: str) -> None:
+        if name:
+            gone = f"its tool {name!r} was not given again"
+            again = f", and give from_toml tools={{{name!r}: ...}} next time"
+        else:
+            gone, again = "its tool went with the process that had it", ""
+        super().__init__(f"{gone}, in the middle of a trajectory: submit it again{again}")
 
 
 class NamedTools:
@@ -17,8 +29,13 @@ class NamedTools:
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
-    def get(self, name: str) -> Tool | None:
-        return self._tools.get(name)
+    def of(self, name: str) -> Tool:
+        """The one of this name; where it is not given again, one that raises ToolGone."""
+
+        async def gone(trajectory: Trajectory) -> None:
+            raise ToolGone(name)
+
+        return self._tools.get(name, gone)
 
     def name_of(self, tool: Tool | None) -> str | None:
         """ "" for one that has no name, None where there is none."""

@@ -96,6 +96,8 @@ def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
         requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
     )  # fmt: skip
     assert recovered(tmp_path / "2", tool="", group=finished).state.groups == (finished,)
+    (failed,) = recovered(tmp_path / "4", tool="", group=finished, made=1).lost
+    assert "its tool went" in failed.reason
 
 
 def test_the_round_and_the_window_go_on_without_a_group_whose_tool_is_gone(tmp_path):

@@ -323,6 +323,44 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
     asyncio.run(scene())
 
 
+def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
+    """It is whole and needs no tool, until new weights come for which it is too old."""
+    finished = asyncio.Event()
+
+    async def tool(trajectory):
+        finished.set()
+
+    async def load(client, version): ...
+
+    async def scene():
+        before, after = Scripted(), Scripted()
+        async with run(tmp_path / "1", before, prompts_per_step=2) as live:
+            live.trainer.submit([PROMPT], tool)
+            live.trainer.submit([Prompt("b", [3], 1, 9)])
+            with pytest.raises(NotYet):
+                await live.trainer.next_batch(timeout_s=0)
+            await before.answer(0, [5])
+            await finished.wait()
+            await until(lambda: not live.driver.tools)
+            left = await killed(live, tmp_path / "2")
+        async with run(left, after, prompts_per_step=2) as live:
+            order = await after.order(0)
+            assert order.token_ids == [3]
+            await live.trainer.publish_weights(1, load, said=b"how")
+            await after.fail(0, InstanceError("aborted"))
+            live.trainer.close_submissions()
+            asking = asyncio.create_task(batch_of(live))
+            for number in (1, 2):
+                await after.answer(number, [7])
+            batch = await asking
+            assert [sample.uid for sample in batch.samples] == ["b"]
+            (failed,) = batch.failed
+            assert failed.uid == "a"
+            assert "its tool went with the process" in failed.reason
+
+    asyncio.run(scene())
+
+
 def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
     async def tool(trajectory):
         await asyncio.Event().wait()

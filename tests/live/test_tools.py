@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rollout_sched.live.tools import NamedTools
+import asyncio
+
+import pytest
+
+from rollout_sched.live.tools import NamedTools, ToolGone
 
 
 async def search(trajectory):
@@ -20,5 +24,12 @@ def test_a_tool_is_known_by_the_name_under_which_it_is_given():
     assert tools.name_of(None) is None
     assert "search" in tools
     assert "other" not in tools
-    assert tools.get("search") is search
-    assert tools.get("") is None
+    assert tools.of("search") is search
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("", "went with the process"), ("other", r"tools=\{'other': ...\} next time")]
+)
+def test_one_that_is_not_given_again_says_so(name, why):
+    with pytest.raises(ToolGone, match=why):
+        asyncio.run(NamedTools({"search": search}).of(name)(None))

@@ -92,7 +92,7 @@ async def attack(world: World, number: int, at_s: float, kind: str) -> None:
         hold("every call ends", False, f"attack {number}: {kind}")
         return
     may_be = hostile.ATTACKS[kind].statuses
-    if world.plan.faults:
+    if world.plan.faults or at_s < JOINED_S:
         may_be = (*may_be, *NOBODY)
     if status:
         hold("an attack is answered as it may be", status in may_be, (kind, status))

@@ -12,7 +12,6 @@ from random import Random
 import msgspec
 
 from benchmarks.soak.hostile import ATTACKS
-from tests.simulation import clients
 from tests.simulation.clients import REFUSED
 from tests.simulation.plan import EVERYTHING, Plan, draw
 from tests.simulation.world import Outcome, run
@@ -53,7 +52,7 @@ def check(seed: int) -> Outcome:
 
 def blame(plan: Plan) -> Outcome:
     """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
-    alone, beside = _hostile(plan, REFUSED, 0.0)
+    alone, beside = _hostile(plan, REFUSED)
     if not beside.broken and (beside.calls, beside.work) != (alone.calls, alone.work):
         law = "one client's input never changes another's answer or its latency"
         return msgspec.structs.replace(beside, broken=law)
@@ -62,7 +61,7 @@ def blame(plan: Plan) -> Outcome:
 
 def delay(plan: Plan) -> Outcome:
     """That others are answered beside hostile clients of any kind, and before long."""
-    alone, beside = _hostile(plan, tuple(ATTACKS), clients.JOINED_S)
+    alone, beside = _hostile(plan, tuple(ATTACKS))
     late = [
         (number, before_s, took_s)
         for number, ((before_s, *_), (took_s, *_)) in enumerate(
@@ -76,14 +75,14 @@ def delay(plan: Plan) -> Outcome:
     return beside
 
 
-def _hostile(plan: Plan, kinds: Sequence[str], from_s: float) -> tuple[Outcome, Outcome]:
+def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
     """The run of a plan without faults, alone and beside hostile clients; one that is broken is
     both."""
     calm = msgspec.structs.replace(
         plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
     )
     dice = Random(f"blame/{plan.seed}")
-    times = (from_s + dice.uniform(0, plan.horizon_s - from_s) for _ in range(20))
+    times = (dice.uniform(0, plan.horizon_s) for _ in range(20))
     attacks = sorted((at_s, dice.choice(kinds)) for at_s in times)
     alone = run(calm)
     if alone.broken:
