@@ -41,7 +41,7 @@ class Gateway:
         self.live: LiveScheduler | None = None
         self.service: Service | None = None
         self.disk: MachineDisk | None = None
-        self._failing = self._full = False
+        self._failing = self._full = self._stopping = False
         self._dying: GatewayDies | None = None
         self._world = world
         self._folder = folder
@@ -85,10 +85,14 @@ class Gateway:
             self.store = disk.left_by_a_crash(after, self._lost(power))
 
     async def stop(self, *, again: bool = True) -> None:
-        """In good order; `again`: it is started again."""
+        """In good order; `again`: it is started again. A second signal ends it at once."""
         process = self.process
         if process is None or self.live is None:
             return
+        if self._stopping:
+            self.kill()
+            return
+        self._stopping = True
         await process.finish(self._close())
         if self.process is process:
             self._world.note("the gateway has stopped")
@@ -189,4 +193,5 @@ class Gateway:
         """Have nothing to do any more with the process, if there is one, and return it."""
         process, self.process = self.process, None
         self.live = self.service = self._working = None
+        self._stopping = False
         return process
