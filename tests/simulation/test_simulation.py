@@ -240,7 +240,7 @@ def test_a_client_that_makes_another_wait_is_seen(monkeypatch):
 
 
 def test_nobody_waits_for_long_because_of_another(monkeypatch):
-    plan = msgspec.structs.replace(draw(3), instances=1, slots=1)
+    plan = msgspec.structs.replace(draw(43), instances=1, slots=1)
     held(delay(plan))
     monkeypatch.setattr(runner, "DELAY_S", 0.0)
     assert "nobody waits for long" in delay(plan).broken
