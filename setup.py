@@ -12,11 +12,11 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "attempts backoff blame deliverer dispatcher event_handlers expectations facts "
-    "finished_samples fleet gathering group_outcomes groups judgement kv_sizes launcher lender "
-    "length_history lifecycle migrator model open_instances outcomes progress replay_buffer "
-    "requests restorer sample_buffer scheduler selection_window serials session_room sessions "
-    "siblings snapshot tuning updater validation verification waiting",
+    "core": "attempts backoff blame books decider deliverer dispatcher event_handlers event_table "
+    "expectations facts finished_samples fleet gathering group_outcomes groups judgement kv_sizes "
+    "launcher lender length_history lifecycle migrator model open_instances outcomes progress "
+    "replay_buffer requests restorer sample_buffer scheduler selection_window serials session_room "
+    "sessions siblings snapshot tuning updater validation verification waiting work",
     "metrics": "attempt_index bubbles client_times fleet_shares folded histogram live_steps "
     "metrics sample_times steps trained waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "

@@ -151,7 +151,7 @@ def fold(journal_file: Path, policy: str, job: StepsJob) -> Books:
     steps = metrics.steps
     made = sum(step.generated_tokens for step in steps)
     discarded = sum(step.discarded_tokens for step in steps)
-    return Books(discarded / max(1, made), idle_share(steps), dict(scheduler.anomalies))
+    return Books(discarded / max(1, made), idle_share(steps), dict(scheduler.view.anomalies))
 
 
 def live_run(arm: str, repetition: int, measured: Measured, books: Books | None) -> LiveRun:

@@ -5,12 +5,10 @@ A CallerError was raised before (`validation.py`): what arrives here is applied.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from rollout_sched.core import blame
 from rollout_sched.core.actions import Action, Release
-from rollout_sched.core.attempts import AttemptLedger
-from rollout_sched.core.backoff import Backoff
+from rollout_sched.core.books import Books
+from rollout_sched.core.decider import Decider
 from rollout_sched.core.events import (
     BatchRequested,
     GateClosed,
@@ -39,23 +37,10 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.group_outcomes import GroupOutcomes
-from rollout_sched.core.groups import Groups
-from rollout_sched.core.lender import Lender
-from rollout_sched.core.length_history import LengthHistory
 from rollout_sched.core.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, Request, Siblings
-from rollout_sched.core.outcomes import Outcomes
-from rollout_sched.core.progress import RunProgress
-from rollout_sched.core.requests import Requests
-from rollout_sched.core.roles import Freshness
-from rollout_sched.core.sample_buffer import SampleBuffer
-from rollout_sched.core.serials import Serials
-from rollout_sched.core.sessions import Sessions
-from rollout_sched.core.siblings import DirectSiblings
-from rollout_sched.core.updater import WeightUpdater
-from rollout_sched.core.verification import Verification
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.work import Work
 
 #: A request that was stopped so often by somebody else is given up. A trainer that drives the
 #: weights around us may stop a long one once for each of its steps.
@@ -65,28 +50,17 @@ MOST_UNASKED_ABORTS = 60
 class TrainerEvents:
     """What the trainer says."""
 
-    def __init__(
-        self,
-        groups: Groups,
-        samples: SampleBuffer,
-        outcomes: GroupOutcomes,
-        progress: RunProgress,
-        updater: WeightUpdater,
-        lender: Lender,
-        freshness: Freshness,
-        serials: Serials,
-        history: LengthHistory | None,
-    ) -> None:
-        self._groups = groups
-        self._samples = samples
-        self._outcomes = outcomes
-        self._progress = progress
-        self._updater = updater
-        self._lender = lender
-        self._freshness = freshness
-        self._masks = bool(getattr(freshness, "masks", False))
-        self._serials = serials
-        self._history = history
+    def __init__(self, roles: Roles, books: Books, work: Work, decider: Decider) -> None:
+        self._groups = books.groups
+        self._samples = books.sample_buffer
+        self._outcomes = work.group_outcomes
+        self._progress = books.progress
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._freshness = roles.freshness
+        self._masks = roles.masks
+        self._serials = books.serials
+        self._history = books.prompt_lengths
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
         history = self._history
@@ -132,21 +106,13 @@ class TrainerEvents:
 class ClientEvents:
     """What clients say that wait for one response each."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        siblings: DirectSiblings,
-        outcomes: Outcomes,
-        sessions: Sessions,
-        fleet: Fleet,
-        anomalies: Counter[str],
-    ) -> None:
-        self._requests = requests
-        self._siblings = siblings
-        self._outcomes = outcomes
-        self._sessions = sessions
-        self._fleet = fleet
-        self._anomalies = anomalies
+    def __init__(self, books: Books, work: Work) -> None:
+        self._requests = work.requests
+        self._siblings = books.siblings
+        self._outcomes = work.outcomes
+        self._sessions = books.sessions
+        self._fleet = books.fleet
+        self._anomalies = books.anomalies
 
     def request_submitted(self, event: RequestSubmitted, now: float) -> None:
         siblings = self._siblings.join(event.group, event.prompt_tokens, event.max_tokens)
@@ -183,28 +149,16 @@ class ClientEvents:
 class InstanceEvents:
     """What instances say, and what is noticed of them."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        updater: WeightUpdater,
-        lender: Lender,
-        ledger: AttemptLedger,
-        requests: Requests,
-        outcomes: Outcomes,
-        progress: RunProgress,
-        backoff: Backoff,
-        anomalies: Counter[str],
-        out: list[Action],
-    ) -> None:
-        self._fleet = fleet
-        self._updater = updater
-        self._lender = lender
-        self._ledger = ledger
-        self._requests = requests
-        self._outcomes = outcomes
-        self._progress = progress
-        self._backoff = backoff
-        self._anomalies = anomalies
+    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
+        self._fleet = books.fleet
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._ledger = work.ledger
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._progress = books.progress
+        self._backoff = work.backoff
+        self._anomalies = books.anomalies
         self._out = out
 
     def joined(self, event: InstanceJoined, now: float) -> None:
@@ -314,37 +268,19 @@ class InstanceEvents:
 
 
 class AttemptEvents:
-    """What becomes of attempts.
+    """What becomes of attempts."""
 
-    `max_failures`: a request that failed so often in a row is given up.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        updater: WeightUpdater,
-        lender: Lender,
-        ledger: AttemptLedger,
-        requests: Requests,
-        outcomes: Outcomes,
-        verification: Verification,
-        progress: RunProgress,
-        backoff: Backoff,
-        anomalies: Counter[str],
-        out: list[Action],
-        max_failures: int,
-    ) -> None:
-        self.max_failures = max_failures
-        self._fleet = fleet
-        self._updater = updater
-        self._lender = lender
-        self._ledger = ledger
-        self._requests = requests
-        self._outcomes = outcomes
-        self._verification = verification
-        self._progress = progress
-        self._backoff = backoff
-        self._anomalies = anomalies
+    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
+        self._fleet = books.fleet
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._ledger = work.ledger
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._verification = work.verification
+        self._progress = books.progress
+        self._backoff = work.backoff
+        self._anomalies = books.anomalies
         self._out = out
 
     def tokens_arrived(self, event: TokensArrived, now: float) -> None:
@@ -468,7 +404,7 @@ class AttemptEvents:
         request = attempt.request
         if event.blame == "unclear":
             blame.suspect(request, attempt.instance)
-        if event.blame == "request" or request.failures >= self.max_failures:
+        if event.blame == "request" or request.failures >= self._outcomes.max_failures:
             self._outcomes.give_up(request)
             return
         if event.blame == "unclear" and not self._may_try_elsewhere(request):

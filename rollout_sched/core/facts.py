@@ -79,7 +79,7 @@ class FactRecorder:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._touched: dict[Group, None] = {}
-        scheduler.groups.touched = self._touched
+        scheduler.books.groups.touched = self._touched
         self._prompts: dict[str, None] = {}
         self._delivered: list[Deliver] = []
         self._recent_changed = False
@@ -114,7 +114,7 @@ class FactRecorder:
             groups,
             gone,
             self._prompt_facts(),
-            tuple(self._scheduler.progress.recent) if self._recent_changed else None,
+            tuple(self._scheduler.books.progress.recent) if self._recent_changed else None,
             tuple(self._delivered),
         )
         self._delivered.clear()
@@ -123,7 +123,7 @@ class FactRecorder:
 
     def _touch_group_of(self, name: str) -> None:
         """What has ended since has moved its group, or was none of a group's."""
-        request = self._scheduler.requests.get(name)
+        request = self._scheduler.work.requests.get(name)
         if request is not None and request.group is not None:
             self._touched[request.group] = None
 
@@ -135,13 +135,13 @@ class FactRecorder:
                 here.append(group_facts(group, self._scheduler))
                 continue
             self._prompts[group.prompt] = None
-            if group.id not in self._scheduler.groups:  # else it has been submitted anew
+            if group.id not in self._scheduler.books.groups:  # else it has been submitted anew
                 gone.append(group.id)
         self._touched.clear()
         return tuple(here), tuple(gone)
 
     def _prompt_facts(self) -> tuple[PromptFacts, ...]:
-        lengths = self._scheduler.prompt_lengths
+        lengths = self._scheduler.books.prompt_lengths
         prompts, self._prompts = list(self._prompts), {}
         if lengths is None:
             return ()

@@ -21,7 +21,7 @@ def check(scheduler: Scheduler) -> None:
 
 
 def _check_instances(scheduler: Scheduler) -> None:
-    fleet = scheduler.fleet
+    fleet = scheduler.books.fleet
     attempts = {}
     for instance in fleet.instances.values():
         attempts.update(instance.attempts)
@@ -48,7 +48,7 @@ def _check_instances(scheduler: Scheduler) -> None:
 
 
 def _check_requests(scheduler: Scheduler) -> None:
-    requests = scheduler.requests
+    requests = scheduler.work.requests
     for request in requests:
         state = request.state
         assert requests.get(request.id) is request
@@ -68,7 +68,11 @@ def _check_requests(scheduler: Scheduler) -> None:
 
 
 def _check_groups(scheduler: Scheduler) -> None:
-    groups, buffer, requests = scheduler.groups, scheduler.sample_buffer, scheduler.requests
+    groups, buffer, requests = (
+        scheduler.books.groups,
+        scheduler.books.sample_buffer,
+        scheduler.work.requests,
+    )
     started = listed = 0
     for group in groups:
         started += group in buffer
@@ -89,20 +93,20 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
     complete = groups.count(GroupState.COMPLETE)
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
-    window, fresh = scheduler.selection_window.left, groups.count(GroupState.FRESH)
+    window, fresh = scheduler.books.selection_window.left, groups.count(GroupState.FRESH)
     assert 0 <= window <= fresh, f"{window} groups of {fresh} fresh ones are in the window"
     assert started == buffer.started, f"{started} started groups, counted {buffer.started}"
     direct = [request for request in requests if request.group is None]
     assert listed + len(direct) == len(requests), "a request belongs to no group"
     for request in direct:
         assert request in request.siblings.requests, f"{request!r} is not among its siblings"
-    for siblings in scheduler.siblings.values():
+    for siblings in scheduler.books.siblings.values():
         assert siblings.requests, f"{siblings!r} is empty but kept"
         assert all(requests.get(r.id) is r for r in siblings.requests), f"{siblings!r}"
 
 
 def _check_budgets(scheduler: Scheduler) -> None:
-    groups, progress = scheduler.groups, scheduler.progress
+    groups, progress = scheduler.books.groups, scheduler.books.progress
     for group in groups.of(GroupState.ACTIVE):
         assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
     for group in groups.of(GroupState.SPENT):
@@ -118,7 +122,7 @@ def _can_go_on(request: Request) -> bool:
 
 def _is_draft(scheduler: Scheduler, request: Request) -> bool:
     """Whether it will be verified before it goes on, or is about to be."""
-    if not scheduler.verification.on:
+    if not scheduler.work.verification.on:
         return False
     attempt = request.attempt
     if attempt is not None:
@@ -127,8 +131,8 @@ def _is_draft(scheduler: Scheduler, request: Request) -> bool:
 
 
 def _check_no_idle_capacity(scheduler: Scheduler) -> None:
-    waiting, fleet = scheduler.requests.waiting, scheduler.fleet
-    if scheduler.gathering.expected:
+    waiting, fleet = scheduler.work.requests.waiting, scheduler.books.fleet
+    if scheduler.decider.gathering.expected:
         return
     first = waiting.first()
     held_back = fleet.sessions.bound is not None and not fleet.sessions.taking

@@ -22,7 +22,8 @@ from rollout_sched.core.verification import Verification
 class Outcomes:
     """Moves requests on when an attempt, a turn or a rest is over.
 
-    groups  what becomes of theirs
+    groups        what becomes of theirs
+    max_failures  a request that failed so often in a row is given up
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class Outcomes:
         siblings: DirectSiblings,
         finished: FinishedSamples,
         verification: Verification,
+        max_failures: int,
         out: list[Action],
     ) -> None:
         self.groups = groups
+        self.max_failures = max_failures
         self._budgeted = groups.budgeted
         self._fleet = fleet
         self._requests = requests

@@ -10,26 +10,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from rollout_sched.core.books import Books
+from rollout_sched.core.decider import Decider
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Restored
-from rollout_sched.core.finished_samples import FinishedSamples
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.gathering import Gathering
-from rollout_sched.core.groups import COMPLETE, JUDGING, Groups
-from rollout_sched.core.length_history import LengthHistory, PromptLengths
+from rollout_sched.core.groups import COMPLETE, JUDGING
+from rollout_sched.core.length_history import PromptLengths
 from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
-from rollout_sched.core.migrator import Migrator
 from rollout_sched.core.model import Group, GroupState, Request, RequestState, Siblings
-from rollout_sched.core.outcomes import Outcomes
-from rollout_sched.core.progress import RunProgress
-from rollout_sched.core.requests import Requests
 from rollout_sched.core.run_state import GroupFacts, RequestFacts, RequestStands, RunState
-from rollout_sched.core.sample_buffer import SampleBuffer
-from rollout_sched.core.selection_window import SelectionWindow
-from rollout_sched.core.serials import Serials
 from rollout_sched.core.tuning import Tuning
-from rollout_sched.core.updater import WeightUpdater
-from rollout_sched.core.verification import Verification
+from rollout_sched.core.work import Work
 
 #: Who waited or was in flight is as one whose attempt has just ended.
 _STATES: Final[dict[RequestStands, RequestState]] = {
@@ -43,39 +34,22 @@ _STATES: Final[dict[RequestStands, RequestState]] = {
 class Restorer:
     """Puts the facts of a run back into the books."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        groups: Groups,
-        requests: Requests,
-        outcomes: Outcomes,
-        samples: SampleBuffer,
-        finished: FinishedSamples,
-        progress: RunProgress,
-        updater: WeightUpdater,
-        verification: Verification,
-        window: SelectionWindow,
-        migrator: Migrator,
-        gathering: Gathering,
-        tuning: Tuning,
-        serials: Serials,
-        lengths: LengthHistory | None,
-    ) -> None:
-        self._fleet = fleet
-        self._groups = groups
-        self._requests = requests
-        self._outcomes = outcomes
-        self._samples = samples
-        self._finished = finished
-        self._progress = progress
-        self._updater = updater
-        self._verification = verification
-        self._window = window
-        self._migrator = migrator
-        self._gathering = gathering
+    def __init__(self, books: Books, work: Work, decider: Decider, tuning: Tuning) -> None:
+        self._fleet = books.fleet
+        self._groups = books.groups
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._samples = books.sample_buffer
+        self._finished = work.finished
+        self._progress = books.progress
+        self._updater = decider.updater
+        self._verification = work.verification
+        self._window = books.selection_window
+        self._migrator = decider.migrator
+        self._gathering = decider.gathering
         self._tuning = tuning
-        self._serials = serials
-        self._lengths = lengths
+        self._serials = books.serials
+        self._lengths = books.prompt_lengths
 
     def restored(self, event: Restored, now: float) -> None:
         state = event.state

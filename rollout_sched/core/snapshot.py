@@ -32,22 +32,26 @@ _STANDS: Final[dict[GroupState, GroupStands]] = {
 
 def state_of(scheduler: Scheduler, now: float) -> RunState:
     """All facts of a scheduler whose last event was at `now`. O(everything)."""
-    lengths = scheduler.prompt_lengths
+    lengths = scheduler.books.prompt_lengths
     return RunState(
         run_facts(scheduler, now),
-        tuple([group_facts(group, scheduler) for group in scheduler.groups]),
+        tuple([group_facts(group, scheduler) for group in scheduler.books.groups]),
         () if lengths is None else tuple([prompt_facts(name, lengths) for name in lengths]),
-        tuple(scheduler.progress.recent),
+        tuple(scheduler.books.progress.recent),
     )
 
 
 def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
-    progress, fleet, verification = scheduler.progress, scheduler.fleet, scheduler.verification
+    progress, fleet, verification = (
+        scheduler.books.progress,
+        scheduler.books.fleet,
+        scheduler.work.verification,
+    )
     staying = sum([not instance.leaving for instance in fleet.instances.values()])
     return RunFacts(
         now,
         progress.version,
-        scheduler.updater.loads,
+        scheduler.decider.updater.loads,
         progress.closed,
         progress.trainer_waiting,
         progress.takes_parts,
@@ -58,14 +62,14 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         progress.in_batch,
         progress.whole_at,
         progress.round,
-        scheduler.selection_window.left,
-        scheduler.serials.last,
+        scheduler.books.selection_window.left,
+        scheduler.books.serials.last,
         fleet.dispatched,
-        max(staying, scheduler.gathering.expected),
+        max(staying, scheduler.decider.gathering.expected),
         fleet.kv.most,
         verification.tested,
         verification.rejected,
-        scheduler.tuning.told,
+        scheduler.view.tuned,
         progress.lost,
     )
 
@@ -77,7 +81,7 @@ def prompt_facts(prompt: str, lengths: LengthHistory) -> PromptFacts:
 
 def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
     """Of a group that is here."""
-    siblings, lengths = group.siblings, scheduler.prompt_lengths
+    siblings, lengths = group.siblings, scheduler.books.prompt_lengths
     history: tuple[tuple[int, ...], ...] = ()
     if siblings.history is not None and lengths is not None and siblings.prompt not in lengths:
         history = siblings.history.deliveries
@@ -91,7 +95,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         siblings.expected_tokens,
         history,
         _STANDS[group.state],
-        group in scheduler.sample_buffer,
+        group in scheduler.books.sample_buffer,
         group.oldest_version,
         group.launch_place,
         group.launch_size,

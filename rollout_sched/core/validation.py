@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
-    if event.group in scheduler.groups:
+    if event.group in scheduler.books.groups:
         raise CallerError(f"group {event.group!r} is already here; give each group its own id")
     if event.samples < 1 or event.max_tokens < 1 or event.prompt_tokens < 1:
         raise CallerError(
@@ -35,14 +35,14 @@ def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
             f"group {event.group!r}: lengths of responses in history and expected_tokens cannot "
             f"be negative; leave out what is not known"
         )
-    if scheduler.progress.closed:
+    if scheduler.books.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"group {event.group!r}", needed, scheduler.fleet.kv.largest)
+    _check_fits(f"group {event.group!r}", needed, scheduler.books.fleet.kv.largest)
 
 
 def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
-    if event.request in scheduler.requests:
+    if event.request in scheduler.work.requests:
         raise CallerError(f"request {event.request!r} is already here; ids are used once")
     if event.prompt_tokens < 1 or event.max_tokens < 1:
         raise CallerError(
@@ -56,11 +56,11 @@ def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
             f"{event.max_tokens}"
         )
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"request {event.request!r}", needed, scheduler.fleet.kv.largest)
+    _check_fits(f"request {event.request!r}", needed, scheduler.books.fleet.kv.largest)
 
 
 def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
-    name, newest = event.instance, scheduler.progress.version
+    name, newest = event.instance, scheduler.books.progress.version
     if event.slots < 1 or event.kv_tokens < 1:
         raise CallerError(
             f"instance {name!r}: slots and kv_tokens must be at least 1, "
@@ -71,24 +71,24 @@ def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
             f"instance {name!r} joined with version {event.version}, but the trainer is at "
             f"{newest}; start the scheduler with version={event.version}, or reload it"
         )
-    if event.version < newest and not scheduler.updater.loads:
+    if event.version < newest and not scheduler.decider.updater.loads:
         raise CallerError(
             f"instance {name!r} joined with version {event.version}, but the trainer brings "
             f"{newest} to the instances itself: it may join once it has that"
         )
-    others = [i.kv_tokens for i in scheduler.fleet.instances.values() if i.id != name]
-    largest = max(scheduler.groups, key=lambda group: group.tokens, default=None)
+    others = [i.kv_tokens for i in scheduler.books.fleet.instances.values() if i.id != name]
+    largest = max(scheduler.books.groups, key=lambda group: group.tokens, default=None)
     if largest is not None:
         room = max([event.kv_tokens, *others])
         _check_fits(f"group {largest.id!r}", largest.tokens, room)
 
 
 def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
-    newest = scheduler.progress.version
-    told_how = event.version == newest and event.loads and not scheduler.updater.loads
+    newest = scheduler.books.progress.version
+    told_how = event.version == newest and event.loads and not scheduler.decider.updater.loads
     if event.version <= newest and not told_how:
         raise CallerError(f"version {event.version} was published after {newest}; versions grow")
-    progress = scheduler.progress
+    progress = scheduler.books.progress
     if progress.in_batch and event.loads:
         raise CallerError(
             f"version {event.version} was published while batch {progress.batches} is delivered in "
@@ -97,10 +97,14 @@ def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
 
 
 def _restored(scheduler: Scheduler, event: Restored) -> None:
-    begun = scheduler.progress.dirty or scheduler.serials.last or scheduler.fleet.instances
-    if begun or scheduler.progress.trainer_waiting or scheduler.progress.closed:
+    begun = (
+        scheduler.books.progress.dirty
+        or scheduler.books.serials.last
+        or scheduler.books.fleet.instances
+    )
+    if begun or scheduler.books.progress.trainer_waiting or scheduler.books.progress.closed:
         raise CallerError("only a scheduler that has not begun can be restored; make a new one")
-    here, wanted = event.state.run.in_batch, scheduler.progress.prompts_per_step
+    here, wanted = event.state.run.in_batch, scheduler.books.progress.prompts_per_step
     if here >= wanted:
         raise CallerError(
             f"{here} groups of the present batch were delivered before, but one is to have "

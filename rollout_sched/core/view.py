@@ -8,18 +8,14 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.finished_samples import FinishedSamples
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import Groups
+from rollout_sched.core.books import Books
 from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING
 from rollout_sched.core.model import GroupState, Instance
-from rollout_sched.core.progress import RunProgress
-from rollout_sched.core.requests import Requests
-from rollout_sched.core.roles import Progress
+from rollout_sched.core.roles import Progress, Roles
 from rollout_sched.core.samples import DeliveredSample
-from rollout_sched.core.sessions import Sessions
 from rollout_sched.core.tuning import Parameters, Tuning
 from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.work import Work
 
 
 class RunView(Progress, Protocol):
@@ -35,39 +31,25 @@ class RunView(Progress, Protocol):
 class SchedulerView:
     """A scheduler as drivers, gateways and metrics see it. It always shows the present.
 
-    `keeps_partial`: whether who was interrupted goes on from its tokens. `leniency`: of the test of
-    drafts (see `core.verification`); None where nothing is verified. `keeps_sessions`: whether it
-    means anything to name a session.
+    anomalies       what the world said that cannot be true or came too late, by kind
+    keeps_partial   whether who was interrupted goes on from its tokens
+    leniency        of the test of drafts (see `core.verification`); None: nothing is verified
+    keeps_sessions  whether it means anything to name a session
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        groups: Groups,
-        requests: Requests,
-        progress: RunProgress,
-        sessions: Sessions,
-        anomalies: Mapping[str, int],
-        updater: WeightUpdater,
-        finished: FinishedSamples,
-        *,
-        tuning: Tuning,
-        keeps_partial: bool,
-        leniency: float | None,
-        keeps_sessions: bool,
+        self, roles: Roles, books: Books, work: Work, updater: WeightUpdater, tuning: Tuning
     ) -> None:
-        self._tuning = tuning
-        self.keeps_partial = keeps_partial
-        self.leniency = leniency
-        self.keeps_sessions = keeps_sessions
-        self.anomalies = anomalies
-        self._fleet = fleet
-        self._groups = groups
-        self._requests = requests
-        self._progress = progress
-        self._sessions = sessions
+        self.keeps_partial = roles.interruption.keeps_partial
+        self.leniency = roles.leniency
+        self.keeps_sessions = roles.keeps_sessions
+        self.anomalies: Mapping[str, int] = books.anomalies
+        self._books = books
+        self._fleet = books.fleet
+        self._requests = work.requests
+        self._finished = work.finished
         self._updater = updater
-        self._finished = finished
+        self._tuning = tuning
 
     @property
     def tuned(self) -> Parameters:
@@ -76,7 +58,7 @@ class SchedulerView:
 
     @property
     def run(self) -> RunView:
-        return self._progress
+        return self._books.progress
 
     @property
     def loads_newest(self) -> bool:
@@ -100,7 +82,7 @@ class SchedulerView:
 
     def groups(self, state: GroupState) -> int:
         """How many groups are in a state."""
-        return self._groups.count(state)
+        return self._books.groups.count(state)
 
     @property
     def instances(self) -> Collection[Instance]:
@@ -159,18 +141,18 @@ class SchedulerView:
 
     def is_judged(self, group: str, judgement: int) -> bool:
         """Whether the answer to the Judge with this number is waited for."""
-        found = self._groups.get(group)
+        found = self._books.groups.get(group)
         return found is not None and found.judgement == judgement != 0
 
     @property
     def sessions(self) -> int:
         """Sessions of clients whose last instance is known."""
-        return len(self._sessions)
+        return len(self._books.sessions)
 
     @property
     def session_moves(self) -> int:
         """Requests of a session that were sent elsewhere than the one before."""
-        return self._sessions.moves
+        return self._books.sessions.moves
 
     def knows_session(self, session: str) -> bool:
-        return self._sessions.last_instance(session) is not None
+        return self._books.sessions.last_instance(session) is not None

@@ -144,7 +144,7 @@ class EventPump:
                 self._carry_out[type(action)](action)
         except Exception as error:
             self.fail(error)
-        anomalies = self.scheduler.anomalies
+        anomalies = self.scheduler.view.anomalies
         if anomalies and sum(anomalies.values()) != self._anomalies:
             self._anomalies = sum(anomalies.values())
             log.warning("%s does not fit what is known: %s", _named(event), dict(anomalies))

@@ -78,7 +78,7 @@ class ClosedLoop:
         self._inbox: deque[Event] = deque()
         self._telling = False
         self._queue = queue = EventQueue()
-        drift = scenario.policy_drift if scheduler.verification.on else None
+        drift = scenario.policy_drift if scheduler.work.verification.on else None
         self._attempts = attempts = SimAttempts(workload, drift, self._is_stopping)
         self._links: SimLinks | None = None
         tell: Callable[[Event], None] = self._tell
@@ -135,7 +135,7 @@ class ClosedLoop:
     def anomalies(self) -> dict[str, int]:
         """Of all schedulers there have been."""
         earlier = Counter[str]() if self._restarts is None else self._restarts.anomalies
-        return dict(self.scheduler.anomalies + earlier)
+        return dict(Counter(self.scheduler.view.anomalies) + earlier)
 
     def _standstill(self) -> Exception:
         at = (

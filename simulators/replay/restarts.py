@@ -33,7 +33,7 @@ class Restarts:
         changes = self._recorder.changes()
         if changes is not None:
             self._folded.add(changes)
-        self.anomalies.update(self._scheduler.anomalies)
+        self.anomalies.update(self._scheduler.view.anomalies)
         event = Restored(self._folded.state)
         self._scheduler = scheduler = self._make()
         self._recorder, self._folded = FactRecorder(scheduler), FoldedFacts()

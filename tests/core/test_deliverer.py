@@ -81,7 +81,7 @@ class TestStaleness:
             Interrupt("a/1", 2, "i0"),
             Interrupt("b/0", 3, "i0"),
         ]
-        for group in told.scheduler.groups:
+        for group in told.scheduler.books.groups:
             assert group.oldest_version is None
         assert told(RequestInterrupted("a/1", 2, 9)) == [thrown("a/1", 9, "stale", attempt=2)]
         assert told(RequestInterrupted("b/0", 3, 0)) == [UpdateWeights("i0", 1)]
@@ -113,7 +113,7 @@ class TestStaleness:
         assert dispatched(told(WeightsUpdated("i1", 2))) == ["a/0", "b/0"]
         samples: list[DeliveredSample] = []
         for _ in range(5):
-            attempt = next(iter(told.scheduler.fleet.attempts.values()), None)
+            attempt = next(iter(told.scheduler.books.fleet.attempts.values()), None)
             if attempt is None:
                 break
             name, draft = attempt.request.id, attempt.draft_tokens
@@ -128,12 +128,12 @@ class TestStaleness:
         told = Told(2, batching="fully_async", freshness=bounded)
         told.submit("a")
         told(RequestFinished("a/0", 1, 5))
-        assert told.scheduler.progress.complete == 1
+        assert told.scheduler.books.progress.complete == 1
         assert told(WeightsPublished(1)) == [
             thrown("a/0", 5, "stale"),
             UpdateWeights("i0", 1),
         ]
-        assert told.scheduler.progress.complete == 0
+        assert told.scheduler.books.progress.complete == 0
 
     def test_young_enough_is_delivered_with_its_age(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1, "when_stale": "drop"}
@@ -150,9 +150,9 @@ class TestStaleness:
         told.submit("a", "b")
         assert told.running == ["a/0"]
         told(WeightsPublished(1))
-        assert told.scheduler.progress.active == 0, "what is made now would be too old"
+        assert told.scheduler.books.progress.active == 0, "what is made now would be too old"
         told(RequestInterrupted("a/0", 1, 3))
-        assert (told.scheduler.progress.active, told.scheduler.progress.fresh) == (1, 1)
+        assert (told.scheduler.books.progress.active, told.scheduler.books.progress.fresh) == (1, 1)
 
     def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
         retain = {"use": "partial", "kv": "retain"}
@@ -249,7 +249,7 @@ class TestLastBatch:
         told = Told()
         told(SubmissionsClosed())
         assert told(BatchRequested()) == []
-        assert told.scheduler.progress.trainer_waiting
+        assert told.scheduler.books.progress.trainer_waiting
 
 
 def test_a_batch_of_more_than_there_is() -> None:

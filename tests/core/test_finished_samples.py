@@ -23,15 +23,15 @@ def finished(**roles: object) -> Told:
 def test_a_sample_is_as_old_as_the_trainer_has_come() -> None:
     told = finished(freshness="unbounded")
     first = told.request("a/0")
-    assert told.scheduler.finished.of(first).staleness == 0
+    assert told.scheduler.work.finished.of(first).staleness == 0
     told(WeightsPublished(2))
-    assert told.scheduler.finished.of(first).staleness == 2
+    assert told.scheduler.work.finished.of(first).staleness == 2
 
 
 def test_what_is_too_old_of_it_is_masked() -> None:
     told = finished(freshness={"max_staleness": 1, "when_stale": "mask"})
     told(WeightsPublished(2))
-    sample = told.scheduler.finished.of(told.request("a/0"))
+    sample = told.scheduler.work.finished.of(told.request("a/0"))
     assert (sample.masked_tokens, sample.staleness) == (7, 0)
     assert [segment.masked for segment in sample.segments] == [True]
 
@@ -39,7 +39,7 @@ def test_what_is_too_old_of_it_is_masked() -> None:
 def test_each_question_has_a_number_of_its_own() -> None:
     told = finished(freshness="unbounded")
     (asked,) = (a for a in told(RequestFinished("a/1", 2, 3)) if isinstance(a, Judge))
-    group = told.scheduler.groups["a"]
+    group = told.scheduler.books.groups["a"]
     assert group.judgement == asked.judgement > 0
-    told.scheduler.finished.judge(group)
+    told.scheduler.work.finished.judge(group)
     assert group.judgement > asked.judgement

@@ -66,7 +66,7 @@ def test_nobody_is_waited_for_too_long() -> None:
 def test_it_is_over_once_and_for_all() -> None:
     told = restarted()
     told(joined("a"), joined("b"), InstanceLost("b"))
-    assert told.scheduler.gathering.expected == 0
+    assert told.scheduler.decider.gathering.expected == 0
     assert len(told.running) == 8
 
 

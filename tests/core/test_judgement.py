@@ -80,7 +80,7 @@ class TestAnswers:
         lost, *_ = told(GroupJudged("a", asked.judgement, verdict))
         assert lost == thrown("a/0", 7, verdict, ends=True)
         assert told.running == ["b/0"], "by exactly one more"
-        assert "a" not in told.scheduler.groups
+        assert "a" not in told.scheduler.books.groups
 
     def test_an_answer_to_an_earlier_question_is_none(self) -> None:
         told = Told()
@@ -121,7 +121,7 @@ class TestAge:
         asked = whole(told)
         other = whole(told, "b", 2)
         told(GroupJudged("b", other.judgement, "kept"))
-        assert told.scheduler.groups["a"].state is GroupState.JUDGING
+        assert told.scheduler.books.groups["a"].state is GroupState.JUDGING
         told(GroupJudged("a", asked.judgement, "kept"))
         (delivered,) = told(BatchRequested())
         assert isinstance(delivered, Deliver)
@@ -159,8 +159,8 @@ def test_who_finishes_too_late_for_its_round_is_judged_all_the_same() -> None:
     told(*judged("a", "b"), BatchRequested())
     other = whole(told, "b", 2)
     told(GroupJudged("b", other.judgement, "kept"))
-    assert told.scheduler.groups["a"].state is GroupState.DEFERRED
+    assert told.scheduler.books.groups["a"].state is GroupState.DEFERRED
     asked = whole(told)
-    assert told.scheduler.groups["a"].state is GroupState.JUDGING
+    assert told.scheduler.books.groups["a"].state is GroupState.JUDGING
     assert not [a for a in told(GroupJudged("a", asked.judgement, "kept")) if type(a) is Discard]
-    assert told.scheduler.groups["a"].state is GroupState.COMPLETE
+    assert told.scheduler.books.groups["a"].state is GroupState.COMPLETE

@@ -35,10 +35,10 @@ class TestSelection:
             attempt = told.request(request).attempt
             assert attempt is not None
             told(RequestFinished(request, attempt.id, 5))
-        attempts = [a for a in told.scheduler.fleet.attempts.values() if a.abandoned]
+        attempts = [a for a in told.scheduler.books.fleet.attempts.values() if a.abandoned]
         for attempt in attempts:
             told(RequestInterrupted(attempt.request.id, attempt.id, 1))
-        version = told.scheduler.progress.version + 1
+        version = told.scheduler.books.progress.version + 1
         told(WeightsPublished(version), WeightsUpdated("i0", version), BatchRequested())
         return sorted(told.running)
 
@@ -60,6 +60,6 @@ def test_groups_know_their_place_among_those_launched_with_them() -> None:
     told(BatchRequested())
 
     def places() -> list[tuple[str, int, int]]:
-        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.groups]
+        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.books.groups]
 
     assert places() == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3), ("d", 0, 1)]

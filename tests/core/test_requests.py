@@ -16,7 +16,7 @@ def told() -> Told:
 
 
 def test_who_is_parked_waits_no_more_and_who_waits_is_not_parked() -> None:
-    requests, request = told().scheduler.requests, None
+    requests, request = told().scheduler.work.requests, None
     request = requests["d2"]
     requests.park(request)
     assert request.state is RequestState.PARKED
@@ -29,7 +29,7 @@ def test_who_is_parked_waits_no_more_and_who_waits_is_not_parked() -> None:
 
 def test_an_end_takes_it_out_of_every_book() -> None:
     here = told()
-    requests, out = here.scheduler.requests, here.scheduler._out
+    requests, out = here.scheduler.work.requests, here.scheduler._out
     requests.end(requests["d2"], "withdrawn")
     requests.end(requests["d1"], "withdrawn")
     assert out == [
@@ -38,18 +38,18 @@ def test_an_end_takes_it_out_of_every_book() -> None:
         thrown("d1", 0, "withdrawn", ends=True),
     ]
     assert len(requests) == len(requests.waiting) == 0
-    assert here.scheduler.fleet.attempts[1].abandoned == "withdrawn"
+    assert here.scheduler.books.fleet.attempts[1].abandoned == "withdrawn"
 
 
 def test_starting_over_forgets_all_that_was_made() -> None:
     here = Told(interruption={"use": "partial", "segment_tokens": 7})
     here.submit("a")
     scheduler = here.scheduler
-    group = scheduler.groups["a"]
-    scheduler.outcomes.launch(group, 1.0)
+    group = scheduler.books.groups["a"]
+    scheduler.work.outcomes.launch(group, 1.0)
     (request,) = group.requests
     request.response_tokens, request.context_tokens = 7, PROMPT + 7
-    scheduler.requests.start_over(request, "stale")
+    scheduler.work.requests.start_over(request, "stale")
     assert (request.response_tokens, request.context_tokens, request.segments) == (0, PROMPT, ())
     assert request.state is RequestState.PARKED
     assert scheduler._out == [thrown("a/0", 7, "stale")]
@@ -57,9 +57,9 @@ def test_starting_over_forgets_all_that_was_made() -> None:
 
 def test_room_is_what_the_largest_instance_leaves_beside_the_context() -> None:
     here = told()
-    request, requests = here.request("d2"), here.scheduler.requests
+    request, requests = here.request("d2"), here.scheduler.work.requests
     assert requests.room_for(request) == LIMIT
-    request.context_tokens = here.scheduler.fleet.kv.most - 3
+    request.context_tokens = here.scheduler.books.fleet.kv.most - 3
     assert requests.room_for(request) == 3
     request.context_tokens += 10
     assert requests.room_for(request) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -45,8 +45,6 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.core.groups import DEFERRED
 from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Segment
-from rollout_sched.core.roles import Progress
-from rollout_sched.core.rounds import Launch
 from rollout_sched.core.scheduler import Scheduler
 from tests.core.told import (
     BIG,
@@ -61,7 +59,6 @@ from tests.core.told import (
     sent,
     tail,
     thrown,
-    with_roles,
 )
 from tests.helpers import fields_of
 
@@ -100,8 +97,8 @@ class TestSyncStep:
                 ),
             )
         ]
-        assert not told.scheduler.requests
-        assert not told.scheduler.groups
+        assert not told.scheduler.work.requests
+        assert not told.scheduler.books.groups
 
     def test_nothing_starts_before_the_trainer_asks(self) -> None:
         told = Told()
@@ -154,7 +151,7 @@ class TestSurplus:
             Interrupt("a/1", 2, "i0"),
             thrown("a/1", 0, "surplus", ends=True),
         ]
-        assert "a/1" not in told.scheduler.requests
+        assert "a/1" not in told.scheduler.work.requests
 
     def test_the_slot_is_free_only_when_it_has_answered(self) -> None:
         told = self.told()
@@ -309,8 +306,8 @@ class TestFailure:
             Interrupt("a/2", 3, "i0"),
             thrown("a/2", 0, "failed", ends=True),
         ]
-        assert not told.scheduler.groups
-        assert not told.scheduler.requests
+        assert not told.scheduler.books.groups
+        assert not told.scheduler.work.requests
         assert told(RequestInterrupted("a/2", 3, 6)) == [thrown("a/2", 6, "failed", attempt=3)]
 
     def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
@@ -322,7 +319,7 @@ class TestFailure:
 
     def test_too_many_failures_take_the_group_down(self) -> None:
         told = Told()
-        told.scheduler.attempt_events.max_failures = 1
+        told.scheduler.work.outcomes.max_failures = 1
         told.submit("a")
         told(BatchRequested())
         assert told(RequestFailed("a/0", 1)) == [thrown("a/0", 0, "failed", ends=True)]
@@ -404,7 +401,7 @@ class TestLostInstance:
         ]
         assert told(RequestFinished("a/0", 1, 9)) == [], "an answer from its former life"
         assert told.anomalies == {"unknown_attempt": 1}
-        assert list(told.scheduler.fleet.attempts) == [2, 3]
+        assert list(told.scheduler.books.fleet.attempts) == [2, 3]
 
     def test_one_that_rejoins_has_had_its_rest(self) -> None:
         told = Told()
@@ -545,13 +542,13 @@ class TestSegmentBudget:
         told.submit("a", "b", "c", samples=2)
         assert dispatched(told(BatchRequested())) == ["a/0", "a/1", "b/0", "b/1"]
         assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
-        assert told.scheduler.groups["a"].state is GroupState.ACTIVE, "a/1 runs"
+        assert told.scheduler.books.groups["a"].state is GroupState.ACTIVE, "a/1 runs"
         assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["c/0", "c/1"]
-        assert told.scheduler.groups["a"].state is GroupState.SPENT
+        assert told.scheduler.books.groups["a"].state is GroupState.SPENT
         told(RequestFinished("b/0", 3, 5), RequestFinished("b/1", 4, 5))
         told(RequestFinished("c/0", 5, 5))
         assert delivered(told(RequestFinished("c/1", 6, 5))) == ["b/0", "b/1", "c/0", "c/1"]
-        assert told.scheduler.groups["a"].state is DEFERRED
+        assert told.scheduler.books.groups["a"].state is DEFERRED
 
     def test_is_renewed_at_once_when_nothing_else_can_fill_the_batch(self) -> None:
         told = Told(2, interruption=BUDGET)
@@ -601,7 +598,7 @@ class TestSegmentBudget:
         while not batch:
             segments += 1
             assert segments <= 9, "a, e and f have four each, three of which are made"
-            attempt = next(iter(told.scheduler.fleet.attempts.values()))
+            attempt = next(iter(told.scheduler.books.fleet.attempts.values()))
             made = attempt.max_new_tokens
             name = attempt.request.id
             actions = told(RequestFinished(name, attempt.id, made, reason="length"))
@@ -616,7 +613,7 @@ class TestSegmentBudget:
         told(BatchRequested(), RequestInterrupted("a/0", 1, 5))
         assert told.request("a/0").rests_until
         told(RequestFinished("a/1", 2, 30, reason="length"))
-        assert told.scheduler.groups["a"].state is GroupState.ACTIVE
+        assert told.scheduler.books.groups["a"].state is GroupState.ACTIVE
         told.seconds = 100.0
         assert dispatched(told(Woke())) == ["a/0"]
 
@@ -744,7 +741,7 @@ class TestTailBatching:
             thrown("c/0", 5, "deferred"),
             Interrupt("c/1", 8, "i0"),
         ]
-        group = told.scheduler.groups["c"]
+        group = told.scheduler.books.groups["c"]
         assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
         assert [request.finish for request in group.requests] == ["", ""]
         assert (group.state, group.oldest_version, group.siblings.lengths) == (DEFERRED, None, [])
@@ -782,9 +779,9 @@ class TestPartialRollout:
             Interrupt("b/0", 2, "i0"),
         ]
         assert told(RequestInterrupted("b/0", 2, 40)) == []
-        states = {request.id: request.state for request in told.scheduler.requests}
+        states = {request.id: request.state for request in told.scheduler.work.requests}
         assert states == {"b/0": RequestState.PARKED, "c/0": RequestState.PARKED}
-        assert sum(r.response_tokens for r in told.scheduler.requests.replay_buffer) == 40
+        assert sum(r.response_tokens for r in told.scheduler.work.requests.replay_buffer) == 40
 
     def test_and_goes_on_first(self) -> None:
         told = self.told(freshness="unbounded", ordering="resumed_first")
@@ -844,9 +841,9 @@ class TestFullyAsync:
             told(BatchRequested())
             for attempt in (ever - 3, ever - 2):
                 told(RequestFinished(f"g{attempt - 1}/0", attempt, 5))
-            assert told.scheduler.progress.delivered == 2 * version
+            assert told.scheduler.books.progress.delivered == 2 * version
             told(WeightsPublished(version), InstancePaused("i0"))
-            assert told.scheduler.progress.fresh == 20 - ever
+            assert told.scheduler.books.progress.fresh == 20 - ever
             told(WeightsUpdated("i0", version))
 
     def test_the_oldest_version_in_the_fleet_sets_the_pace(self) -> None:
@@ -910,7 +907,7 @@ class TestWeightUpdate:
         told = Told(interruption={"use": "partial", "kv": kv}, **FULLY_ASYNC)
         told(WeightsPublished(1), WeightsUpdated("i0", 1))
         told.submit("a")
-        (attempt,) = told.scheduler.fleet.attempts.values()
+        (attempt,) = told.scheduler.books.fleet.attempts.values()
         assert (attempt.version, told.request("a/0").salt) == (1, 1)
 
     def test_frozen_requests_go_on_in_place(self) -> None:
@@ -999,7 +996,7 @@ class TestSpans:
         told = Told(version=3, **FULLY_ASYNC)
         told.submit("a", samples=2)
         told(RequestFinished("a/0", 1, 40, ((2, 40),)))
-        assert told.scheduler.groups["a"].oldest_version == 2
+        assert told.scheduler.books.groups["a"].oldest_version == 2
 
 
 class TestAnswersToNobody:
@@ -1021,7 +1018,7 @@ class TestAnswersToNobody:
         before = facts(told.scheduler)
         assert told(event) == []
         assert told.anomalies == {"unknown_attempt": 1}
-        told.scheduler.anomalies.clear()
+        told.scheduler.books.anomalies.clear()
         assert facts(told.scheduler) == before
 
     def test_the_same_answer_twice(self) -> None:
@@ -1149,87 +1146,20 @@ class TestCallerErrors:
         assert told.submit("a") == []
 
 
-class Counting:
-    """A batching that keeps count of how often it is asked; one group is a batch."""
-
-    stops_at_delivery = False
-
-    part_prompts = 0
-
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
-
-    def launch(self, progress: Progress) -> Launch | None:
-        self.asked["launch"] += 1
-        return Launch(fresh=progress.fresh)
-
-    def batch(self, progress: Progress) -> int:
-        self.asked["batch"] += 1
-        return min(progress.complete, 1)
-
-
-class TestWhoIsAsked:
-    """Most events are answers, so they must not ask the group-level roles for nothing."""
-
-    @pytest.fixture
-    def batching(self) -> Counting:
-        return Counting()
-
-    @pytest.fixture
-    def told(self, batching: Counting) -> Told:
-        told = with_roles(Told(instances=0, freshness="unbounded"), batching=batching)
-        told(BatchRequested(), InstanceJoined("i0", 16, BIG))
-        told.submit("a", samples=3)
-        batching.asked.clear()
-        return told
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            RequestFinished("a/0", 1, 5),
-            RequestInterrupted("a/0", 1, 5),
-            RequestFailed("a/0", 1),
-            TurnFinished("a/0", 1, 5),
-            TokensArrived("a/0", 1, 5),
-            InstanceReported("i0", 3, 0, 0.5),
-            Woke(),
-        ],
-    )
-    def test_nobody_when_no_group_completed(
-        self, told: Told, batching: Counting, answer: Event
-    ) -> None:
-        told(answer)
-        assert not batching.asked
-
-    def test_once_when_a_group_completed(self, told: Told, batching: Counting) -> None:
-        told(RequestFinished("a/0", 1, 5), RequestFinished("a/1", 2, 5))
-        assert not batching.asked
-        assert delivered(told(RequestFinished("a/2", 3, 5))) == ["a/0", "a/1", "a/2"]
-        assert batching.asked == {"batch": 1, "launch": 1}
-
-    def test_a_batch_is_asked_for_only_while_the_trainer_waits(
-        self, told: Told, batching: Counting
-    ) -> None:
-        told(*(RequestFinished(f"a/{index}", index + 1, 5) for index in range(3)))
-        batching.asked.clear()
-        told.submit("b")
-        assert batching.asked == {"launch": 1}
-
-
 class TestPrediction:
     def test_a_finished_sibling_lets_another_group_go_first(self) -> None:
         told = Told(2, slots=1, prediction="group_history", ordering="longest_first")
         told.submit("a", samples=2)
         told.submit("b")
         told(BatchRequested())
-        assert [request.id for request in told.scheduler.requests.waiting] == ["a/1", "b/0"]
+        assert [request.id for request in told.scheduler.work.requests.waiting] == ["a/1", "b/0"]
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
 
     def test_lengths_are_kept_in_order(self) -> None:
         told = Told()
         told.submit("a", samples=3)
         told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
-        assert told.scheduler.groups["a"].siblings.lengths == [5, 20]
+        assert told.scheduler.books.groups["a"].siblings.lengths == [5, 20]
 
     def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
         told = Told(slots=2, prediction="group_history", routing="least_tokens")
@@ -1249,16 +1179,16 @@ def test_nothing_is_left_behind_after_a_run() -> None:
         told.submit(f"a{step}", f"b{step}", samples=3)
         told(BatchRequested())
         while told.running:
-            attempt = next(iter(told.scheduler.fleet.attempts.values()))
+            attempt = next(iter(told.scheduler.books.fleet.attempts.values()))
             told(RequestFinished(attempt.request.id, attempt.id, 5))
     scheduler = told.scheduler
-    assert scheduler.progress.delivered == 6
-    assert not scheduler.requests
-    assert not scheduler.groups
-    assert not scheduler.fleet.attempts
-    assert not scheduler.requests.waiting
-    assert not scheduler.requests.replay_buffer
-    assert scheduler.sample_buffer.started == 0
+    assert scheduler.books.progress.delivered == 6
+    assert not scheduler.work.requests
+    assert not scheduler.books.groups
+    assert not scheduler.books.fleet.attempts
+    assert not scheduler.work.requests.waiting
+    assert not scheduler.work.requests.replay_buffer
+    assert scheduler.books.sample_buffer.started == 0
 
 
 class TestFoundByTheLaws:
@@ -1311,7 +1241,7 @@ class TestFoundByReview:
         told(RequestInterrupted("g3/0", 4, 5), WeightsPublished(2), WeightsUpdated("i", 2))
         told(BatchRequested())
         for _ in range(3):
-            oldest = min(told.scheduler.fleet.attempts.values(), key=lambda a: a.id)
+            oldest = min(told.scheduler.books.fleet.attempts.values(), key=lambda a: a.id)
             told(RequestFinished(oldest.request.id, oldest.id, 5))
         assert told.request("g3/0").state in (RequestState.WAITING, RequestState.RUNNING)
 
@@ -1332,7 +1262,7 @@ class TestFoundByReview:
 
     def test_failures_count_in_a_row(self) -> None:
         told = Told()
-        told.scheduler.attempt_events.max_failures = 2
+        told.scheduler.work.outcomes.max_failures = 2
         told.submit("a")
         told(BatchRequested(), RequestFailed("a/0", 1))
         told.seconds = 100.0

@@ -43,9 +43,9 @@ def test_who_asks_the_other_roles_asks_the_new_ones() -> None:
         )
     )
     scheduler: Any = told.scheduler
-    assert scheduler.migrator.migration is scheduler.roles.migration
-    assert scheduler.lender.lending is scheduler.roles.lending
-    assert scheduler.selection_window.selection is scheduler.roles.selection
+    assert scheduler.decider.migrator.migration is scheduler.roles.migration
+    assert scheduler.decider.lender.lending is scheduler.roles.lending
+    assert scheduler.books.selection_window.selection is scheduler.roles.selection
     assert (scheduler.roles.migration.margin, scheduler.roles.migration.most) == (9.0, 2)
     assert (scheduler.roles.lending.whole, scheduler.roles.selection.quantile) == (0.25, 0.5)
 

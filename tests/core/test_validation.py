@@ -80,11 +80,11 @@ def test_what_the_trainer_has_done_cannot_be_refused() -> None:
     told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
     told.submit("a", "b")
     told(BatchRequested(parts=True), RequestFinished("a/0", 1, 5))
-    assert told.scheduler.progress.in_batch == 1
+    assert told.scheduler.books.progress.in_batch == 1
     with pytest.raises(CallerError, match="in part"):
         told(WeightsPublished(1))
     told(WeightsPublished(1, loads=False))
-    assert told.scheduler.progress.version == 1
+    assert told.scheduler.books.progress.version == 1
 
 
 def test_who_has_older_weights_than_the_trainer_brings_itself_waits_outside() -> None:

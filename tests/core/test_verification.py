@@ -61,8 +61,8 @@ def test_a_set_back_group_goes_on_as_a_draft() -> None:
     told(BatchRequested())
     told(RequestFinished("b/0", 2, 7))
     assert told(RequestFinished("a/0", 1, 9))[1:] == [Interrupt("b/1", 3, "i0")]
-    assert told.scheduler.groups["b"].state is GroupState.DEFERRED
-    assert told.scheduler.groups["b"] not in told.scheduler.sample_buffer
+    assert told.scheduler.books.groups["b"].state is GroupState.DEFERRED
+    assert told.scheduler.books.groups["b"] not in told.scheduler.books.sample_buffer
     assert told(RequestInterrupted("b/1", 3, 4)) == []
     told.submit("c")
     told(WeightsPublished(1))
@@ -237,7 +237,7 @@ def test_a_whole_response_under_the_same_weights_spends_no_budget(whole: int) ->
     told.submit("c")
     actions = told(BatchRequested())
     if whole == 1:
-        assert told.scheduler.groups["b"].state is GroupState.ACTIVE
+        assert told.scheduler.books.groups["b"].state is GroupState.ACTIVE
         actions = told(RequestFinished("b/1", told.request("b/1").last_attempt, 2))
     assert isinstance(actions[0], Deliver)
     assert {sample.request for sample in actions[0].samples} == {"b/0", "b/1"}
@@ -258,27 +258,27 @@ class TestAges:
     def test_a_group_is_as_old_as_what_is_finished(self) -> None:
         told = self.interrupted()
         told(PrefixVerified("a/1", 3, 4))
-        assert told.scheduler.groups["a"].oldest_version == 0
+        assert told.scheduler.books.groups["a"].oldest_version == 0
 
     def test_what_waits_to_be_verified_has_no_age(self) -> None:
         told = Told(**ASYNC)
         told.submit("a")
         told(WeightsPublished(1))
         told(InstancePaused("i0"))
-        assert told.scheduler.groups["a"].oldest_version == 0
+        assert told.scheduler.books.groups["a"].oldest_version == 0
         told(RequestInterrupted("a/0", 1, 4))
-        assert told.scheduler.groups["a"].oldest_version is None
+        assert told.scheduler.books.groups["a"].oldest_version is None
         told(WeightsUpdated("i0", 1))
-        assert told.scheduler.groups["a"].oldest_version == 1
+        assert told.scheduler.books.groups["a"].oldest_version == 1
         told(PrefixVerified("a/0", 2, 2))
-        assert told.scheduler.groups["a"].oldest_version == 1
+        assert told.scheduler.books.groups["a"].oldest_version == 1
 
     def test_a_finished_sample_keeps_the_oldest_it_holds(self) -> None:
         told = self.interrupted()
         told(PrefixVerified("a/1", 3, 4))
         told(BatchRequested())
         told(RequestFinished("a/1", 3, 1))
-        assert not told.scheduler.groups
+        assert not told.scheduler.books.groups
 
 
 class TestTurns:
@@ -359,7 +359,7 @@ def test_an_instance_that_joins_late_verifies_like_any_other() -> None:
     told = second_round()
     told(InstanceJoined("i1", 8, BIG, 1))
     told(BatchRequested())
-    drafts = [a for a in told.scheduler.fleet.attempts.values() if a.draft_tokens]
+    drafts = [a for a in told.scheduler.books.fleet.attempts.values() if a.draft_tokens]
     assert sorted(attempt.draft_tokens for attempt in drafts) == [4, 7]
 
 
@@ -368,7 +368,7 @@ class TestTrimming:
         """Group a has 60 tokens of version 0, and version 1 is here."""
         told = Told(**ASYNC)
         told.submit("a")
-        verification = told.scheduler.verification
+        verification = told.scheduler.work.verification
         verification.tested, verification.rejected = tested, rejected
         told(WeightsPublished(1))
         told(InstancePaused("i0"))
@@ -400,13 +400,13 @@ class TestTrimming:
         told = self.told(0, 0)
         told(WeightsUpdated("i0", 1))
         told(PrefixVerified("a/0", 2, 25))
-        verification = told.scheduler.verification
+        verification = told.scheduler.work.verification
         assert (verification.tested, verification.rejected) == (25, 1)
 
     def test_the_further_behind_the_sooner(self) -> None:
         told = Told(**{**ASYNC, "freshness": {"use": "bounded", "max_staleness": 9}})
         told.submit("a")
-        verification = told.scheduler.verification
+        verification = told.scheduler.work.verification
         verification.tested, verification.rejected = 16 * 10, 16
         told(WeightsPublished(2))
         told(InstancePaused("i0"))

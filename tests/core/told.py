@@ -56,19 +56,19 @@ class Told:
         return self(*(GroupSubmitted(group, samples, PROMPT, LIMIT) for group in groups))
 
     def request(self, name: str) -> Request:
-        return self.scheduler.requests[name]
+        return self.scheduler.work.requests[name]
 
     def instance(self, name: str) -> Instance:
-        return self.scheduler.fleet.instances[name]
+        return self.scheduler.books.fleet.instances[name]
 
     @property
     def anomalies(self) -> dict[str, int]:
-        return dict(self.scheduler.anomalies)
+        return dict(self.scheduler.books.anomalies)
 
     @property
     def running(self) -> list[str]:
         """Requests with an attempt in flight that is still wanted, by attempt."""
-        attempts = self.scheduler.fleet.attempts.values()
+        attempts = self.scheduler.books.fleet.attempts.values()
         return [attempt.request.id for attempt in attempts if not attempt.abandoned]
 
 

@@ -158,7 +158,11 @@ async def ask(
             await client.over.wait()
         for _ in range(3):
             await asyncio.sleep(0)
-        open_ = (data_plane.calls.requests, data_plane.calls.body_bytes, len(scheduler.requests))
+        open_ = (
+            data_plane.calls.requests,
+            data_plane.calls.body_bytes,
+            len(scheduler.work.requests),
+        )
         hold("nothing is left of a call", open_ == (0, 0, 0), open_)
         hold("the scheduler is sound", driver.broken is None, driver.broken)
         scheduler.check_invariants()

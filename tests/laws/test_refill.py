@@ -108,11 +108,11 @@ class World:
     @property
     def plenty(self) -> bool:
         """Whether there are prompts to make up with."""
-        return self.scheduler.progress.fresh > 0
+        return self.scheduler.books.progress.fresh > 0
 
     def size(self) -> int | None:
         """Of what is to stay as large: the round, or what may be open while nobody publishes."""
-        progress = self.scheduler.progress
+        progress = self.scheduler.books.progress
         if self.name in ROUNDS:
             return None if progress.round is None else progress.on_the_way
         return None
@@ -199,7 +199,7 @@ class World:
         """No more prompts: all that is left comes."""
         self.tell(ev.SubmissionsClosed())
         for _ in range(20_000):
-            if not len(self.scheduler.groups):
+            if not len(self.scheduler.books.groups):
                 return
             if self.asked:
                 self.judge(0, "kept")
@@ -237,7 +237,7 @@ def test_without_rounds_as_much_is_open_as_may_be(name: str, steps: list[tuple[s
     for what, pick in steps:
         world.step(what, pick)
         if world.plenty:
-            progress, roles = world.scheduler.progress, world.scheduler.roles
+            progress, roles = world.scheduler.books.progress, world.scheduler.roles
             launch = roles.batching.launch(progress)
             asked = 0 if launch is None else launch.fresh + launch.deferred
             assert min(asked, roles.freshness.room(progress)) <= 0

@@ -152,7 +152,7 @@ def assert_lawful(ran: Watched, bound: float) -> None:
     assert whole.keys() | failed == submitted.keys()
     assert all(count == submitted[group] for group, count in whole.items())
     assert ran.loop.anomalies.keys() <= {"unknown_turn", "unknown_session"}
-    assert not ran.scheduler.requests
+    assert not ran.scheduler.work.requests
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -134,6 +134,6 @@ def test_an_answer_to_who_has_gone_goes_nowhere() -> None:
             await until(lambda: caller.heard)
             stage.fronts[0].remote.calls.withdraw(stage.request)
             await asyncio.sleep(0.01)
-            assert not stage.scheduler.anomalies
+            assert not stage.scheduler.books.anomalies
 
     run(scene)

@@ -73,7 +73,7 @@ def test_a_loss_is_told_when_all_have_said_what_their_streams_brought() -> None:
             brought = [event.tokens for event in seen if isinstance(event, TokensArrived)]
             assert sorted(brought) == [1, 2]
             assert sum(isinstance(event, InstanceLost) for event in seen) == 1
-            assert not stage.scheduler.fleet.attempts
+            assert not stage.scheduler.books.fleet.attempts
 
     run(scene)
 

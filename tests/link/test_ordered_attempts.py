@@ -38,7 +38,7 @@ def test_one_that_was_never_sent_is_interrupted_here() -> None:
             (before,) = ordered.attempts.every()
             ordered.interrupt(Interrupt(stage.request, before.dispatch.attempt, "i0"))
             assert ordered.attempts.get(before.dispatch.attempt) is None
-            assert not stage.scheduler.anomalies
+            assert not stage.scheduler.books.anomalies
             await asyncio.sleep(0.01)
             assert not stage.instance.orders
 

@@ -85,7 +85,7 @@ class Stage:
         again = make_scheduler(**self.policy)
         for now, event, actions in self.journal:
             assert again.handle(event, now) == actions, "the journal tells another story"
-        assert again.anomalies == self.scheduler.anomalies
+        assert again.view.anomalies == self.scheduler.view.anomalies
 
     def ask(self, *, max_tokens: int = 100, **other: Any) -> Client:
         client = Client(**other)
@@ -111,7 +111,7 @@ def test_who_takes_the_slot_of_one_that_broke_waits_for_a_poll_too() -> None:
             await instance.order()
             instance.mute = True
             await instance.fail(0, ConnectionBroken("connection reset"))
-            await until(lambda: stage.scheduler.fleet.attempts)
+            await until(lambda: stage.scheduler.books.fleet.attempts)
             await asyncio.sleep(0.02)
             assert len(instance.orders) == 1
             instance.mute = False
@@ -272,8 +272,8 @@ def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll(error: Excep
             await instance.order()
             instance.mute = True
             await instance.fail(0, error)
-            await until(lambda: not stage.scheduler.fleet.attempts)
-            await until(lambda: stage.scheduler.fleet.attempts)  # it has rested
+            await until(lambda: not stage.scheduler.books.fleet.attempts)
+            await until(lambda: stage.scheduler.books.fleet.attempts)  # it has rested
             await asyncio.sleep(0.02)
             assert len(instance.orders) == 1
             instance.mute = False
@@ -363,7 +363,7 @@ def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
             stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), make)
             stage.driver.tell(BatchRequested())
             await until(lambda: stage.failed)
-            assert not stage.scheduler.requests
+            assert not stage.scheduler.work.requests
 
     run(scene())
 
@@ -456,7 +456,7 @@ def test_more_tokens_than_allowed_are_cut() -> None:
             await instance.answer(0, [1, 2, 3, 4], "length")
             await until(lambda: client.sample)
             assert client.response_ids == [1, 2]
-            assert stage.scheduler.anomalies == {"tokens_out_of_range": 1}
+            assert stage.scheduler.books.anomalies == {"tokens_out_of_range": 1}
 
     run(scene())
 
@@ -519,7 +519,7 @@ def test_what_is_sent_to_an_instance_while_it_is_lost_goes_elsewhere() -> None:
             await second.answer(0, [6])
             await second.answer(1, [7])
             await until(lambda: late[0].sample)
-            assert not stage.scheduler.anomalies
+            assert not stage.scheduler.books.anomalies
 
     run(scene())
 

@@ -65,7 +65,7 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
         if type(action).__name__ == "Deliver"
     ]
     assert len(delivered) == 1
-    assert again.progress.delivered == live.driver.pump.scheduler.progress.delivered == 1
+    assert again.view.run.delivered == live.driver.pump.scheduler.books.progress.delivered == 1
 
 
 def test_what_happened_is_on_disk_before_the_end(

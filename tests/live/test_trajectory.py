@@ -76,7 +76,7 @@ def run(scene: Callable[[Stage], Awaitable[None]], **roles: Any) -> None:
         await scene(stage)
         await stage.driver.close()
         stage.scheduler.check_invariants()
-        assert not stage.scheduler.anomalies
+        assert not stage.scheduler.books.anomalies
 
     asyncio.run(asyncio.wait_for(inside(), 10))
 

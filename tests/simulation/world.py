@@ -251,8 +251,8 @@ class World:
         held = {
             "payloads": len(driver.payloads),
             "attempts": len(driver.attempts),
-            "slots": len(scheduler.fleet.attempts),
-            "requests": len(scheduler.requests),
+            "slots": len(scheduler.books.fleet.attempts),
+            "requests": len(scheduler.work.requests),
             "samples": live.trainer.open_samples,
             "on instances": sum(instance.busy for instance in self.instances),
         }

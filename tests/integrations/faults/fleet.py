@@ -64,7 +64,7 @@ class House:
 
     @property
     def anomalies(self) -> dict[str, int]:
-        return dict(self.driver.pump.scheduler.anomalies)
+        return dict(self.driver.pump.scheduler.books.anomalies)
 
     def name(self, number: int) -> str:
         return f"http://127.0.0.1:{self.clients[number].port}"
@@ -79,7 +79,7 @@ class House:
 
     async def until(self, joined: int) -> None:
         """So many instances are with us."""
-        while len(self.driver.pump.scheduler.fleet.instances) != joined:
+        while len(self.driver.pump.scheduler.books.fleet.instances) != joined:
             await asyncio.sleep(0.01)
 
     async def until_streamed(self, number: int) -> None:
@@ -136,7 +136,7 @@ async def house(
         )
         service = Service(options, lambda line: None, settings=settings)
         # An instance that failed rests until a poll has looked at it; a second is long here.
-        service.live.driver.pump.scheduler.backoff.first_s = 2 * settings.poll_s
+        service.live.driver.pump.scheduler.work.backoff.first_s = 2 * settings.poll_s
         try:
             await service.open()
             yield House(service, servers, clients)

@@ -140,7 +140,7 @@ def test_a_fault_while_drafts_are_verified(tmp_path: Path, fault: str, says: str
         ) as the:
             samples = await train(the, tmp_path, batches=1, fault=fault)
             assert_whole(samples)
-            assert not the.driver.pump.scheduler.requests
+            assert not the.driver.pump.scheduler.work.requests
             assert the.anomalies == {}
 
     run(scene())

@@ -70,7 +70,7 @@ def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
             assert (await house.ask("POST", "/rollout/v1/batches/next", body))[0] == 202
             await instance.answer(1, [6])
             # The acknowledgement of the first, sent again, is none of the second.
-            await until(lambda: not house.driver.pump.scheduler.requests)
+            await until(lambda: not house.driver.pump.scheduler.work.requests)
             _, second = await house.ask("POST", "/rollout/v1/batches/next", body)
             assert second["number"] == 1
             assert (await house.ask("POST", "/rollout/v1/batches/next", body)) == (200, second)
@@ -327,7 +327,7 @@ def test_weights() -> None:
         async with House(Upstream()) as house:
             body = {"version": 3, "applied": True}
             assert await house.ask("POST", "/rollout/v1/weights", body) == (202, {"version": 3})
-            await until(lambda: house.driver.pump.scheduler.progress.fleet_version == 3)
+            await until(lambda: house.driver.pump.scheduler.books.progress.fleet_version == 3)
 
     run(scene())
 
@@ -337,7 +337,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
         async with House(Upstream()) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-            await until(lambda: house.driver.pump.scheduler.progress.trainer_waiting)
+            await until(lambda: house.driver.pump.scheduler.books.progress.trainer_waiting)
             house.service.gateway.trainer.close()
             assert (await asking)[0] == 202
 
@@ -367,7 +367,7 @@ def test_samples_are_counted_before_anything_is_made(
                 told, said = await house.ask("POST", "/rollout/v1/groups", body)
                 fresh += len(prompts) if told == 200 else 0
             assert told == status
-            assert house.driver.pump.scheduler.progress.fresh == fresh
+            assert house.driver.pump.scheduler.books.progress.fresh == fresh
             if status == 400:
                 assert "<= 65536" in said["error"]["message"]
             elif status != 200:
@@ -424,7 +424,7 @@ def test_two_submissions_at_once_count_together() -> None:
 def test_a_long_submission_leaves_others_their_turn() -> None:
     async def scene() -> None:
         async with House() as house:
-            progress = house.driver.pump.scheduler.progress
+            progress = house.driver.pump.scheduler.books.progress
             asking = asyncio.create_task(
                 house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
             )
@@ -498,7 +498,7 @@ def test_of_what_nothing_will_come() -> None:
             await house.ask("POST", "/rollout/v1/batches/next", {"ack": 0, "timeout_s": 0})
             assert await unknown() == ["d", "a"]
             await instance.fail(1, RequestRejected("no such sampling parameter"))
-            await until(lambda: len(house.driver.pump.scheduler.groups) == 1)
+            await until(lambda: len(house.driver.pump.scheduler.books.groups) == 1)
             assert await unknown() == ["d", "a"]  # the trainer is yet to hear of b
 
     run(scene())

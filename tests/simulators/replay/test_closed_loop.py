@@ -418,7 +418,7 @@ def test_predictions_learn_from_streams() -> None:
     for now, event, _ in ran.log:
         scheduler.handle(event, now)
         if now in (3.0, 20.0, 40.0):
-            expected.append(scheduler.requests["a/1"].expected_tokens)
+            expected.append(scheduler.work.requests["a/1"].expected_tokens)
     assert expected == [3, 50, 50]
 
 
@@ -476,7 +476,7 @@ class TestVerifiedResume:
 
     def test_streams_tell_nothing_of_a_draft_that_is_being_verified(self) -> None:
         ran = self.ran(0.0, stream_s=0.75)
-        assert ran.scheduler.anomalies == {}
+        assert ran.scheduler.books.anomalies == {}
         assert ran.deliveries[-1] == (21.0, ["b"])
 
     def test_an_attempt_may_break_off_while_its_draft_is_verified(self) -> None:

@@ -31,7 +31,7 @@ class TestLost:
         assert ran.said(ev.InstanceLost) == [(3.5, ev.InstanceLost("instance-0", "lost"))]
         assert instances(ran) == [(0.0, "instance-0"), (3.5, "instance-1")]
         assert ran.deliveries == [(11.5, ["a"])]
-        assert not ran.scheduler.anomalies
+        assert not ran.scheduler.books.anomalies
 
     def test_what_was_streamed_is_not_lost(self) -> None:
         """Three steps were over by then; the interval at which streams are told does not matter."""
@@ -59,7 +59,7 @@ class TestLost:
         trace = make_trace({"a": [5], "b": [4]})
         ran = watch(SYNC, trace, make_scenario(faults=[fault]))
         assert [now for now, _ in ran.said(ev.WeightsUpdated)] == [18.5]
-        assert not ran.scheduler.anomalies
+        assert not ran.scheduler.books.anomalies
 
     def test_what_is_gone_is_not_lost_again(self) -> None:
         again = Lost(at_s=4.0, instance=0)

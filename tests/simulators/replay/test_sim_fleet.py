@@ -29,7 +29,7 @@ class TestFailing:
         assert (now, event.attempt, event.blame, event.usable) == (2.5, 1, "unclear", True)
         assert instances(ran) == [(0.0, "instance-0"), (2.5, "instance-1")]
         assert ran.deliveries == [(10.5, ["a"])]
-        assert not ran.scheduler.anomalies, "the instance's own answer is not heard"
+        assert not ran.scheduler.books.anomalies, "the instance's own answer is not heard"
 
     def test_what_it_streamed_is_gone_on_from(self) -> None:
         ran = self.run(after_s=2.5, stream_s=100.0)
@@ -59,7 +59,7 @@ def test_a_tool_that_fails_takes_its_group_with_it() -> None:
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g0/0", 1, "failed"))]
     assert [groups for _, groups in ran.deliveries] == [["g1"]]
-    assert not ran.scheduler.anomalies
+    assert not ran.scheduler.books.anomalies
 
 
 def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
@@ -70,4 +70,4 @@ def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g/0", 1, "failed"))]
     assert not ran.said(ev.ToolReturned)
-    assert not ran.scheduler.anomalies
+    assert not ran.scheduler.books.anomalies

@@ -23,4 +23,4 @@ def test_nothing_is_heard_of_an_attempt_that_has_failed() -> None:
     heard = [(now, event.attempt) for now, event in ran.said(ev.TokensArrived)]
     assert (2.4, 1) in heard
     assert not [attempt for now, attempt in heard if attempt == 1 and now > 2.4]
-    assert not ran.scheduler.anomalies
+    assert not ran.scheduler.books.anomalies

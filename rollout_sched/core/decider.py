@@ -1,0 +1,83 @@
+"""What to do after an event: the roles are asked, in an order that matters.
+
+A delivery may end the round, the end of a round may let weights in, new weights may let groups
+start, and groups that start are dispatched.
+"""
+
+from __future__ import annotations
+
+from rollout_sched.core.actions import Action
+from rollout_sched.core.books import Books
+from rollout_sched.core.deliverer import Deliverer
+from rollout_sched.core.dispatcher import Dispatcher
+from rollout_sched.core.gathering import Gathering
+from rollout_sched.core.launcher import Launcher
+from rollout_sched.core.lender import Lender
+from rollout_sched.core.lifecycle import INTERRUPT, RUNNING, move
+from rollout_sched.core.migrator import Migrator
+from rollout_sched.core.roles import Roles
+from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.work import Work
+
+
+class Decider:
+    """Who asks the roles. What they want done goes to `out`."""
+
+    def __init__(self, roles: Roles, books: Books, work: Work, out: list[Action]) -> None:
+        fleet, samples, progress = books.fleet, books.sample_buffer, books.progress
+        self.updater = WeightUpdater(fleet, roles.weights, roles.interruption, progress.version)
+        self.migrator = Migrator(roles.migration, fleet, work.requests)
+        self.gathering = Gathering(fleet, progress, out)
+        self.lender = lender = Lender(
+            roles.lending, fleet, self.updater, work.requests, progress, out
+        )
+        self._launcher = launcher = Launcher(
+            roles, books.groups, samples, books.selection_window, progress, work.outcomes
+        )
+        self._deliverer = Deliverer(
+            roles, samples, work.finished, progress, work.group_outcomes, launcher, lender, out
+        )
+        self._dispatcher = Dispatcher(
+            roles,
+            fleet,
+            work.requests,
+            self.migrator,
+            work.verification,
+            samples,
+            books.sessions,
+            out,
+        )
+        self._fleet = fleet
+        self._progress = progress
+        self._requests = work.requests
+        self._verifies = work.verification.on
+        self._out = out
+
+    def decide(self, now: float) -> None:
+        """Asking the group-level roles for nothing would cost more than most events do."""
+        progress, fleet, waiting = self._progress, self._fleet, self._requests.waiting
+        changed = again = progress.dirty
+        while again:
+            progress.dirty = False
+            if progress.trainer_waiting:
+                self._deliverer.deliver()
+            if self.updater.outdated:
+                self._update_weights()
+            self._launcher.launch()
+            if progress.spent:
+                self._launcher.renew_budgets()
+            # A group that is launched may be whole: nothing of it has to be verified any more.
+            again = progress.dirty and self._verifies
+        gathering = self.gathering
+        if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
+            self._dispatcher.dispatch()
+        if self.lender.lends:
+            self.lender.decide(changed)
+        if now >= self.migrator.due_at and fleet.open and not waiting.size:
+            self.migrator.ask(now)
+
+    def _update_weights(self) -> None:
+        for instance in self.updater.start(self._progress, self._out):
+            for attempt in instance.attempts.values():
+                if not attempt.abandoned and attempt.request.state is RUNNING:
+                    move(attempt.request, INTERRUPT)
