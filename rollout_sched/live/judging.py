@@ -128,7 +128,7 @@ class Judging:
         call = self._samples.pop(request, None)
         if call is not None:
             call.cancel()
-            self._judge.forget(request)
+        self._judge.forget(request)  # which may know of it from an earlier epoch of the run
 
     async def _settle(self, action: Judge, calls: Sequence[asyncio.Task[None]]) -> None:
         try:

@@ -326,7 +326,7 @@ class SampleJudge(Protocol):
         """What that came to, if it still counts."""
 
     def forget(self, request: str) -> None:
-        """It is thrown away, or goes on."""
+        """It is thrown away, or goes on; nothing need be known of it."""
 
     async def keeps(self, samples: Sequence[DeliveredSample], payload_of: PayloadOf) -> bool:
         """Whether a whole group is to be trained, of which every sample is judged. What it raises

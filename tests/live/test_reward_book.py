@@ -17,6 +17,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import GroupState
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample
 from rollout_sched.live.settings import Settings
@@ -375,6 +376,34 @@ class TestRestarts:
                 await after.answer(0, [8])
                 assert rewards(await asking) == {("a", 0): 7.0, ("b", 0): 8.0}
                 assert [sample.uid for sample in grader.seen] == ["b"]
+
+        play(scene())
+
+    def test_what_is_made_anew_is_judged_anew(self, tmp_path: Path) -> None:
+        async def load(client: Any, version: int) -> None: ...
+
+        async def scene() -> None:
+            before, options = Scripted(), {"prompts_per_step": 2}
+            async with run(before, Grader(first_token), store=tmp_path / "1", **options) as live:
+                live.trainer.submit([prompt("a", samples=1), prompt("b", samples=1)])
+                asking = asyncio.create_task(batch_of(live))
+                await before.answer(0, [7])
+                await until(lambda: live.driver.view.groups(GroupState.COMPLETE) == 1)
+                left = await killed(live, tmp_path / "2")
+                asking.cancel()
+            after = Scripted()
+            async with run(after, Grader(first_token), store=left, **options) as live:
+                await after.order(0)
+                await live.trainer.publish_weights(1, load, said=b"how")
+                await after.fail(0, InstanceError("aborted"))
+                asking = asyncio.create_task(batch_of(live))
+                await after.answer(1, [8])
+                await after.answer(2, [8])
+                batch = await asking
+                assert rewards(batch) == {("a", 0): 8.0, ("b", 0): 8.0}
+                left = await killed(live, tmp_path / "3")
+            async with run(Scripted(), Grader(first_token), store=left) as live:
+                assert await batch_of(live) == batch
 
         play(scene())
 
