@@ -15,12 +15,34 @@ from rollout_sched.live.settings import Settings
 from rollout_sched.log_lines import Format, Level
 from rollout_sched.struct_flags import add_flags, given_flags
 
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Options)}
+
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     """To a parser that suppresses defaults: what is not given is for Options to say."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Options)}
-    add = parser.add_argument
-    add("--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file")
+    parser.add_argument(
+        "--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file"
+    )
+    _add_address_flags(parser.add_argument_group("address"))
+    _add_fleet_flags(parser.add_argument_group("fleet"))
+    _add_key_flags(parser.add_argument_group("keys", "a file has one on each line"))
+    _add_limit_flags(parser.add_argument_group("limits"))
+    _add_log_flags(parser.add_argument_group("logs"))
+    add_flags(parser.add_argument_group("run"), RunOptions)
+    add_flags(
+        parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
+        Settings,
+    )
+
+
+def _add_address_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host", help=_default("host"))
+    add("--port", type=port_number, help=f"{_default('port')}; 0 picks a free one")
+
+
+def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--instance",
         action="append",
@@ -34,9 +56,29 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file that names them, in llm-d's format; what is changed there is followed",
     )
-    add("--host", help=f"default: {defaults['host']}")
-    add("--port", type=port_number, help=f"default: {defaults['port']}; 0 picks a free one")
-    add("--api-key-file", type=Path, metavar="FILE", help="clients' keys, one on each line")
+    add(
+        "--allow-instance",
+        action="append",
+        dest="allow_instances",
+        metavar="PATTERN",
+        help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
+    )
+    unknown = "where vLLM does not tell them"
+    add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)
+    add("--instance-kv-tokens", type=positive, dest="kv_tokens", metavar="N", help=unknown)
+    add(
+        "--weights-root",
+        action="append",
+        dest="weights_roots",
+        type=Path,
+        metavar="DIR",
+        help="weights that are named by path must lie in it; repeatable (default: anywhere)",
+    )
+
+
+def _add_key_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--api-key-file", type=Path, metavar="FILE", help="clients' keys")
     add("--trainer-key-file", type=Path, metavar="FILE", help="trainers', who may do more")
     add("--admin-key-file", type=Path, metavar="FILE", help="administrators', who may do all")
     add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
@@ -46,39 +88,24 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="vLLM's own --api-key: KEY for the instances named here, URL KEY for one of them",
     )
-    add(
-        "--allow-instance",
-        action="append",
-        dest="allow_instances",
-        metavar="PATTERN",
-        help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
-    )
-    add(
-        "--weights-root",
-        action="append",
-        dest="weights_roots",
-        type=Path,
-        metavar="DIR",
-        help="weights that are named by path must lie in it; repeatable (default: anywhere)",
-    )
-    unknown = "where vLLM does not tell them"
-    add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)
-    add("--instance-kv-tokens", type=positive, dest="kv_tokens", metavar="N", help=unknown)
-    add("--max-requests", type=positive, metavar="N", help=f"default: {defaults['max_requests']}")
-    megabytes = defaults["max_body"] // 2**20
+
+
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--max-requests", type=positive, metavar="N", help=_default("max_requests"))
+    megabytes = _DEFAULTS["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
     add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
-    stopping = f"for what runs when it stops (default: {defaults['grace_s']:g})"
+    stopping = f"for what runs when it stops (default: {_DEFAULTS['grace_s']:g})"
     add("--grace-s", type=natural, metavar="SECONDS", help=stopping)
-    add("--log-level", choices=get_args(Level), help=f"default: {defaults['log_level']}")
-    add("--log-format", choices=get_args(Format), help=f"default: {defaults['log_format']}")
-    add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")
+
+
+def _add_log_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--log-level", choices=get_args(Level), help=_default("log_level"))
+    add("--log-format", choices=get_args(Format), help=_default("log_format"))
     add("--access-log", action="store_true", help="log each call when it is over")
-    add_flags(parser, RunOptions)
-    add_flags(
-        parser.add_argument_group("patience", "each also a key of the policy file's [live] table"),
-        Settings,
-    )
+    add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")
 
 
 def given_options(namespace: argparse.Namespace) -> Options:
@@ -87,6 +114,10 @@ def given_options(namespace: argparse.Namespace) -> Options:
     given = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
     live = given_flags(namespace, Settings)
     return Options(**{**given, **given_flags(namespace, RunOptions)}, live=live)
+
+
+def _default(name: str) -> str:
+    return f"default: {_DEFAULTS[name]}"
 
 
 def port_number(text: str) -> int:
