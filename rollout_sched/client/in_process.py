@@ -46,9 +46,7 @@ class InProcess(RolloutScheduler):
         self._received = NOTHING
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
-        self._weight_loaders.take_up(
-            None if self._live.stored is None else self._live.stored.weights
-        )
+        self._weight_loaders.take_up(self._live.records.weights)
         try:
             await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
         except BaseException:

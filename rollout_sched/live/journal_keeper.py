@@ -66,6 +66,10 @@ class JournalKeeper:
         if len(self._pending) > MOST:
             self._give_up(f"the disk does not keep up: {len(self._pending)} bytes wait for it")
 
+    def state(self) -> dict[str, str]:
+        """ "broken": why it ends before now; "" while it does not."""
+        return {"path": str(self.path), "broken": self.broken}
+
     async def close(self) -> None:
         """Write what is left. The file is complete unless `broken`, and gone if it is empty."""
         self._timer.cancel()

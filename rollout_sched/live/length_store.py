@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -78,6 +78,10 @@ class LengthStore:
         if submitted.prompt:
             self._history.of(submitted.prompt, submitted.history).note(lengths)
             self._changed = True
+
+    def state(self) -> dict[str, Any]:
+        """ "broken": why it could not be written when that was last tried."""
+        return {"path": str(self.path), "prompts": len(self), "broken": self.broken}
 
     async def close(self) -> None:
         """Write what is left. The file is complete unless `broken`."""

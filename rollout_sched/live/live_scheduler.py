@@ -9,16 +9,14 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import PolicyFile, read_table
-from rollout_sched.core.groups import HERE
 from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live import awaited
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.journal_keeper import JournalKeeper
-from rollout_sched.live.length_store import LengthStore
 from rollout_sched.live.reward_function import KeepFunc, RewardFunc, reward_function_of
 from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.run_records import RunRecords
+from rollout_sched.live.scheduler_state import scheduler_state
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.stored_run import JOURNAL_BYTES, StoredRun
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trainer_session import Borrower, TrainerSession
 from rollout_sched.live.trajectory import Tool
@@ -40,9 +38,17 @@ def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> S
 
 def _streaming(settings: Settings, run: RunOptions) -> Settings:
     """What streams bring is stored as far as the core has heard of it."""
-    if run.stream_every and not settings.stream_s:
+    if run.store is not None and run.stream_every and not settings.stream_s:
         return msgspec.structs.replace(settings, stream_s=STREAM_S)
     return settings
+
+
+def _warn_of_lending(policy: PolicyFile) -> None:
+    log.warning(
+        "policy %s lends instances to a trainer on their GPUs, and there is none: nothing will be "
+        "lent; a trainer that takes them is given as `borrower` of from_toml",
+        policy.name,
+    )
 
 
 class LiveScheduler:
@@ -65,56 +71,39 @@ class LiveScheduler:
         tools: Mapping[str, Tool] | None = None,
     ) -> None:
         named_tools = NamedTools(tools or {})
-        if settings is None:
-            settings = settings_of(policy)
+        settings = settings or settings_of(policy)
         rewards = reward_function_of(policy, reward, keep)
         run = options or RunOptions()
-        groups, adopts = run.prompts_per_step, run.start_version == "auto"
+        adopts = run.start_version == "auto"
         version = 0 if run.start_version == "auto" else run.start_version
-        scheduler = policy.scheduler(groups, version=version, seed=run.seed)
+        scheduler = policy.scheduler(run.prompts_per_step, version=version, seed=run.seed)
         if scheduler.roles.lending.lends and borrower is None:
-            log.warning(
-                "policy %s lends instances to a trainer on their GPUs, and there is none: nothing "
-                "will be lent; a trainer that takes them is given as `borrower` of from_toml",
-                policy.name,
-            )
+            _warn_of_lending(policy)
         self.policy = policy.name
         self.fronts: Callable[[], dict[str, Any]] = dict
         self.seed = run.seed
-        self.lengths: LengthStore | None = None
-        if run.length_history is not None:
-            self.lengths = LengthStore(run.length_history)
-        header = JournalHeader(SCHEMA, policy.name, groups, version, run.seed)
-        self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
-        self.stored: StoredRun | None = None
-        if run.store is not None:
-            self.stored = StoredRun(
-                run.store, settings.durable, named_tools, judges=rewards is not None
-            )
-            settings = _streaming(settings, run)
-            if self.journal is None:
-                self.journal = JournalKeeper(self.stored.journal(), header, bound=JOURNAL_BYTES)
-        run_id = "" if self.stored is None else self.stored.run_id
-        self.driver = Driver(scheduler, settings=settings, adopts=adopts, run_id=run_id)
-        if self.stored is not None:
-            self.stored.begin(scheduler, self.driver)
-        if self.journal is not None:
-            self.driver.pump.observers.append(self.journal.observe)
+        header = JournalHeader(SCHEMA, policy.name, run.prompts_per_step, version, run.seed)
+        self.records = records = RunRecords(
+            run, header, settings.durable, named_tools, judges=rewards is not None
+        )
+        settings = _streaming(settings, run)
+        self.driver = Driver(scheduler, settings=settings, adopts=adopts, run_id=records.run_id)
+        records.begin(scheduler, self.driver)
+        stored = records.stored
         self.trainer = TrainerSession(
             self.driver,
             stream_every=run.stream_every,
             seed=run.seed,
-            lengths=self.lengths,
+            lengths=records.lengths,
             borrower=borrower,
-            stored=None if self.stored is None else self.stored.keeper.session,
+            stored=None if stored is None else stored.keeper.session,
             rewards=rewards,
             tools=named_tools,
         )
-        if self.stored is not None:
-            self.stored.go_on(self.driver, self.trainer)
+        records.go_on(self.driver, self.trainer)
 
     def state(self) -> dict[str, Any]:
-        """The queues, versions and anomalies of the scheduler.
+        """The queues, versions and anomalies of the scheduler (`scheduler_state`), and beside it:
 
         "contradictions": answers by other versions than were known of their instance, by kind.
         "failed": why, of the groups of which no batch has told yet; "filtered": those likewise.
@@ -123,73 +112,25 @@ class LiveScheduler:
         "fronts": those that are connected, and what each has (`link.hub`); empty in one process.
         "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
         """
-        view, progress = self.driver.view, self.driver.view.run
+        driver, trainer = self.driver, self.trainer
         return {
-            "epoch": self.driver.epoch,
-            "version": progress.version,
-            "fleet_version": progress.fleet_version,
-            "loaded": self.trainer.has_loaded(progress.version),
-            "waits_for": {
-                "batch": awaited.batch(self.driver),
-                "weights": awaited.weights(self.driver),
-            },
-            "prompts_per_step": progress.prompts_per_step,
-            "requests": {
-                "in_flight": view.in_flight,
-                "waiting": view.waiting,
-                "parked": view.parked,
-            },
-            "sessions": {"known": view.sessions, "moves": view.session_moves},
-            "groups": {
-                **{str(state): view.groups(state) for state in HERE},
-                "delivered": progress.delivered,
-            },
-            "batches": progress.batches,
-            "failed": {
-                group.uid: group.reason
-                for group in self.trainer.submissions.lost
-                if group.reason is not None
-            },
-            "filtered": [
-                group.uid for group in self.trainer.submissions.lost if group.reason is None
-            ],
-            "leases": self.trainer.batches.told(),
-            "lease_s": self.driver.settings.lease_s,
-            "in_batch": progress.in_batch,
-            "trainer_waiting": progress.trainer_waiting,
-            "closed": progress.closed,
+            "epoch": driver.epoch,
+            **scheduler_state(driver.view),
+            "loaded": trainer.has_loaded(driver.view.run.version),
+            "waits_for": {"batch": awaited.batch(driver), "weights": awaited.weights(driver)},
+            **trainer.submissions.told(),
+            "leases": trainer.batches.told(),
+            "lease_s": driver.settings.lease_s,
             "fronts": self.fronts(),
-            "instances": len(self.driver.supervisors),
-            "joined": len(view.instances),
-            "anomalies": dict(view.anomalies),
-            "contradictions": dict(self.driver.versions.contradictions),
-            "store": None if self.stored is None else self.stored.state(),
-            "journal": self._journal_state(),
-            "length_history": self._lengths_state(),
-            "broken": None if self.driver.broken is None else str(self.driver.broken),
+            "instances": len(driver.supervisors),
+            "contradictions": dict(driver.versions.contradictions),
+            **self.records.state(),
+            "broken": None if driver.broken is None else str(driver.broken),
         }
-
-    def _journal_state(self) -> dict[str, str] | None:
-        """ "broken": why it ends before now; "" while it does not."""
-        if self.journal is None:
-            return None
-        return {"path": str(self.journal.path), "broken": self.journal.broken}
-
-    def _lengths_state(self) -> dict[str, Any] | None:
-        """ "broken": why it could not be written when that was last tried."""
-        if self.lengths is None:
-            return None
-        store = self.lengths
-        return {"path": str(store.path), "prompts": len(store), "broken": store.broken}
 
     async def close(self) -> None:
         """Stop; instances are left as they are."""
         try:
             await self.driver.close()
         finally:
-            if self.stored is not None:
-                await self.stored.close()
-            if self.journal is not None:
-                await self.journal.close()
-            if self.lengths is not None:
-                await self.lengths.close()
+            await self.records.close()

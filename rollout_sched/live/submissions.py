@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -145,6 +145,13 @@ class Submissions:
     def lost(self) -> list[LostGroup]:
         """Groups of which the next batch will tell."""
         return list(self._lost)
+
+    def told(self) -> dict[str, Any]:
+        """Of the groups of which the next batch will tell: why they failed, which were filtered."""
+        return {
+            "failed": {group.uid: group.reason for group in self._lost if group.reason is not None},
+            "filtered": [group.uid for group in self._lost if group.reason is None],
+        }
 
     def take_lost(self, batch: int) -> list[LostGroup]:
         """They are told with this batch."""

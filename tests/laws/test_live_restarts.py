@@ -118,7 +118,7 @@ class Life:
     def die(self) -> None:
         """From now on nothing is written any more; what was gathered is lost."""
         self._dead = True
-        self.live.stored.keeper.writer.close()
+        self.live.records.stored.keeper.writer.close()
 
 
 async def worth(sample: Sample) -> dict[str, float]:

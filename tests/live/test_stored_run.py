@@ -49,7 +49,7 @@ async def run(
 async def killed(live: LiveScheduler, to: Path) -> Path:
     """What a process leaves that is killed now."""
     await live.trainer.durable()
-    shutil.copytree(live.stored.store.folder, to)
+    shutil.copytree(live.records.stored.store.folder, to)
     return to
 
 
@@ -118,7 +118,7 @@ def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
         async with run(left) as live:
             with pytest.raises(NotYet):
                 await live.trainer.next_batch(second.number, timeout_s=0)
-            assert live.stored.store.live_bytes == 0
+            assert live.records.stored.store.live_bytes == 0
 
     asyncio.run(scene())
 
@@ -184,8 +184,8 @@ def test_weights_are_loaded_by_the_next_run(tmp_path):
             left = await killed(live, tmp_path / "2")
         async with run(left) as live:
             assert live.trainer.version == 3
-            assert live.stored.weights.version == 3
-            assert live.stored.weights.loader == b"how"
+            assert live.records.stored.weights.version == 3
+            assert live.records.stored.weights.loader == b"how"
             live.driver.take_up_weights(load)
             await live.driver.add_instance(after)  # which has older ones
             await until(lambda: ("version", 3) in after.calls)
@@ -457,7 +457,7 @@ def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
         async with run(left, lease_s=600.0) as live:
             with pytest.raises(LeaseEnded, match="trainer 't2' has acknowledged it"):
                 await live.trainer.next_batch(first.number, 0, trainer="t1")
-            assert live.stored.store.live_bytes == 0
+            assert live.records.stored.store.live_bytes == 0
 
     asyncio.run(scene())
 
@@ -555,10 +555,10 @@ def test_journals_of_long_ago_go(tmp_path):
 def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
     async def scene():
         async with run(tmp_path / "1") as live:
-            live.stored.keeper.writer.full = "the disk is full"
+            live.records.stored.keeper.writer.full = "the disk is full"
             with pytest.raises(StoreFull, match="the disk is full"):
                 live.trainer.submit([PROMPT])
-            live.stored.keeper.writer.full = ""
+            live.records.stored.keeper.writer.full = ""
             live.trainer.submit([PROMPT])
 
     asyncio.run(scene())
@@ -575,7 +575,7 @@ def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkey
             live.trainer.submit([PROMPT])
             asking = asyncio.create_task(live.trainer.next_batch())
             await instance.order(0)
-            monkeypatch.setattr(live.stored.store.disk, "commit", fail)
+            monkeypatch.setattr(live.records.stored.store.disk, "commit", fail)
             await instance.answer(0, [5])
             with pytest.raises(StoreBroken, match="start again on the same store"):
                 await asyncio.wait_for(asking, 30)

@@ -105,10 +105,10 @@ class Gateway:
         self.policy = live.policy
         self.driver = live.driver
         self.trainer = live.trainer
-        self.journal = live.journal
+        self.journal = live.records.journal
         self.data_plane = data_plane
         self.weight_loaders = WeightLoaders(live.driver, weight_roots)
-        self.weight_loaders.take_up(None if live.stored is None else live.stored.weights)
+        self.weight_loaders.take_up(live.records.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
         self.figures = Figures(live.driver)
         self.responses = responses or Responses()

@@ -192,7 +192,7 @@ def test_what_a_full_disk_cannot_hold_is_507(tmp_path: Path) -> None:
     async def scene() -> None:
         instance = Upstream()
         async with House(instance, store=tmp_path / "s") as house:
-            writer = house.service.live.stored.keeper.writer
+            writer = house.service.live.records.stored.keeper.writer
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
             await instance.order()
