@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -14,23 +13,21 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rollout_sched import __version__, event_loop, log_lines
-from rollout_sched.config import PolicyFile, load_policy
-from rollout_sched.core import scheduler
+from rollout_sched import event_loop, log_lines
+from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import InstanceJoined
+from rollout_sched.integrations.gateway.admin_socket import AdminSocket
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
     AccessControl,
-    is_loopback,
     read_keys,
 )
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
     MakeClient,
     NewInstance,
-    notes_of,
 )
 from rollout_sched.integrations.gateway.control_plane.instance_access import (
     AddedInstance,
@@ -42,12 +39,12 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from rollout_sched.integrations.gateway.greeting import described, greeting
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
 from rollout_sched.integrations.http.lingering import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.integrations.vllm.weight_roots import WeightRoots
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
@@ -150,7 +147,6 @@ class Service:
         self.live = LiveScheduler(
             policy, options, settings=settings or settings_of(policy, options.live)
         )
-        self._admin_listener: asyncio.AbstractServer | None = None
         limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         logs = options.access_log
         self.data_plane = DataPlane(
@@ -173,18 +169,13 @@ class Service:
             self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
         )
         self._end_tracing = _tracing(self.live, self.app, options.otlp) if options.otlp else None
-        self._runner = web.AppRunner(
-            self.app,
-            access_log=None,
-            logger=_log_of_aiohttp(),
-            handler_cancellation=True,
-            auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
-            shutdown_timeout=options.grace_s + LAST_WORDS_S,
-            lingering_time=LINGER_S,
-        )
+        self._runner = _runner(self.app, options.grace_s)
         self._server: HttpServer | None = None
         self.url = ""
-        self._greet(policy, auth)
+        self._admin_socket = AdminSocket(options.admin_socket) if options.admin_socket else None
+        keeps_sessions = self.live.driver.view.keeps_sessions
+        for line in greeting(policy, auth, options.host, keeps_sessions=keeps_sessions):
+            say(line)
 
     async def open(self) -> None:
         """Open the port and take the instances in; who is not up yet joins later."""
@@ -196,8 +187,9 @@ class Service:
         self.gateway.turned_away = self._server.turned_away
         self.gateway.figures.lag.start()
         listener = await self._server.listen(self.options.host, self.options.port)
-        if self.options.admin_socket is not None:
-            await self._listen_for_admins(self._server, self.options.admin_socket)
+        if self._admin_socket is not None:
+            await self._admin_socket.open(self._server)
+            self._say(f"/admin and the trainer's API are at {self._admin_socket.path}")
         port = listener.sockets[0].getsockname()[1]
         host = self.options.host
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -215,7 +207,8 @@ class Service:
         loop = asyncio.get_running_loop()
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
         try:
-            self._close_to_admins()
+            if self._admin_socket is not None:
+                self._admin_socket.close()
             if self._endpoints is not None:
                 await self._endpoints.close()
             self.app[WATCH].close()
@@ -232,30 +225,10 @@ class Service:
             for client in self._clients:
                 await client.close()
 
-    def _close_to_admins(self) -> None:
-        listener, self._admin_listener = self._admin_listener, None
-        if listener is not None and self.options.admin_socket is not None:
-            listener.close()
-            self.options.admin_socket.unlink(missing_ok=True)
-
     def _say_that_it_stops(self) -> None:
         """To whoever still waits when the grace period is over."""
         self.data_plane.shut_down()
         self.app[STOPPING].set()
-
-    async def _listen_for_admins(self, server: HttpServer, path: Path) -> None:
-        """A socket that only its owner can open: nobody can connect before its mode is set."""
-        _clear_away(path)
-        taken = socket.socket(socket.AF_UNIX)
-        try:
-            taken.bind(str(path))
-            path.chmod(0o600)
-        except OSError as error:
-            taken.close()
-            raise CallerError(f"--admin-socket {path}: {error}") from error
-        loop = asyncio.get_running_loop()
-        self._admin_listener = await loop.create_unix_server(server, sock=taken)
-        self._say(f"/admin and the trainer's API are at {path}")
 
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
@@ -275,38 +248,10 @@ class Service:
 
         return EndpointsFile(path, add, remove)
 
-    def _greet(self, policy: PolicyFile, auth: AccessControl) -> None:
-        roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
-        build = "" if scheduler.__file__.endswith(".py") else ", compiled"
-        program = f"rollout-sched {__version__}{build}"
-        self._say(f"{program}: policy {policy.name} ({roles})")
-        if not auth.takes_keys(Access.CLIENT) and not is_loopback(self.options.host):
-            self._say(
-                f"anybody who reaches {self.options.host} may use this gateway; "
-                f"--api-key-file closes it"
-            )
-        if not self.live.driver.view.keeps_sessions:
-            self._say("X-Session-ID is ignored: the policy's [affinity] is none")
-        if auth.is_open:
-            self._say("/admin and the trainer's API are open to programs on this machine only")
-        if auth.shuts_admins_out:
-            self._say("/admin is closed; --admin-key-file or --admin-socket opens it")
-
     def _announce(self, event: InstanceJoined) -> None:
         """Who has come, with what is missing there."""
-        for line in _described(self.live.driver.supervisors[event.instance]):
+        for line in described(self.live.driver.supervisors[event.instance]):
             self._say(line)
-
-
-def _described(supervisor: InstanceSupervisor) -> list[str]:
-    told = supervisor.description
-    assert told is not None  # it has joined
-    offers = ", ".join(sorted(told.capabilities)) or "nothing beyond generation"
-    line = (
-        f"instance {supervisor.name}: {told.model or 'a model'}, {told.slots} slots, "
-        f"{told.kv_tokens} KV tokens, up to {told.max_model_len} tokens a request; offers {offers}"
-    )
-    return [line, *(f"  {note}" for note in notes_of(supervisor))]
 
 
 def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
@@ -345,6 +290,19 @@ def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[]
     return export(live.driver, app, url)
 
 
+def _runner(app: web.Application, grace_s: float) -> web.AppRunner:
+    """Of the control plane, over aiohttp."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=_log_of_aiohttp(),
+        handler_cancellation=True,
+        auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
+        shutdown_timeout=grace_s + LAST_WORDS_S,
+        lingering_time=LINGER_S,
+    )
+
+
 def _log_of_aiohttp() -> logging.Logger:
     """Without what clients do wrong, which is answered 400 and would fill the log."""
     log = logging.getLogger(f"{__name__}.aiohttp")
@@ -355,19 +313,6 @@ def _log_of_aiohttp() -> logging.Logger:
 
 def _is_no_client_s_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def _clear_away(path: Path) -> None:
-    """A socket that a gateway has left behind, to which nobody listens. Raises CallerError."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        else:
-            raise CallerError(f"--admin-socket {path}: another gateway listens there")
 
 
 def _access_control(options: Options) -> AccessControl:
