@@ -17,8 +17,8 @@ HOT = {
     "launcher lender length_history lifecycle migrator model open_instances outcomes progress "
     "replay_buffer requests restorer sample_buffer scheduler selection_window serials session_room "
     "sessions siblings snapshot tuning updater validation verification waiting work",
-    "metrics": "attempt_index bubbles client_times fleet_shares folded histogram live_steps "
-    "metrics sample_times steps trained waste",
+    "metrics": "attempt_index bubbles client_times fleet_fold fleet_shares folded histogram "
+    "live_steps metrics sample_times steps trained waste",
     "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
     "request_limits sim_counters sim_instance step_scheduler step_time",
     "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "

@@ -17,22 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_sched.core.actions import Deliver, Discard, Dispatch, Lend, Pause, UpdateWeights
-from rollout_sched.core.events import (
-    InstanceJoined,
-    InstanceLost,
-    InstanceReported,
-    InstanceReturned,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    Restored,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
-    WeightsPublished,
-    WeightsUpdated,
-)
+from rollout_sched.core.actions import Deliver
+from rollout_sched.core.events import WeightsPublished
 from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.fleet_shares import SHARES, FleetShares
 from rollout_sched.metrics.fold import Handler
@@ -95,46 +81,24 @@ class FleetTime:
 
 
 class Bubbles:
-    """Folds the fleet's state into its bubbles; `time` is what passed since the last delivery.
+    """Adds the fleet's shares up over time; `time` is what passed since the last delivery.
 
-    `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
-    a batch. `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the
-    barrier meanwhile. What was lent to the trainer before is not of the fleet until the batch is
-    whole.
+    `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the barrier
+    meanwhile. What was lent to the trainer before is not of the fleet until the batch is whole.
     """
 
     __slots__ = ("_attempts", "_colocated", "_fleet", "_training", "now", "time")
 
-    def __init__(self, attempts: AttemptIndex, reference_batch: float, colocated: bool) -> None:
+    def __init__(self, attempts: AttemptIndex, fleet: FleetShares, colocated: bool) -> None:
         self.now = 0.0
         self.time = FleetTime()
         self._attempts = attempts
         self._colocated = colocated
         self._training = False
-        self._fleet = FleetShares(reference_batch)
+        self._fleet = fleet
 
     def handlers(self) -> Mapping[type[Any], Handler]:
-        return {
-            InstanceJoined: self._joined,
-            InstanceLost: self._lost,
-            InstanceReported: self._reported,
-            InstanceReturned: self._returned,
-            Restored: self._restored,
-            RequestFinished: self._ended,
-            RequestInterrupted: self._ended,
-            RequestFailed: self._ended,
-            TurnFinished: self._turn_finished,
-            ToolReturned: self._tool_returned,
-            TrajectoryEnded: self._tool_returned,
-            Discard: self._discarded,
-            WeightsPublished: self._published,
-            WeightsUpdated: self._updated,
-            Dispatch: self._dispatched,
-            Lend: self._lend,
-            Pause: self._loading,
-            UpdateWeights: self._loading,
-            Deliver: self._delivered,
-        }
+        return {Deliver: self._delivered, WeightsPublished: self._published}
 
     @property
     def instances(self) -> int:
@@ -160,60 +124,8 @@ class Bubbles:
         time, self.time = self.time, FleetTime()
         return time
 
-    # -- events and actions ------------------------------------------------------------------
-
-    def _joined(self, now: float, event: InstanceJoined) -> None:
-        self._fleet.join(event.instance)
-
-    def _lost(self, now: float, event: InstanceLost) -> None:
-        self._fleet.leave(event.instance)
-
-    def _restored(self, now: float, event: Restored) -> None:
-        """They join anew."""
-        self._fleet.leave_all()
-
-    def _lend(self, now: float, action: Lend) -> None:
-        self._fleet.lend(action.instance)
-
-    def _returned(self, now: float, event: InstanceReturned) -> None:
-        self._fleet.take_back(event.instance)
-
-    def _reported(self, now: float, event: InstanceReported) -> None:
-        self._fleet.set_queued(event.instance, event.waiting)
-
-    def _dispatched(self, now: float, action: Dispatch) -> None:
-        self._fleet.load(action.instance, +1)
-
-    def _ended(
-        self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed
-    ) -> None:
-        closed = self._attempts.closed
-        if closed is not None:
-            self._fleet.load(closed.instance, -1)
-
-    def _turn_finished(self, now: float, event: TurnFinished) -> None:
-        closed = self._attempts.closed
-        if closed is not None:
-            self._fleet.tool_begins(event.request, closed.instance)
-
-    def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
-        self._fleet.tool_over(event.request)
-
-    def _discarded(self, now: float, action: Discard) -> None:
-        if not action.attempt:  # all that it has made: nobody waits for its tool any more
-            self._fleet.tool_over(action.request)
-
-    def _loading(self, now: float, action: Pause | UpdateWeights) -> None:
-        self._fleet.set_updating(action.instance, True)
-
-    def _updated(self, now: float, event: WeightsUpdated) -> None:
-        self._fleet.set_updating(event.instance, False)
-
     def _delivered(self, now: float, action: Deliver) -> None:
         self._training = action.last
-        if self._fleet.acting:
-            for sample in action.samples:
-                self._fleet.tool_over(sample.request)  # its last turn left no room for another
 
     def _published(self, now: float, event: WeightsPublished) -> None:
         self._training = False

@@ -9,6 +9,7 @@ from rollout_sched.core.actions import Action
 from rollout_sched.core.events import Event
 from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.bubbles import Bubbles
+from rollout_sched.metrics.fleet_fold import FleetFold
 from rollout_sched.metrics.fold import Fold, Handler
 from rollout_sched.metrics.length_bias import LengthFold
 from rollout_sched.metrics.step import Step
@@ -36,12 +37,13 @@ class Metrics:
         train_s_per_token: float = 0.0,
     ) -> None:
         self.attempts = AttemptIndex()
-        self._bubbles = Bubbles(self.attempts, reference_batch, colocated)
+        fleet = FleetFold(self.attempts, reference_batch)
+        self._bubbles = Bubbles(self.attempts, fleet.shares, colocated)
         self._steps = Steps(self.attempts, self._bubbles, train_s_per_token)
         self._waste = Waste()
         self._lengths = LengthFold(offered)
         # In this order: the index is asked by the others.
-        folds = (self.attempts, self._bubbles, self._steps, self._waste, self._lengths)
+        folds = (self.attempts, fleet, self._bubbles, self._steps, self._waste, self._lengths)
         self._handlers = _merged(folds)
 
     @property

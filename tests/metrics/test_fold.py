@@ -8,6 +8,7 @@ from rollout_sched.core.actions import Action
 from rollout_sched.core.events import Event
 from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.bubbles import Bubbles
+from rollout_sched.metrics.fleet_fold import FleetFold
 from rollout_sched.metrics.length_bias import LengthFold
 from rollout_sched.metrics.steps import Steps
 from rollout_sched.metrics.waste import Waste
@@ -15,9 +16,10 @@ from rollout_sched.metrics.waste import Waste
 
 def test_every_fold_names_kinds_of_events_and_actions() -> None:
     attempts = AttemptIndex()
-    bubbles = Bubbles(attempts, 4, False)
+    fleet = FleetFold(attempts, 4)
+    bubbles = Bubbles(attempts, fleet.shares, False)
     lengths = LengthFold(lambda group: [1])
-    folds = (attempts, bubbles, Steps(attempts, bubbles, 0.0), Waste(), lengths)
+    folds = (attempts, fleet, bubbles, Steps(attempts, bubbles, 0.0), Waste(), lengths)
     known = {*get_args(Event), *get_args(Action)}
     for fold in folds:
         assert fold.handlers()
