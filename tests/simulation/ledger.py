@@ -117,6 +117,12 @@ class Ledger:
         worth = [rewards.total(extra, sample.index) for sample in samples if "worth" in extra]
         told = [sample.reward for sample in samples if "worth" in extra]
         hold("a reward is its sample's", None not in told and told == worth, (uid, told, worth))
+        read = all(
+            sample.rewards == rewards.worth(sample)
+            for sample in samples
+            if "worth" in extra and isinstance(rewards.worth(sample), dict)
+        )
+        hold("a reward is of the response that it comes with", read, samples)
         kept = self._keeps_all or len(set(worth)) != 1 or len(worth) == 1
         hold("what is trained was kept", kept, (uid, worth))
 

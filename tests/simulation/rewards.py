@@ -1,13 +1,14 @@
 """What samples are worth in a run: their prompts say it, and when nobody can judge them.
 
-So the functions need to know nothing else, whatever process calls them, and the ledger knows what
-they must have answered.
+So the functions need to know nothing else but the response, whatever process calls them, and the
+ledger knows what they must have answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Iterable
 from random import Random
 from typing import Any
@@ -93,6 +94,15 @@ def total(extra: dict[str, Any], index: int) -> float | None:
     return sum(worth.values()) if isinstance(worth, dict) else worth
 
 
+def worth(sample: Sample) -> Worth:
+    """What is said of it; where that comes in parts, they tell which response was read."""
+    said: Worth = sample.extra["worth"][sample.index]
+    if not isinstance(said, dict):
+        return said
+    read = zlib.crc32(repr(sample.response_ids).encode())
+    return {"answer": said["answer"] - read, "form": said["form"] + read}
+
+
 async def score(sample: Sample) -> Worth:
     await asyncio.sleep(_seconds(sample))
     return _worth(sample)
@@ -115,5 +125,4 @@ def _worth(sample: Sample) -> Worth:
     now = time.monotonic()
     if any(begins <= now < ends for begins, ends in sample.extra["away"]):
         raise RuntimeError("the grader is away")
-    worth: Worth = sample.extra["worth"][sample.index]
-    return worth
+    return worth(sample)
