@@ -10,6 +10,10 @@ import re
 
 import msgspec
 
+from rollout_sched.integrations.gateway.data_plane.answers import read_event
+from rollout_sched.integrations.vllm.protocol.event_stream import data_of_each
+from rollout_sched.live.ports import InstanceError
+
 _IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
 _IDS_AS_VLLM = b'"token_ids":['
 _ID_BYTES = b"0123456789, "
@@ -77,17 +81,27 @@ class StreamTokens:
         if not found:
             self.events += data.count(b'"choices"')
             return
-        ids = bytearray()
         if data.count(_IDS_AS_VLLM) == found:
-            for rest in data.split(_IDS_AS_VLLM)[1:]:
-                some, closed, _ = rest.partition(b"]")
-                if some and closed:
-                    ids += some + b","
+            parts = [rest.partition(b"]") for rest in data.split(_IDS_AS_VLLM)[1:]]
+            lists = [some for some, closed, _ in parts if closed]
         else:
-            for some in _IDS.findall(data):
-                if some:
-                    ids += some + b","
+            lists = _IDS.findall(data)
+        if not all(lists):
+            self._read(data)
+            return
+        ids = b",".join(lists)
         if ids.translate(None, _ID_BYTES):
             self.events += found  # what are no ids is nothing to go on from
-        else:
-            self.ids += ids
+        elif ids:
+            self.ids += ids + b","
+
+    def _read(self, data: bytes) -> None:
+        """An event that brings no ids may yet bring text, of which they would be missing."""
+        for event in data_of_each(data):
+            try:
+                choices = read_event(event).choices
+                choice = choices[0] if choices else None
+                if choice is not None:
+                    self.add(choice.ids, speaks=choice.speaks)
+            except InstanceError:
+                self.events += 1

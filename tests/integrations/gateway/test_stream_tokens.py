@@ -64,8 +64,11 @@ def test_streams_that_began_together_count_at_different_times() -> None:
     ("data", "ids", "events"),
     [
         (b'{"token_ids" : [1, 2]}', [1, 2], 0),
-        (b'{"token_ids":[]}', [], 0),
         (b'{"token_ids":[1]}{"token_ids" :[2]}', [1, 2], 0),
+        (EVENT % b"" + EVENT % b"1, 2", [1, 2], 0),
+        (EVENT % b"1" + b'data: {"choices":[{"token_ids" : [],"text":"a"}]}\n\n', [1], 1),
+        (b'data: {"choices":[{"token_ids":[],"delta":{"role":"assistant"}}]}\n\n', [], 0),
+        (b'data: {"choices":[{"token_ids":[]}\n\n', [], 1),
         (b'{"token_ids":["x"]}', [], 1),
         (b'{"choices":[]}{"choices":[]}', [], 2),
     ],
