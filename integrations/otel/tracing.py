@@ -89,7 +89,7 @@ class Tracing:
     # -- samples ---------------------------------------------------------------------------
 
     def _asked(self, now: float, event: RequestSubmitted) -> None:
-        parent = _named_in(self._driver.payloads.get(event.request))
+        parent = _named_in(self._driver.front.payloads.get(event.request))
         about = {"rl.request.id": event.request, "session.id": event.session}
         self._samples[event.request] = self._begin("rl.sample", parent, about)
 

@@ -151,12 +151,12 @@ class ConnectedFront:
         wanted = self._driver.view.versions_of(made.attempt) is not None
         acting = self.ordered.turns.get(made.request) == made.attempt
         if (wanted or acting) and self._owners.is_owned(self, group_of(made.request)):
-            keep(self._driver.payloads, made)
+            keep(self._driver.front.payloads, made)
 
     def _streamed(self, said: Streamed) -> None:
         wanted = self._driver.view.versions_of(said.attempt) is not None
         if wanted and self._owners.is_owned(self, group_of(said.request)):
-            keep_streamed(self._driver.payloads, said)
+            keep_streamed(self._driver.front.payloads, said)
 
     def _restart_suspected(self, report: RestartSuspected) -> None:
         self.ordered.restart_suspected(report.instance)

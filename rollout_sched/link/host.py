@@ -35,7 +35,9 @@ class Host:
         self._driver = driver
         self._owners: dict[str, ConnectedFront] = {}
         self._here: dict[type[Any], Callable[[Any], None]] = driver.front.orders
-        self._attempts = SharedFleetAttempts(driver.attempts, self.fronts.values(), driver.versions)
+        self._attempts = SharedFleetAttempts(
+            driver.front.attempts, self.fronts.values(), driver.versions
+        )
         driver.fleet.attempts = self._attempts
         pump = driver.pump
         pump.on(Dispatch, self._dispatch)
@@ -109,7 +111,7 @@ class Host:
             return
         self._owners[group] = front
         front.groups[group] = recipe
-        payloads = self._driver.payloads
+        payloads = self._driver.front.payloads
         pieces = [piece for name in payloads.of_group(group) for piece in pieces_of(payloads, name)]
         front.order(TakeGroup(group, recipe, tuple(pieces)))
 

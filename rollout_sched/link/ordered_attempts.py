@@ -118,7 +118,7 @@ class OrderedAttempts:
         answer of which its instance has yet to be asked is not."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
         self.attempts.take(number)
-        payload = self._driver.payloads.get(request)
+        payload = self._driver.front.payloads.get(request)
         kept = 0
         if payload is not None and attempt.answer is not None:
             drop(payload, number)
@@ -219,7 +219,7 @@ class OrderedAttempts:
             self._tell_failed(attempt.dispatch, event)
 
     def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
-        self._driver.payloads.note_error(dispatch, InstanceError(event.reason))
+        self._driver.front.payloads.note_error(dispatch, InstanceError(event.reason))
         self._tell(event)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -15,8 +15,8 @@ def batch(driver: Driver) -> str:
         return ""
     if view.waiting:
         return f"{view.waiting} requests wait for an instance that takes them: {_fleet(driver)}"
-    if driver.tools:
-        return f"tools of {len(driver.tools)} trajectories have not returned"
+    if driver.front.tools:
+        return f"tools of {len(driver.front.tools)} trajectories have not returned"
     if view.groups(JUDGING):
         return f"rewards of {view.groups(JUDGING)} groups are not there yet"
     if run.closed and not any(view.groups(state) for state in HERE):

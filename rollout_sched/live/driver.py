@@ -23,7 +23,6 @@ from rollout_sched.core.events import (
 from rollout_sched.core.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.answer_checks import AnswerChecks
-from rollout_sched.live.attempt_table import AttemptTable
 from rollout_sched.live.contradictions import Contradictions
 from rollout_sched.live.endings import OnDeliver, OnGroupFailed
 from rollout_sched.live.event_pump import EventPump, Observer
@@ -33,11 +32,10 @@ from rollout_sched.live.front import Front
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 from rollout_sched.live.judging import Judging
 from rollout_sched.live.live_fleet import LiveFleet
-from rollout_sched.live.payload_book import PayloadBook, PayloadFactory
+from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
 from rollout_sched.live.scheduler_link import DirectLink
 from rollout_sched.live.settings import DEFAULTS, Settings
-from rollout_sched.live.tool_calls import ToolCalls
 
 
 class Driver:
@@ -92,18 +90,6 @@ class Driver:
         """Of all instances that are here, by name."""
         return self.fleet.supervisors
 
-    @property
-    def payloads(self) -> PayloadBook:
-        return self.front.payloads
-
-    @property
-    def tools(self) -> ToolCalls:
-        return self.front.tools
-
-    @property
-    def attempts(self) -> AttemptTable:
-        return self.front.attempts
-
     def tell(self, event: Event) -> None:
         """See `EventPump.tell`."""
         self.pump.tell(event)
@@ -125,7 +111,7 @@ class Driver:
         self.pump.on(Judge, self.judging.settle)
 
     def _fail_unjudged(self, action: Judge) -> None:
-        self.payloads.note_group_error(action.group, CallerError("nobody judges groups here"))
+        self.front.payloads.note_group_error(action.group, CallerError("nobody judges groups here"))
         self.pump.tell(GroupJudged(action.group, action.judgement, "failed"))
 
     def _end_all(self, error: Exception) -> None:
@@ -140,11 +126,11 @@ class Driver:
     def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory) -> None:
         """Ask for a group; `make(index)` is called when a sample is first dispatched."""
         self.pump.check()
-        self.payloads.add_group(submitted.group, make)
+        self.front.payloads.add_group(submitted.group, make)
         try:
             self.pump.tell(submitted)
         except CallerError:
-            self.payloads.forget_group(submitted.group)
+            self.front.payloads.forget_group(submitted.group)
             raise
 
     def submit(
@@ -160,7 +146,7 @@ class Driver:
         self.pump.check()
         self._requests += 1
         request = f"{self.epoch}.{self._requests}"
-        self.payloads.add(request, payload)
+        self.front.payloads.add(request, payload)
         try:
             self.pump.tell(
                 RequestSubmitted(
@@ -168,13 +154,13 @@ class Driver:
                 )
             )
         except CallerError:
-            self.payloads.forget(request)
+            self.front.payloads.forget(request)
             raise
         return request
 
     def withdraw(self, request: str) -> None:
         """The client of a submitted request has gone."""
-        if request in self.payloads:
+        if request in self.front.payloads:
             self.pump.tell(RequestWithdrawn(request))
 
     # -- weights ---------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class LiveScheduler:
         return {
             "epoch": driver.epoch,
             **scheduler_state(driver.view),
-            "loaded": trainer.has_loaded(driver.view.run.version),
+            "loaded": trainer.weights.has_loaded(driver.view.run.version),
             "waits_for": {"batch": awaited.batch(driver), "weights": awaited.weights(driver)},
             **trainer.submissions.told(),
             "leases": trainer.batches.told(),

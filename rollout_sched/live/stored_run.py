@@ -82,7 +82,7 @@ class StoredRun:
     def begin(self, scheduler: Scheduler, driver: Driver) -> None:
         """Keep what happens from now on."""
         self.keeper = StoreKeeper(
-            self.store, scheduler, driver.payloads, self._transcripts, driver.pump.fail
+            self.store, scheduler, driver.front.payloads, self._transcripts, driver.pump.fail
         )
         driver.pump.observers.insert(0, self.keeper.observe)
         driver.fleet.on_pausing = self.keeper.pausing
@@ -106,7 +106,7 @@ class StoredRun:
             for request in group.requests:
                 turn = _turn(group, request)
                 if driver.view.is_acting(turn.request, turn.attempt):
-                    driver.tools.take_up(turn)
+                    driver.front.tools.take_up(turn)
 
     def state(self) -> dict[str, Any]:
         """ "full", "broken": why nothing new is taken, or nothing goes on; "" while it does."""

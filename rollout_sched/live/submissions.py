@@ -109,7 +109,7 @@ class Submissions:
         for uid, factory in made.items():
             prompt = self.prompts[uid] = found.prompts[uid]
             self.open_samples += prompt.samples
-            self._driver.payloads.add_group(uid, factory)
+            self._driver.front.payloads.add_group(uid, factory)
         for action in found.deliveries:
             self._note_delivered(action, found.prompts)
 

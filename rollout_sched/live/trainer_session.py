@@ -77,7 +77,7 @@ class TrainerSession:
             rewards=rewards,
             tools=tools or NamedTools({}),
         )
-        self._weights = WeightPublisher(driver, stored)
+        self.weights = WeightPublisher(driver, stored)
         self.batches = BatchDelivery(
             self._request,
             Leases(driver.settings.lease_s, None if stored is None else stored.leased),
@@ -92,12 +92,7 @@ class TrainerSession:
     @property
     def version(self) -> int:
         """The newest version published."""
-        return self._weights.newest
-
-    @property
-    def open_samples(self) -> int:
-        """Asked for in groups that are here, queued or running."""
-        return self.submissions.open_samples
+        return self.weights.newest
 
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
         """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
@@ -188,11 +183,7 @@ class TrainerSession:
         newer one (those that are lost meanwhile get it when they join again). Raises CallerError
         if versions do not grow, or a batch has come in part.
         """
-        await self._weights.publish(version, apply, said, wait=wait)
-
-    def has_loaded(self, version: int) -> bool:
-        """See `WeightPublisher.has_loaded`."""
-        return self._weights.has_loaded(version)
+        await self.weights.publish(version, apply, said, wait=wait)
 
     # -- what the driver says --------------------------------------------------------------
 

@@ -108,8 +108,8 @@ class Stage:
     async def __aexit__(self, *_: Any) -> None:
         await self.driver.close()
         self.scheduler.check_invariants()
-        assert not len(self.driver.payloads)
-        assert not len(self.driver.attempts)
+        assert not len(self.driver.front.payloads)
+        assert not len(self.driver.front.attempts)
         assert not self.scheduler.books.fleet.attempts
 
     def ask(self, client: Client) -> Client:

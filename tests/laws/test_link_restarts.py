@@ -231,7 +231,7 @@ class Run:
             f"g{number}": [wanted[f"g{number}"]] * SAMPLES for number in range(self.world.groups)
         }
         assert not live.driver.view.in_flight
-        assert not len(live.driver.payloads)
+        assert not len(live.driver.front.payloads)
         for front in self.fronts:
             assert not len(front)
             assert front.refused == 0

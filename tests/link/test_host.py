@@ -23,7 +23,7 @@ def test_a_client_is_answered_by_its_own_front() -> None:
             assert {len(caller.response_ids) for caller in callers} == {1, 2}
             assert all(isinstance(caller.heard[0], DeliveredSample) for caller in callers)
             assert not stage.host.owned
-            assert not len(stage.driver.payloads)
+            assert not len(stage.driver.front.payloads)
 
     run(scene)
 

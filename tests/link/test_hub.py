@@ -89,7 +89,7 @@ def test_groups_are_made_at_the_fronts_of_the_prompts_they_are_told() -> None:
             made.submit(PROMPT, Prompt("b", [3], 1, 9))
             await until(lambda: len(made.instance.orders) == 2)
             assert [front["groups"] for front in made.hub.state().values()] == [1, 1]
-            assert not len(made.live.driver.attempts), "none is under way here"
+            assert not len(made.live.driver.front.attempts), "none is under way here"
             assert made.live.state()["fronts"] == made.hub.state()
             await made.instance.answer(0, [5, 6])
             await made.instance.answer(1, [7])
@@ -113,7 +113,7 @@ def test_without_fronts_and_with_a_tool_they_are_made_here(
     async def scene() -> None:
         async with fleet(*fronts) as made:
             made.submit(PROMPT, tool=with_tool)
-            await until(lambda: len(made.live.driver.attempts) == 1)
+            await until(lambda: len(made.live.driver.front.attempts) == 1)
             assert not any(front["groups"] for front in made.hub.state().values())
 
     run(scene)
@@ -124,7 +124,7 @@ def test_a_front_that_dies_costs_no_token_that_it_has_reported() -> None:
         async with fleet("f0", "f1") as made:
             made.submit(PROMPT)
             await made.instance.stream(0, [5, 6])
-            await until(lambda: made.live.driver.payloads.get("a/0") is not None)
+            await until(lambda: made.live.driver.front.payloads.get("a/0") is not None)
             made.hub.disconnect("f0")
             order = await made.instance.order(1)
             assert order.token_ids == [1, 2, 5, 6]
@@ -139,7 +139,7 @@ def test_a_store_has_what_fronts_have_streamed(tmp_path: Path) -> None:
         async with fleet("f0", store=tmp_path / "s") as made:
             made.submit(PROMPT)
             await made.instance.stream(0, [5, 6])
-            await until(lambda: made.live.driver.payloads.get("a/0") is not None)
+            await until(lambda: made.live.driver.front.payloads.get("a/0") is not None)
 
     async def second() -> None:
         async with fleet("f0", store=tmp_path / "s") as made:

@@ -67,7 +67,7 @@ def test_a_tool_that_does_not_return() -> None:
             stage.trainer.submit([prompt("a")], tool)
             asking = stage.ask()
             await stage.instance.answer(0, [7])
-            await until(lambda: len(stage.driver.tools) == 1)
+            await until(lambda: len(stage.driver.front.tools) == 1)
             assert awaited.batch(stage.driver) == "tools of 1 trajectories have not returned"
             asking.cancel()
 

@@ -415,7 +415,7 @@ def test_an_abort_that_overtakes_its_order_is_repeated() -> None:
             stage.driver.withdraw(client.request)
             await until(lambda: instance.calls.count(("abort", order.id)) >= 2)
             await instance.answer(0, [], "abort")
-            await until(lambda: not stage.driver.attempts.on("i0"))
+            await until(lambda: not stage.driver.front.attempts.on("i0"))
 
     run(scene())
 
@@ -430,7 +430,7 @@ def test_an_attempt_that_does_not_stop_is_given_up() -> None:
             stage.driver.withdraw(client.request)
             await until(lambda: instance.cancelled)
             await until(lambda: stage.events(RequestFailed))
-            assert not stage.driver.attempts.on("i0")
+            assert not stage.driver.front.attempts.on("i0")
 
     run(scene())
 
@@ -514,7 +514,7 @@ def test_what_is_sent_to_an_instance_while_it_is_lost_goes_elsewhere() -> None:
             stage.driver.pump.watch(lambda event: late.append(stage.ask()), TokensArrived)
             await stage.driver.remove_instance("i0")
             assert stage.driver.broken is None
-            assert len(stage.driver.attempts) == 0
+            assert len(stage.driver.front.attempts) == 0
             await stage.driver.add_instance(second)
             await second.answer(0, [6])
             await second.answer(1, [7])

@@ -116,7 +116,7 @@ class TestForgotten:
             async with Stage(instance, settings=QUICK) as stage:
                 client = stage.ask()
                 await instance.order()
-                (running,) = stage.driver.attempts.on("i0")
+                (running,) = stage.driver.front.attempts.on("i0")
                 usual, running.attempting = running.attempting, HeldBack()
                 await asyncio.sleep(0.2)
                 assert instance.aborted == []

@@ -153,7 +153,7 @@ def test_a_group_that_is_filtered_is_made_up_for_and_named() -> None:
             assert rewards(batch) == {("b", 0): 1.0, ("b", 1): 2.0}
             assert (batch.filtered, batch.failed, batch.missing) == (["a"], [], 0)
             assert len(instance.orders) == 4, "by exactly one group"
-            assert live.trainer.open_samples == 2
+            assert live.trainer.submissions.open_samples == 2
 
     play(scene())
 

@@ -52,7 +52,7 @@ def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
 def test_what_is_told_is_known_at_once() -> None:
     async def scene(stage: Stage) -> None:
         payload = TokenPayload([1], {})
-        stage.driver.payloads.add("r", payload)
+        stage.driver.front.payloads.add("r", payload)
         stage.link.tell(RequestSubmitted("r", "r", 1, 9))
         assert stage.driver.view.in_flight == 1
         stage.link.tell(RequestWithdrawn("r"))

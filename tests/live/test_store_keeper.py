@@ -30,7 +30,7 @@ class Keeping:
         store = Store(folder, durable="off")
         scheduler = driver.pump.scheduler
         self.keeper = StoreKeeper(
-            store, scheduler, driver.payloads, StoredTranscripts(store), self.broken.append
+            store, scheduler, driver.front.payloads, StoredTranscripts(store), self.broken.append
         )
         driver.pump.observers.append(self.keeper.observe)
 

@@ -70,7 +70,7 @@ def test_what_ran_goes_on_from_its_last_piece(tmp_path):
             now = live.driver.pump.now
             await before.stream(0, [5])
             await before.stream(0, [6])
-            (running,) = live.driver.attempts.on("i0")
+            (running,) = live.driver.front.attempts.on("i0")
             await until(lambda: running.told == 2)
             left = await killed(live, tmp_path / "2")
         async with run(left, after) as live:
@@ -103,7 +103,7 @@ def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
         async with run(left, after) as live:
             assert await batch_of(live) == first
             live.trainer.submit([PROMPT])  # by a trainer that does not know it has arrived
-            assert live.trainer.open_samples == 1
+            assert live.trainer.submissions.open_samples == 1
             asking = asyncio.create_task(batch_of(live, first.number))
             await after.answer(0, [7])
             second = await asking
@@ -163,7 +163,7 @@ def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
         async with run(tmp_path / "1") as live:
             live.trainer.submit([PROMPT])
             live.trainer.submit([PROMPT])
-            assert live.trainer.open_samples == 1
+            assert live.trainer.submissions.open_samples == 1
             with pytest.raises(CallerError, match="'a' is already here"):
                 live.trainer.submit([Prompt("a", [9], 1, 9)])
 
@@ -302,7 +302,7 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
             with pytest.raises(NotYet):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
-            await until(lambda: len(live.driver.tools) == 1)
+            await until(lambda: len(live.driver.front.tools) == 1)
             left = await killed(live, tmp_path / "2")
         for _ in range(2):  # until that is acknowledged
             async with run(left, after) as live:
@@ -341,7 +341,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             await finished.wait()
-            await until(lambda: not live.driver.tools)
+            await until(lambda: not live.driver.front.tools)
             left = await killed(live, tmp_path / "2")
         async with run(left, after, prompts_per_step=2) as live:
             order = await after.order(0)
@@ -373,7 +373,7 @@ def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
             with pytest.raises(NotYet):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
-            await until(lambda: len(live.driver.tools) == 1)
+            await until(lambda: len(live.driver.front.tools) == 1)
             left = await killed(live, tmp_path / "2")
         async with run(left, Scripted()) as live:
             batch = await batch_of(live)
@@ -403,10 +403,10 @@ def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp_path,
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             if at_work:
-                await until(lambda: len(live.driver.tools) == 1)
+                await until(lambda: len(live.driver.front.tools) == 1)
             else:
                 await before.stream(1, [6])
-                (running,) = live.driver.attempts.on("i0")
+                (running,) = live.driver.front.attempts.on("i0")
                 await until(lambda: running.told)
             left = await killed(live, tmp_path / "2")
         async with run(left, after, tools=tools) as live:
@@ -477,7 +477,7 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
                 await live.trainer.next_batch(timeout_s=0)
             await before.stream(0, [77])
             await before.stream(1, [88])
-            attempts = live.driver.attempts.on("i0")
+            attempts = live.driver.front.attempts.on("i0")
             await until(lambda: all(running.told for running in attempts))
             left = await killed(live, tmp_path / "2")
         (file,) = (left / "tokens").iterdir()
@@ -523,7 +523,7 @@ def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
             with pytest.raises(NotYet):
                 await live.trainer.next_batch(timeout_s=0)
             await before.stream(0, [5])
-            (running,) = live.driver.attempts.on("i0")
+            (running,) = live.driver.front.attempts.on("i0")
             await until(lambda: running.told)
             left = await killed(live, tmp_path / "2")
         async with run(left, after) as live:

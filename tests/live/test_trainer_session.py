@@ -292,7 +292,7 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
     async def scene() -> None:
         async with Stage() as stage:
             stage.trainer.submit([prompt(), prompt()])
-            assert stage.trainer.open_samples == 1
+            assert stage.trainer.submissions.open_samples == 1
             with pytest.raises(
                 CallerError, match="'a' is already here, with other values of extra"
             ):
@@ -301,13 +301,13 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
             await stage.instance.answer(0, [7])
             await asking
             stage.trainer.submit([prompt()])
-            assert stage.trainer.open_samples == 0, "it has been delivered"
+            assert stage.trainer.submissions.open_samples == 0, "it has been delivered"
             with pytest.raises(CallerError, match="with other values of samples"):
                 stage.trainer.submit([prompt(samples=2)])
             with pytest.raises(NotYet):
                 await stage.trainer.next_batch(0, 0)
             stage.trainer.submit([prompt(samples=2)])
-            assert stage.trainer.open_samples == 2, "an epoch later it is another group"
+            assert stage.trainer.submissions.open_samples == 2, "an epoch later it is another group"
 
     run(scene())
 
@@ -451,10 +451,10 @@ def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
             await until(lambda: stage.driver.pump.scheduler.books.progress.fleet_version == 1)
             await asyncio.sleep(0.01)
             assert not publishing.done()
-            assert not stage.trainer.has_loaded(1)
+            assert not stage.trainer.weights.has_loaded(1)
             loading.set()
             await publishing
-            assert stage.trainer.has_loaded(1)
+            assert stage.trainer.weights.has_loaded(1)
 
     run(scene())
 
@@ -465,13 +465,13 @@ def test_where_nobody_is_nothing_is_loaded() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             await stage.driver.remove_instance("i0")
-            assert not stage.trainer.has_loaded(0)
+            assert not stage.trainer.weights.has_loaded(0)
             waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
             await asyncio.sleep(0.05)
             assert not waiting.done()
             await stage.driver.add_instance(Scripted("i1"))
             await waiting
-            assert stage.trainer.has_loaded(1)
+            assert stage.trainer.weights.has_loaded(1)
 
     run(scene())
 

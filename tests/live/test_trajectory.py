@@ -174,7 +174,7 @@ def test_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
         assert batch is not None
         assert [sample.response_ids for sample in batch.samples] == [[6]]
         await until(lambda: stage.tools.cancelled == 1)
-        assert len(stage.driver.tools) == 0
+        assert len(stage.driver.front.tools) == 0
 
     over = {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 2.0}
     run(scene, batching=over)
@@ -196,7 +196,7 @@ def test_a_tool_that_does_not_stop_changes_nothing() -> None:
         stage.submit("a", tool=stubborn)
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5])
-        await until(lambda: len(stage.driver.tools) == 1)
+        await until(lambda: len(stage.driver.front.tools) == 1)
         await stage.instance.answer(1, [6])
         assert await asking is not None
         await going_on.wait()

@@ -249,11 +249,11 @@ class World:
             return "the gateway is away"
         driver, scheduler = live.driver, live.driver.pump.scheduler
         held = {
-            "payloads": len(driver.payloads),
-            "attempts": len(driver.attempts),
+            "payloads": len(driver.front.payloads),
+            "attempts": len(driver.front.attempts),
             "slots": len(scheduler.books.fleet.attempts),
             "requests": len(scheduler.work.requests),
-            "samples": live.trainer.open_samples,
+            "samples": live.trainer.submissions.open_samples,
             "on instances": sum(instance.busy for instance in self.instances),
         }
         if service is not None:

@@ -77,7 +77,7 @@ class TrainerApi:
         known = self._gateway.trainer.submissions.known
         new = {prompt.uid: prompt.samples for prompt in prompts if known(prompt.uid) is None}
         asked, most = sum(new.values()), self._max_samples
-        here = self._gateway.trainer.open_samples + self._arriving
+        here = self._gateway.trainer.submissions.open_samples + self._arriving
         if asked > most:
             return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
         if here + asked > most:

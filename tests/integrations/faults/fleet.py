@@ -84,7 +84,9 @@ class House:
 
     async def until_streamed(self, number: int) -> None:
         """Something of what a server makes has reached the gateway."""
-        while not any(running.streamed for running in self.driver.attempts.on(self.name(number))):
+        while not any(
+            running.streamed for running in self.driver.front.attempts.on(self.name(number))
+        ):
             await asyncio.sleep(0.002)
 
 

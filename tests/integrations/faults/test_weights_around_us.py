@@ -294,4 +294,4 @@ def weights(folder: Path) -> Reload:
 
 def loaded(the: House) -> bool:
     version = the.driver.view.run.version
-    return bool(the.driver.view.instances) and the.service.live.trainer.has_loaded(version)
+    return bool(the.driver.view.instances) and the.service.live.trainer.weights.has_loaded(version)

@@ -349,7 +349,7 @@ class TestHangingUp:
                 order = next(iter(instance.names))
                 await until(lambda: ("abort", order) in instance.calls)
                 await instance.answer(0, completion([4], "abort"))
-                await until(lambda: not stage.driver.attempts.on("i0"))
+                await until(lambda: not stage.driver.front.attempts.on("i0"))
                 stage.settled()
 
         run(scene())
@@ -830,7 +830,7 @@ class TestSeveral:
                 assert call.status == 400
                 await until(lambda: any(c[0] == "abort" for c in instance.calls))
                 await instance.answer(1, completion([4], "abort"))
-                await until(lambda: not stage.driver.attempts.on("i0"))
+                await until(lambda: not stage.driver.front.attempts.on("i0"))
                 stage.settled()
 
         run(scene())

@@ -138,7 +138,7 @@ def test_whatever_raises(
             async with asyncio.timeout(4):
                 await call.over.wait()
             assert_ended(call)
-            while len(stage.driver.payloads):
+            while len(stage.driver.front.payloads):
                 await asyncio.sleep(0.001)
             monkeypatch.undo()
             for task in serving:

@@ -111,7 +111,7 @@ class TestStreams:
                 data = call.data
                 await until(lambda: any(c[0] == "abort" for c in two.calls))
                 await two.event(0, chunk([8]), chunk([9], "abort"), end=True)
-                await until(lambda: not stage.driver.attempts.on("i1"))
+                await until(lambda: not stage.driver.front.attempts.on("i1"))
                 assert call.data == data
                 stage.settled()
 
@@ -157,7 +157,7 @@ class TestAnswers:
                 await instance.answer(3, completion([4]))
                 assert (await call.json())["error"]["message"] == "first"
                 assert call.status == 400
-                await until(lambda: not stage.driver.attempts.on("i0"))
+                await until(lambda: not stage.driver.front.attempts.on("i0"))
                 stage.settled()
 
         run(scene())

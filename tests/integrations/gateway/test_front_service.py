@@ -301,7 +301,7 @@ def test_a_group_goes_on_where_the_store_has_it(tmp_path: Path) -> None:
             prompt = Prompt("a", [5, 6, 7], 2, TOKENS, sampling, [{"seed": 1}, {"seed": 2}])
             made.live.trainer.submit([prompt])
             waiting = asyncio.ensure_future(made.live.trainer.next_batch())
-            transcripts = made.live.driver.payloads
+            transcripts = made.live.driver.front.payloads
             await until(lambda: len(transcripts) == 2, 20)
             waiting.cancel()
             await made.end()

@@ -439,7 +439,7 @@ class TestEveryCallEndsOnce:
                     order = list(instance.names)[number]
                     await until(lambda order=order: ("abort", order) in instance.calls)
                     await instance.answer(number, completion([4], "abort"))
-                await until(lambda: not stage.driver.attempts.on("i0"))
+                await until(lambda: not stage.driver.front.attempts.on("i0"))
                 stage.settled()
 
         run(scene())
@@ -481,7 +481,7 @@ class TestEveryCallEndsOnce:
                 stage.settled()
                 assert stage.data_plane.calls.pacer.streams == 0
                 await end_all(instance, False)
-                await until(lambda: not stage.driver.attempts.on("i0"))
+                await until(lambda: not stage.driver.front.attempts.on("i0"))
                 stage.settled()
 
         run(scene())

@@ -112,9 +112,9 @@ def test_what_is_asked_for_after_its_end_is_withdrawn() -> None:
     the = Waiting()
     the.reply.fail(500, "no")
     name = the.driver.submit(_Payload(), 3, 5, "g", "")
-    assert len(the.driver.payloads) == 1
+    assert len(the.driver.front.payloads) == 1
     the.reply.submitted(name)
-    assert len(the.driver.payloads) == 0
+    assert len(the.driver.front.payloads) == 0
 
 
 @in_a_loop

@@ -281,8 +281,8 @@ class TestTheEnd:
             async with Stage(one, two) as stage:
                 call = stage.call({**BODY, "stream": True})
                 await one.event(0, chunk([4]), chunk([5]))
-                (running,) = stage.driver.attempts.on("i0")
-                stage.driver.attempts.disbelieve(running.dispatch.attempt)
+                (running,) = stage.driver.front.attempts.on("i0")
+                stage.driver.front.attempts.disbelieve(running.dispatch.attempt)
                 events = await call.events()
                 assert "cannot be true" in str(events[-1]["error"])
                 assert not two.pool.asked
@@ -298,7 +298,7 @@ class TestTheEnd:
             async with Stage(instance) as stage:
                 call = stage.call({**BODY, "stream": True})
                 await instance.event(0, chunk([4]))
-                (running,) = stage.driver.attempts.on("i0")
+                (running,) = stage.driver.front.attempts.on("i0")
                 assert not getattr(running.attempting, "held_back", True)
                 assert call.on_pause is not None
                 call.on_pause()

@@ -174,12 +174,12 @@ def test_a_submission_that_is_sent_again_is_answered_like_the_first() -> None:
             for _ in range(3):
                 answer = await house.ask("POST", "/rollout/v1/groups", body)
                 assert answer == (200, {"accepted": 2})
-            assert house.service.gateway.trainer.open_samples == 3
+            assert house.service.gateway.trainer.submissions.open_samples == 3
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
             await instance.answer(0, [5])
             await asking
             assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
-            assert house.service.gateway.trainer.open_samples == 2, (
+            assert house.service.gateway.trainer.submissions.open_samples == 2, (
                 "a is in a batch that may be lost"
             )
 
@@ -386,18 +386,18 @@ def test_what_is_delivered_or_failed_makes_room() -> None:
                 body = [prompt(f"{number}", samples=2)]
                 assert (await house.ask("POST", "/rollout/v1/groups", body))[0] == 200
                 assert (await house.ask("POST", "/rollout/v1/groups", [prompt("x")]))[0] == 503
-                assert trainer.open_samples == 2
+                assert trainer.submissions.open_samples == 2
                 ack = {"ack": number - 1}
                 asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next", ack))
                 for sample in range(2):
                     await instance.answer(2 * number + sample, [5])
                 assert (await asking)[1]["number"] == number
-                assert trainer.open_samples == 0
+                assert trainer.submissions.open_samples == 0
             assert (await house.ask("POST", "/rollout/v1/groups", [prompt("f")]))[0] == 200
             ack = {"ack": 2, "timeout_s": 0}
             assert (await house.ask("POST", "/rollout/v1/batches/next", ack))[0] == 202
             await instance.fail(6, RequestRejected("no"))
-            await until(lambda: not trainer.open_samples)
+            await until(lambda: not trainer.submissions.open_samples)
 
     run(scene())
 
@@ -414,7 +414,7 @@ def test_two_submissions_at_once_count_together() -> None:
                 *(house.ask("POST", "/rollout/v1/groups", body) for body in asked)
             )
             assert sorted(status for status, _ in answers) == [200, 503]
-            assert house.service.gateway.trainer.open_samples == 1000
+            assert house.service.gateway.trainer.submissions.open_samples == 1000
             rest = [prompt(f"c{n}") for n in range(500)]
             assert (await house.ask("POST", "/rollout/v1/groups", rest))[0] == 200
 

@@ -423,7 +423,7 @@ def test_while_we_load_weights_the_trainer_waits() -> None:
             await until(lambda: first.calls or second.calls)
             assert await statuses(house, (START, {})) == [409]
             loading.set()
-            await until(lambda: house.service.gateway.trainer.has_loaded(1), 30)
+            await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
             assert house.driver.versions.of(A).driven_by == US
             assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
             assert version(house) == 2

@@ -155,8 +155,8 @@ def test_a_response_that_has_nothing(target: str) -> None:
             body = {**BODY, "messages": [], "max_tokens": 3}
             call = stage.call(body, target)
             await instance.asked()
-            (request,) = stage.driver.payloads._payloads
-            payload = next(iter(stage.driver.payloads._payloads.values()))
+            (request,) = stage.driver.front.payloads._payloads
+            payload = next(iter(stage.driver.front.payloads._payloads.values()))
             payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
             answer = await call.json()
             assert call.status == 200
