@@ -84,7 +84,7 @@ class ControlEndpoints:
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
         preempt = flag(request, "reset_running_requests", False)
-        return reply({"success": self._engine.instance.clear_cache(preempt)})
+        return reply({"success": self._engine.instance.clocked.clear_cache(preempt=preempt)})
 
 
 def _mode(request: web.Request) -> PauseMode:

@@ -7,7 +7,6 @@ timers, and what is late does not add up: the simulated times stay those of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
@@ -21,12 +20,12 @@ from rollout_sched.live.ports import (
     RequestRejected,
 )
 from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance.clocked_instance import ClockedInstance
 from rollout_sched.simulators.fake_instance.open_answers import Lengths, OpenAnswer, OpenAnswers
 from rollout_sched.simulators.fake_instance.pauses import Pauses
-from rollout_sched.simulators.fake_instance.realtime_clock import Alarm, RealtimeClock
-from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
+from rollout_sched.simulators.fake_instance.token_streams import OnProgress
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, PauseMode
+from rollout_sched.simulators.instance.sim_request import Ended, Outcome, PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
 #: The model it says it has, if nobody says another.
@@ -36,8 +35,9 @@ MODEL = "simulated"
 class RealtimeInstance:
     """One simulated instance; `speed` simulated seconds pass in a second of the running loop.
 
-    `version` is the one it starts with. With `versioned_text` another version makes another text,
-    in a share `drift` of the places. `vocabulary`: which ids there are.
+    `clocked` is that instance, without tokens. `version` is the one it starts with. With
+    `versioned_text` another version makes another text, in a share `drift` of the places.
+    `vocabulary`: which ids there are.
 
     KV identity is read off the tokens (see `synthetic_tokens`): requests with equal prompts share
     theirs, and a context that holds a response of ours finds the KV of that response's line if the
@@ -59,8 +59,7 @@ class RealtimeInstance:
         vocabulary: text.Vocabulary = text.LARGEST,
     ) -> None:
         self._name = name
-        self._engine = SimInstance(spec, version)
-        self._streams = TokenStreams(self._engine)
+        self._simulated = SimInstance(spec, version)
         self._description = Description(
             spec.max_num_seqs,
             spec.kv_blocks * spec.block_size,
@@ -71,11 +70,10 @@ class RealtimeInstance:
                 {"generate", "abort", "pause", "set_version", "weight_info", "weight_versions"}
             ),
         )
-        self._clock = RealtimeClock(speed)
-        self._alarm = Alarm(self._clock, self._next_at, self._listen)
+        self.clocked = ClockedInstance(self._simulated, speed, self._hear)
         self._closed = False
         self._answers = OpenAnswers(lengths, versioned_text, drift, vocabulary)
-        self._pauses = Pauses(self._engine)
+        self._pauses = Pauses(self._simulated)
 
     @property
     def name(self) -> str:
@@ -83,13 +81,13 @@ class RealtimeInstance:
 
     @property
     def paused(self) -> bool:
-        return self._engine.paused
+        return self._simulated.paused
 
     # -- the port --------------------------------------------------------------------------
 
     async def describe(self) -> Description:
         self._check_open()
-        return msgspec.structs.replace(self._description, version=self._engine.version)
+        return msgspec.structs.replace(self._description, version=self._simulated.version)
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
         self._check_open()
@@ -99,7 +97,7 @@ class RealtimeInstance:
             output = await answer.answer
         except asyncio.CancelledError:
             if self._answers.close(number) is not None:
-                self._streams.remove(number)
+                self.clocked.stop_telling(number)
                 self._abort(number, answer)
             raise
         rest = answer.streamed
@@ -119,33 +117,27 @@ class RealtimeInstance:
         if mode != "wait":
             await self.gauges()
         paused = self._pauses.ask(mode)
-        self._engine.pause(self._clock.tick(), mode, clear_cache)
-        self._alarm.change()
+        self.clocked.pause(mode, clear_cache)
         await paused
 
     async def resume(self) -> None:
         self._check_open()
         self._pauses.end()
-        self._engine.resume(self._clock.tick())
-        self._alarm.change()
+        self.clocked.resume()
 
     async def set_version(self, version: int) -> None:
         self._check_open()
-        self._engine.set_version(version, self._clock.tick())
-        self._alarm.change()
+        self.clocked.set_version(version)
 
     async def gauges(self) -> Gauges:
         """As of now; while it is paused, those of before, as in vLLM."""
         self._check_open()
-        while self._engine.next_at() <= self._clock.tick():
-            self._listen(self._clock.now)
-            await asyncio.sleep(0)  # whoever was answered goes first
-        self._engine.advance(self._clock.tick())  # nothing is due any more
+        await self.clocked.catch_up()
         return self._pauses.gauges()
 
     async def weight_version(self) -> int | None:
         self._check_open()
-        return self._engine.version
+        return self._simulated.version
 
     async def is_paused(self) -> bool:
         self._check_open()
@@ -154,7 +146,7 @@ class RealtimeInstance:
     async def close(self) -> None:
         """Whoever waits for an answer gets an InstanceError, as of every later call."""
         self._closed = True
-        self._alarm.close()
+        self.clocked.close()
         error = InstanceError(f"{self._name} was closed")
         for answer in self._answers.by_number.values():
             if not answer.answer.done():
@@ -164,24 +156,11 @@ class RealtimeInstance:
 
     # -- beyond the port -------------------------------------------------------------------
 
-    def set_speed(self, speed: float) -> None:
-        """So many simulated seconds pass in a second from now on."""
-        self._clock.set_speed(speed)
-        self._alarm.change()
-
     def abort_all(self) -> int:
         """Every request ends with what it has; returns how many."""
         for number, answer in self._answers.by_number.items():
             self._abort(number, answer)
         return len(self._answers.by_number)
-
-    def clear_cache(self, preempt: bool = False) -> bool:
-        """vLLM's reset_prefix_cache; False if it cannot be, for blocks are in use."""
-        self._engine.advance(self._clock.tick())
-        in_use = self._engine.gauges().running > 0
-        self._engine.clear_cache(self._clock.now, preempt)
-        self._alarm.change()
-        return preempt or not in_use
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -192,48 +171,36 @@ class RealtimeInstance:
     def _submit(self, order: Order, on_tokens: OnTokens | None) -> int:
         request, answer = self._answers.read(order, on_tokens)
         number = request.attempt
+        telling = None if on_tokens is None else self._streaming(number, answer)
         try:
-            self._engine.submit(request, self._clock.tick())
+            self.clocked.submit(request, order.stream_every, telling)
         except ValueError as error:
             raise RequestRejected(str(error)) from None
         answer.answer = asyncio.get_running_loop().create_future()
         self._answers.open(number, answer)
-        if order.stream_every and on_tokens is not None:
-            self._streams.add(number, order.stream_every, self._streaming(number, answer))
-        self._alarm.change()
         return number
 
     def _abort(self, number: int, answer: OpenAnswer) -> None:
-        self._engine.abort(number, self._clock.tick())
+        self.clocked.abort(number)
         self._answers.stop_writing(answer)
-        self._alarm.change()
 
-    def _next_at(self) -> float:
-        return min(self._engine.next_at(), self._streams.next_at())
-
-    def _listen(self, at: float) -> None:
-        """Pass on what has happened by now."""
-        clock = self._clock
-        for outcome in self._engine.advance(clock.reach(at)):
-            if isinstance(outcome, Ended):
-                self._answer(outcome)
-            else:
-                self._pauses.confirm(outcome.mode)
-        self._streams.advance(clock.now)
-        self._alarm.change()
+    def _hear(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Ended):
+            self._answer(outcome)
+        else:
+            self._pauses.confirm(outcome.mode)
 
     def _answer(self, ended: Ended) -> None:
         answer = self._answers.close(ended.attempt)
         if answer is None:
             return  # nobody waits any more
-        self._streams.remove(ended.attempt)
         if not answer.answer.done():
             answer.answer.set_result(self._answers.output(answer, ended))
 
-    def _streaming(self, number: int, answer: OpenAnswer) -> Callable[[int, int], None]:
+    def _streaming(self, number: int, answer: OpenAnswer) -> OnProgress:
         def progress(tokens: int, step: int) -> None:
             assert answer.on_tokens is not None
-            spans = self._engine.spans_of(number, tokens)
+            spans = self._simulated.spans_of(number, tokens)
             answer.on_tokens(*self._answers.chunk(answer, tokens, spans))
 
         return progress

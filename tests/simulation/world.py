@@ -343,9 +343,9 @@ class World:
         if server is None:
             return
         engine = server.engine
-        engine.instance.set_speed(1 / fault.by)
+        engine.instance.clocked.set_speed(1 / fault.by)
         await asyncio.sleep(fault.for_s)
-        engine.instance.set_speed(1.0)
+        engine.instance.clocked.set_speed(1.0)
 
     async def _lies(self, fault: faults.InstanceLies) -> None:
         server = self.instances[fault.instance].server

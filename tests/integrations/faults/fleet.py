@@ -72,7 +72,7 @@ class House:
     def set_speed(self, speed: float) -> None:
         """Of all servers: so many tokens of a request in a second."""
         for server in self.servers:
-            server.engine.instance.set_speed(speed)
+            server.engine.instance.clocked.set_speed(speed)
 
     def strike(self, number: int, fault: str, **settings: Any) -> None:
         self.servers[number].switchboard.set(Fault(fault, **settings))  # type: ignore[arg-type]

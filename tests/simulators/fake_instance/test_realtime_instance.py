@@ -276,11 +276,11 @@ def test_the_cache_can_be_cleared_while_nothing_is_held() -> None:
     async def scene() -> None:
         one = make()
         await one.generate(order())
-        assert one.clear_cache()
+        assert one.clocked.clear_cache(preempt=False)
         task = asyncio.create_task(one.generate(order()))
         await asyncio.sleep(2.5)
-        assert not one.clear_cache()
-        assert one.clear_cache(preempt=True)
+        assert not one.clocked.clear_cache(preempt=False)
+        assert one.clocked.clear_cache(preempt=True)
         one.abort_all()
         assert (await task).finish == "abort"
         gauges = await one.gauges()
@@ -317,7 +317,7 @@ def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
         for version in (2, 3):
             clock.sleep(0.02)
             if preempts:
-                one.clear_cache(preempt=True)
+                one.clocked.clear_cache(preempt=True)
             await one.set_version(version)
             await asyncio.sleep(0.01)
         await one.abort("a")
@@ -333,7 +333,7 @@ def test_at_another_speed_the_rest_takes_another_time() -> None:
         one = make()
         asking = asyncio.create_task(one.generate(order()))
         await asyncio.sleep(10.0)
-        one.set_speed(5.0)
+        one.clocked.set_speed(5.0)
         await asking
         assert time() == 10.0 + 10.0 / 5
 
