@@ -11,7 +11,8 @@ from typing import cast
 
 from rollout_sched.link.messages import LetGo, PieceMade, Streamed, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.pieces import Piece
+from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.tokens import Tokens, decode, encode
 
 

@@ -15,6 +15,7 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.model import DeliveredSample
 from rollout_sched.live.attempts import AttemptTask
 from rollout_sched.live.draft_test import DraftTest, is_greedy
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Attempting,
@@ -27,7 +28,7 @@ from rollout_sched.live.ports import (
     PromptToken,
     Responder,
 )
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.transcript import TokenTranscript
 
 #: A logarithm of 1 may be rounded up; a logit is not that small.
 _ABOVE_ZERO = 1e-3
@@ -124,11 +125,11 @@ class TokenPayload:
         nothing, for the tool has acted."""
         assert self.test is not None, "a draft of a payload that tests none"
         transcript = self.transcript
-        drawn = zip(transcript.logprobs, transcript.mask, strict=True)
+        drawn = zip(transcript.logprobs, transcript.joined.mask, strict=True)
         old = [logprob for logprob, generated in drawn if generated]
         greedy = is_greedy(self.sampling)
         kept = self.test.passed(dispatch, old[: len(thought)], thought, greedy=greedy)
-        return kept if kept >= min(transcript.settled, len(thought)) else 0
+        return kept if kept >= min(transcript.joined.settled, len(thought)) else 0
 
     def _thought_of_draft(self, dispatch: Dispatch, output: Output) -> list[PromptToken]:
         """One entry for each generated token of the draft. Raises AnswerUntrue."""
@@ -141,7 +142,11 @@ class TokenPayload:
             told = 0 if prompt is None else len(prompt)
             raise AnswerUntrue(f"a context of {context} tokens came with {told} log-probabilities")
         response = prompt[len(self.prompt_ids) - 1 :]
-        made = [t for t, generated in zip(response, self.transcript.mask, strict=True) if generated]
+        made = [
+            t
+            for t, generated in zip(response, self.transcript.joined.mask, strict=True)
+            if generated
+        ]
         draft = made[: sum(tokens for _, tokens in dispatch.draft)]
         if not all(-math.inf < token.logprob < _ABOVE_ZERO for token in draft):
             raise AnswerUntrue(

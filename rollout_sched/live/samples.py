@@ -235,8 +235,8 @@ def sample_of(
     reward: Reward | None = None,
 ) -> Sample:
     """Join what the core counted with the tokens its payload holds."""
-    transcript = payload.transcript
-    mask = transcript.mask
+    transcript, joined = payload.transcript, payload.transcript.joined
+    mask = joined.mask
     segments = _spans(counted.segments, mask)
     versions = [OBSERVED] * len(mask)
     for span in segments:
@@ -256,9 +256,9 @@ def sample_of(
         staleness=counted.staleness,
         finish_reason="length" if counted.finish == "length" else "stop",
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
-        num_interruptions=max(0, transcript.attempts - transcript.turns - 1),
+        num_interruptions=max(0, transcript.attempts - joined.turns - 1),
         extra=prompt.extra,
-        drawn_log_probs=transcript.drawn_logprobs if counted.verified_tokens else None,
+        drawn_log_probs=joined.drawn_logprobs if counted.verified_tokens else None,
         reward=None if reward is None else reward.total,
         rewards={} if reward is None else reward.named,
     )

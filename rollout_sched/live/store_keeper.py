@@ -13,12 +13,13 @@ from rollout_sched.core.model import Request
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.open_transaction import OpenTransaction
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import Payload
 from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.stored_facts import ONE, encoded
 from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 

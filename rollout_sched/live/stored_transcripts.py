@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.pieces import Piece
+from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 from rollout_sched.store.tokens import HEAD, Tokens, counts, decode

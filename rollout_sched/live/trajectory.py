@@ -84,16 +84,16 @@ class TrajectoryPayload(TokenPayload):
         return outcome
 
     async def act(self) -> Sequence[int] | Literal["stop", "length"]:
-        transcript = self.transcript
+        joined = self.transcript.joined
         returned = await self._tool(
             Trajectory(
                 self._uid,
                 self._index,
                 self.prompt_ids,
-                transcript.token_ids,
-                transcript.mask,
-                transcript.turns + 1,
-                transcript.turn_ids,
+                joined.token_ids,
+                joined.mask,
+                joined.turns + 1,
+                joined.turn_ids,
                 self._extra,
             )
         )

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
+from rollout_sched.live.pieces import JoinedPieces, Piece
 from rollout_sched.live.ports import OnTokens
 
 T = TypeVar("T")
-
-
-class Piece(msgspec.Struct):
-    """Tokens of one attempt, with their log-probabilities if they were asked for.
-
-    `observed`: the tokens that a tool returned to the turn which the attempt ended.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float] | None
-    observed: list[int] | None = None
 
 
 def detached(pieces: Mapping[int, T]) -> dict[int, T]:
@@ -29,8 +17,7 @@ def detached(pieces: Mapping[int, T]) -> dict[int, T]:
 
 
 class TokenTranscript:
-    """A transcript (`live.ports.Transcript`) of token ids: those generated, and between two
-    turns of a trajectory those that its tool returned."""
+    """A transcript (`live.ports.Transcript`) of token ids. One piece is kept for each attempt."""
 
     def __init__(self) -> None:
         self._verified: list[float] = []  # of the leading generated tokens
@@ -43,63 +30,24 @@ class TokenTranscript:
         return len(self._pieces)
 
     @property
-    def turns(self) -> int:
-        """Turns that a tool has returned to."""
-        return sum(piece.observed is not None for piece in self._pieces.values())
-
-    @property
-    def turn_ids(self) -> list[int]:
-        """What was generated since a tool last returned."""
-        ids: list[int] = []
-        for piece in self._pieces.values():
-            ids = [] if piece.observed is not None else ids + piece.token_ids
-        return ids
+    def joined(self) -> JoinedPieces:
+        """What is kept, as one response."""
+        return JoinedPieces(self._pieces)
 
     @property
     def token_ids(self) -> list[int]:
         """Generated and observed."""
-        ids: list[int] = []
-        for piece in self._pieces.values():
-            ids += piece.token_ids
-            ids += piece.observed or ()
-        return ids
-
-    @property
-    def mask(self) -> list[int]:
-        """1 for each of `token_ids` that was generated, 0 for those that were observed."""
-        mask: list[int] = []
-        for piece in self._pieces.values():
-            mask += [1] * len(piece.token_ids)
-            mask += [0] * len(piece.observed or ())
-        return mask
-
-    @property
-    def settled(self) -> int:
-        """Generated tokens that a tool has answered."""
-        made = settled = 0
-        for piece in self._pieces.values():
-            made += len(piece.token_ids)
-            settled = settled if piece.observed is None else made
-        return settled
+        return self.joined.token_ids
 
     @property
     def logprobs(self) -> list[float]:
         """One for each of `token_ids`, by the weights that it counts as made by, if they were asked
         for; 0.0 where they were observed."""
-        values = self.drawn_logprobs
+        values = self.joined.drawn_logprobs
         if self._verified:
-            made = [place for place, generated in enumerate(self.mask) if generated]
+            made = [place for place, generated in enumerate(self.joined.mask) if generated]
             for place, logprob in zip(made, self._verified, strict=False):
                 values[place] = logprob
-        return values
-
-    @property
-    def drawn_logprobs(self) -> list[float]:
-        """The same by the weights that drew it, which older ones may have been."""
-        values: list[float] = []
-        for piece in self._pieces.values():
-            values += piece.logprobs or ()
-            values += [0.0] * len(piece.observed or ())
         return values
 
     @property

@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
 from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.link.client_call import ClientCall
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.transcript import Piece
+from rollout_sched.live.pieces import Piece
 
 
 def call() -> ClientCall:

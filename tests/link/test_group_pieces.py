@@ -15,7 +15,8 @@ from rollout_sched.link.group_pieces import (
 from rollout_sched.link.messages import LetGo, PieceMade, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.pieces import Piece
+from rollout_sched.live.transcript import TokenTranscript
 
 
 def book() -> PayloadBook:

@@ -8,9 +8,9 @@ from rollout_sched.core.actions import Interrupt
 from rollout_sched.core.events import Event, RequestFailed, RequestInterrupted
 from rollout_sched.live.attempt_table import AttemptTable
 from rollout_sched.live.attempts import LiveAttempt
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import Outcome
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.transcript import Piece
 from tests.live.scripted import Scripted, until
 from tests.live.test_running_attempts import Book
 

@@ -15,8 +15,8 @@ from rollout_sched.live.endings import Endings
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import RequestRejected
-from rollout_sched.live.transcript import Piece
 from tests.core.told import make_scheduler
 
 

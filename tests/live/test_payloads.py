@@ -14,6 +14,7 @@ from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import Spans
 from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import (
     AnswerUntrue,
     InstanceError,
@@ -23,7 +24,6 @@ from rollout_sched.live.ports import (
     Output,
     PromptToken,
 )
-from rollout_sched.live.transcript import Piece
 from tests.live.scripted import Scripted
 
 
@@ -138,7 +138,7 @@ class TestDrafts:
         assert told == [3]
         assert (outcome.tokens, outcome.finish, outcome.piece.token_ids) == (1, "stop", [8])
         assert store.logprobs == [-0.25] * 3
-        assert store.transcript.drawn_logprobs == [-1.0] * 3
+        assert store.transcript.joined.drawn_logprobs == [-1.0] * 3
 
     def test_it_goes_on_where_it_was_cut(self) -> None:
         store = self.payload()

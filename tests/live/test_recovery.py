@@ -13,11 +13,12 @@ from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
 from rollout_sched.core.samples import Segment
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.leases import LeaseFacts
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.recovery import Recovered, recover
 from rollout_sched.live.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreError
 from rollout_sched.store.store import LOG_BYTES, Store

@@ -17,6 +17,7 @@ from rollout_sched.core.events import (
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
@@ -26,7 +27,6 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.running_attempts import RunningAttempts
 from rollout_sched.live.tool_calls import ToolCalls
-from rollout_sched.live.transcript import Piece
 from tests.live.scripted import Scripted
 
 

@@ -11,6 +11,7 @@ from rollout_sched.core import model
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.samples import (
     Batch,
     FailedGroup,
@@ -22,7 +23,6 @@ from rollout_sched.live.samples import (
     batch_of,
     sample_of,
 )
-from rollout_sched.live.transcript import Piece
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
 

@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from rollout_sched.live.pieces import Piece
 from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
 
@@ -39,15 +40,15 @@ class Kept:
         stored, found = StoredTranscripts(self.store), TokenTranscript()
         counted = stored.take_up("a/0")
         stored.read("a/0", found)
-        generated = sum(found.mask)
-        assert counted == (generated, len(found.mask) - generated)
+        generated = sum(found.joined.mask)
+        assert counted == (generated, len(found.joined.mask) - generated)
         return found
 
 
 def same(one, other):
     assert one.pieces == other.pieces
     assert one.logprobs == other.logprobs
-    assert one.drawn_logprobs == other.drawn_logprobs
+    assert one.joined.drawn_logprobs == other.joined.drawn_logprobs
 
 
 def test_only_what_is_new_is_written(store):
@@ -72,7 +73,7 @@ def test_what_a_tool_returned_follows_its_turn(store):
     kept.write()
     found = kept.read()
     assert found.token_ids == [5, 6, 70, 71, 8]
-    assert found.mask == [1, 1, 0, 0, 1]
+    assert found.joined.mask == [1, 1, 0, 0, 1]
     same(found, kept.transcript)
 
 

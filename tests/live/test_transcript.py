@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.live.transcript import Piece, TokenTranscript
+from rollout_sched.live.pieces import Piece
+from rollout_sched.live.transcript import TokenTranscript
 
 
 def test_pieces_join_in_order() -> None:
@@ -65,8 +66,8 @@ class TestDrafts:
         store = self.store()
         store.verified([-1.5, -2.5, -3.5])
         assert store.logprobs == [-1.5, -2.5, 0.0, -3.5, -4.0]
-        assert store.drawn_logprobs == [-1.0, -2.0, 0.0, -3.0, -4.0]
-        assert store.settled == 2
+        assert store.joined.drawn_logprobs == [-1.0, -2.0, 0.0, -3.0, -4.0]
+        assert store.joined.settled == 2
 
     def test_a_cut_takes_the_last_tokens_and_what_is_known_of_them(self) -> None:
         store = self.store()
@@ -79,13 +80,13 @@ class TestDrafts:
     def test_a_cut_may_take_a_turn_as_a_whole(self) -> None:
         store = self.store()
         store.cut(2)
-        assert (store.token_ids, store.mask) == ([5, 6, 9], [1, 1, 0])
+        assert (store.token_ids, store.joined.mask) == ([5, 6, 9], [1, 1, 0])
 
     def test_nothing_is_left_of_what_a_tool_has_answered_in_part(self) -> None:
         store = self.store()
         store.verified([-1.5, -2.5, -3.5, -4.5])
         store.cut(3)
-        assert (store.token_ids, store.logprobs, store.settled) == ([], [], 0)
+        assert (store.token_ids, store.logprobs, store.joined.settled) == ([], [], 0)
 
     def test_a_cut_goes_over_attempts_of_one_turn(self) -> None:
         store = TokenTranscript()
