@@ -172,8 +172,8 @@ class Trainer:
             self._world.ledger.accepted.update(prompt.uid for prompt in portion)
 
     async def _publish(self, rollouts: RolloutScheduler) -> None:
-        """Its newest version, unless it was published. That the gateway has seen it promises nothing:
-        who brings weights around it says so, too."""
+        """Its newest version, unless it was published. Who brings weights around the gateway says
+        so, too: that it has seen them promises nothing."""
         ledger, around = self._world.ledger, self._around
         says_so = self.version > 0 and self._world.plan.weights == "applied"
         if around is not None and around.version < self.version:
