@@ -24,8 +24,8 @@ HOT = {
     "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
     "shared_gpus sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
     "live": "answer_checks attempt_starter attempt_table attempts driver endings event_pump "
-    "fleet_orders front judging live_fleet open_transaction payload_book running_attempts "
-    "scheduler_link store_keeper stored_session stored_transcripts tool_calls",
+    "fleet_orders front judging live_fleet open_transaction payload_book run_clock "
+    "running_attempts scheduler_link store_keeper stored_session stored_transcripts tool_calls",
     "integrations/http": "answer_heads backlog bearer bodies body_budget client client_connection "
     "connections dialler exchange head_buffer heads idle_connections limits origin request server "
     "server_connection",

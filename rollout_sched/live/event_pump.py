@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from rollout_sched.core.actions import Action, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.live.run_clock import RunClock
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +42,7 @@ class EventPump:
         self._before: dict[type[Any], Callable[[Any], None]] = {}
         self._carry_out: dict[type[Any], Callable[[Any], None]] = {}
         self._watchers: dict[type[Any], list[Callable[[Any], None]]] = {}
-        self._loop = asyncio.get_running_loop()
-        self._origin = self._loop.time()
-        self._earlier_s = 0.0  # that earlier runs have taken
+        self._clock = RunClock()
         self._inbox: deque[Event] = deque()
         self._handling = False
         self._afterwards: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -53,12 +50,11 @@ class EventPump:
 
     @property
     def now(self) -> float:
-        return self._earlier_s + (self._loop.time() - self._origin)
+        return self._clock.now
 
     def go_on_from(self, now: float) -> None:
         """An earlier run of the same scheduler had come to this time."""
-        self._origin = self._loop.time()
-        self._earlier_s = now  # put into the origin, it could be rounded to an earlier time
+        self._clock.go_on_from(now)
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
         """Have actions of this type carried out so. What it raises breaks the scheduler."""
@@ -101,10 +97,7 @@ class EventPump:
                 log.exception("an answer could not be handed over")
 
     def wake(self, action: Wake) -> None:
-        when = self._origin + (action.at - self._earlier_s)
-        while self._earlier_s + (when - self._origin) < action.at:  # the sums are rounded
-            when = math.nextafter(when, math.inf)
-        self._loop.call_at(when, self.tell, Woke())
+        self._clock.call_at(action.at, self.tell, Woke())
 
     def fail(self, error: Exception) -> None:
         """The scheduler's own state can no longer be trusted: everybody who waits is told."""
@@ -130,7 +123,7 @@ class EventPump:
     def _handle(self, event: Event) -> None:
         if self.broken is not None:
             return
-        now = self.now
+        now = self._clock.now
         try:
             actions = self.scheduler.handle(event, now)
         except CallerError:

@@ -12,7 +12,6 @@ from rollout_sched.core import events as ev
 from rollout_sched.core.actions import Dispatch, Wake
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.event_pump import EventPump
-from rollout_sched.simulators.replay import virtual_loop
 from tests.core.told import make_scheduler
 
 JOINED = ev.InstanceJoined("i0", 4, 10_000)
@@ -130,27 +129,6 @@ def test_it_wakes_the_scheduler_when_that_asked_for_it() -> None:
         assert [event for event, _ in it.seen] == [ev.Woke()]
 
     run(scene())
-
-
-@pytest.mark.parametrize(("began", "earlier"), [(5.8, 0.43), (18.03, 0.61), (0.0, 7.0)])
-def test_time_goes_on_from_just_where_an_earlier_run_has_ended(
-    began: float, earlier: float
-) -> None:
-    """Not from a rounding before it, at which that run could not be restored."""
-
-    async def scene() -> None:
-        await asyncio.sleep(began)
-        it = Pumped()
-        it.pump.go_on_from(earlier)
-        assert it.pump.now == earlier
-        times: list[float] = []
-        it.pump.observers.append(lambda now, *_: times.append(now))
-        it.pump.wake(Wake(earlier + 0.13))
-        await asyncio.sleep(0.2)
-        assert len(times) == 1
-        assert times[0] >= earlier + 0.13, "it would ask to be woken again, without end"
-
-    virtual_loop.run(scene())
 
 
 def test_what_is_to_be_done_before_is_done_whoever_carries_out() -> None:
