@@ -252,7 +252,7 @@ class Payload(TokenPayload):
 
     def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
         drift, seed = self.world.scenario.policy_drift, self.world.workload.seed
-        return drift.kept(dispatch, self.transcript.settled, seed)
+        return drift.kept(dispatch, self.transcript.joined.settled, seed)
 
     async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
         """The attempt, unless it breaks off."""
