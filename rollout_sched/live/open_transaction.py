@@ -42,6 +42,12 @@ class OpenTransaction:
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._write)
 
+    def durably(self) -> None:
+        """Something has happened of which we shall not hear again: have it written durably, though
+        nobody waits."""
+        self._write()
+        self.writer.promise()
+
     def promise(self) -> Awaitable[None]:
         """Done when all that has happened is durable. Raises StoreBroken there."""
         self._write()

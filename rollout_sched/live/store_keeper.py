@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rollout_sched.core.actions import Action, Deliver, Discard
-from rollout_sched.core.events import Event
+from rollout_sched.core.events import Event, WeightsPublished
 from rollout_sched.core.facts import FactRecorder, request_of
 from rollout_sched.core.model import Request
 from rollout_sched.core.scheduler import Scheduler
@@ -73,7 +73,10 @@ class StoreKeeper:
                 put_down = self._put_down.get(type(action))
                 if put_down is not None:
                     put_down(action)
-            self._open.soon()
+            if isinstance(event, WeightsPublished) and not event.loads:
+                self._open.durably()  # it was seen at an instance, and may be said by nobody
+            else:
+                self._open.soon()
         except Exception as error:  # a store with holes must not be gone on from
             log.exception("what happened could not be put down")
             self._on_broken(error)

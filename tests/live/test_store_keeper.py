@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
 from rollout_sched import load_policy
 from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import BatchRequested, InstanceJoined
+from rollout_sched.core.events import BatchRequested, InstanceJoined, WeightsPublished
+from rollout_sched.core.run_state import RunFacts
+from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.store_keeper import StoreKeeper
+from rollout_sched.live.stored_facts import ONE, decoded
 from rollout_sched.live.stored_transcripts import StoredTranscripts
 from rollout_sched.store.store import Store
-from tests.live.scripted import Scripted
+from tests.live.scripted import Scripted, until
+from tests.store.simulated_disk import SimulatedDisk
 
 PROMPT = Prompt("a", [1, 2], 1, 9)
 
@@ -24,10 +29,10 @@ PROMPT = Prompt("a", [1, 2], 1, 9)
 class Keeping:
     """A keeper behind a driver, and what its store holds."""
 
-    def __init__(self, folder, driver):
+    def __init__(self, folder, driver, **store):
         self.driver = driver
         self.broken = []
-        store = Store(folder, durable="off")
+        store = Store(folder, **{"durable": "off", **store})
         scheduler = driver.pump.scheduler
         self.keeper = StoreKeeper(
             store, scheduler, driver.front.payloads, StoredTranscripts(store), self.broken.append
@@ -42,9 +47,9 @@ class Keeping:
 
 
 @asynccontextmanager
-async def keeping(tmp_path):
+async def keeping(tmp_path, **store):
     driver = Driver(load_policy("round_robin_sync").scheduler(1))
-    kept = Keeping(tmp_path / "s", driver)
+    kept = Keeping(tmp_path / "s", driver, **store)
     try:
         yield kept
     finally:
@@ -93,5 +98,28 @@ def test_direct_requests_are_not_stored(tmp_path):
             await instance.answer(0, [5])
             assert await kept.rows() <= {"run", "recent"}
             assert kept.keeper.store.owners() == []
+
+    asyncio.run(scene())
+
+
+def test_a_version_that_nobody_says_survives_that_the_power_fails(tmp_path):
+    """A trainer that brings weights around us need not publish them: what was seen is all there is,
+    and who does not know of it takes them for another run's."""
+    disk = SimulatedDisk(tmp_path / "s")
+    copies = count()
+
+    def left():
+        after = disk.left_by_a_crash(tmp_path / f"after {next(copies)}", "rows")
+        store = Store(after)
+        try:
+            run = store.facts(facts.RUN).get(ONE)
+            return None if run is None else decoded(run, RunFacts).version
+        finally:
+            store.close()
+
+    async def scene():
+        async with keeping(tmp_path, durable="batch", disk=disk) as kept:
+            kept.driver.tell(WeightsPublished(1, loads=False))
+            await until(lambda: left() == 1)
 
     asyncio.run(scene())
