@@ -71,7 +71,9 @@ class Database:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._disk = disk
         self._path = path
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, factory=_Connection
+        )
         self._db.text_factory = _text
         try:
             self._set_up()
@@ -147,6 +149,17 @@ class Database:
 
     def close(self) -> None:
         self._db.close()
+
+
+class _Connection(sqlite3.Connection):
+    """SQLite's messages quote what is damaged, which Python may fail to read."""
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*statement)
+        except UnicodeDecodeError as error:
+            said = bytes(error.object).decode("utf-8", "replace")
+            raise sqlite3.DatabaseError(said) from error
 
 
 class Write:

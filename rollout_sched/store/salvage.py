@@ -16,7 +16,7 @@ from rollout_sched.store.errors import StoreError
 from rollout_sched.store.lock import StoreLock
 from rollout_sched.store.store import ROWS, Losses, Store
 
-#: Ids that are tried where nobody can tell which was the last.
+#: Ids that are tried where rows cannot be read, or nobody can tell which was the last.
 _MOST = 2**14
 
 
@@ -72,16 +72,19 @@ def _rows(path: Path, select: str, read: Callable[[tuple[Any, ...]], Row | None]
 
 
 def _readable(database: Database, select: str) -> Iterator[tuple[Any, ...]]:
-    """Row by row; where a page cannot be read, on from the next id that can."""
-    last, end = 0, _last_id(database, select)
-    while last < end:
+    """Row by row; where a page cannot be read, or leads back to one before, on from the next id
+    that can."""
+    last, end, tries = 0, _last_id(database, select), 0
+    while last < end and tries < _MOST:
         try:
             for row in database.rows(f"{select} WHERE id > {last} ORDER BY id"):
+                if row[0] <= last:
+                    raise sqlite3.DatabaseError(f"row {row[0]} comes after row {last}")
                 last = row[0]
                 yield row
             return
         except sqlite3.Error:
-            last += 1
+            last, tries = last + 1, tries + 1
 
 
 def _last_id(database: Database, select: str) -> int:

@@ -96,3 +96,14 @@ def test_what_is_no_database_is_told(tmp_path):
     (tmp_path / "d").write_bytes(b"no database " * 100)
     with pytest.raises(sqlite3.DatabaseError, match="not a database"):
         Database(tmp_path / "d", Disk())
+
+
+def test_what_is_damaged_is_told_though_it_is_no_text(tmp_path, database):
+    database.checkpoint()
+    database.close()
+    path = tmp_path / "rows.sqlite"
+    data = path.read_bytes()
+    assert b"CREATE TABLE facts" in data
+    path.write_bytes(data.replace(b"CREATE TABLE facts", b"CREATE TABLE\xecfacts"))
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        Database(path, Disk()).check_tables()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -44,6 +45,25 @@ def test_what_is_sound_is_kept(tmp_path):
         assert len(facts) >= 380
         assert set(facts.values()) == {b"x" * 500}
         assert len(store.owners()) == found.pieces
+
+
+def test_a_page_that_leads_back_to_one_before_is_read_once(tmp_path):
+    filled(tmp_path)
+    path = tmp_path / ROWS
+    with closing(sqlite3.connect(path)) as rows:
+        select = "SELECT rootpage FROM sqlite_master WHERE name = 'facts'"
+        ((root,),) = rows.execute(select)
+    data = bytearray(path.read_bytes())
+    tree = (root - 1) * PAGE
+    assert data[tree] == 5, "the root of a table of several pages"
+    first, second = (
+        tree + int.from_bytes(data[at : at + 2], "big") for at in (tree + 12, tree + 14)
+    )
+    data[second : second + 4] = data[first : first + 4]
+    path.write_bytes(data)
+    found = salvage(tmp_path)
+    assert 0 < found.facts < 400
+    assert found.pieces == 20
 
 
 def test_where_nothing_can_be_read_that_is_said(tmp_path):
