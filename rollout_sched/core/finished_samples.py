@@ -28,8 +28,16 @@ class FinishedSamples:
         segments = request.segments
         if self._masks and request.group is not None:
             segments = self._masked(segments)
-        versions = [segment.version for segment in segments if not segment.masked]
         newest = self._progress.version
+        oldest: int | None = None
+        verified = masked = 0
+        for segment in segments:
+            if segment.verified:
+                verified += segment.tokens
+            if segment.masked:
+                masked += segment.tokens
+            elif oldest is None or segment.version < oldest:
+                oldest = segment.version
         return DeliveredSample(
             request.id,
             request.siblings.id,
@@ -37,10 +45,10 @@ class FinishedSamples:
             request.siblings.prompt_tokens,
             request.response_tokens,
             segments,
-            newest - min(versions, default=newest),
+            0 if oldest is None else newest - oldest,
             request.finish,
-            sum([segment.tokens for segment in segments if segment.verified]),
-            sum([segment.tokens for segment in segments if segment.masked]),
+            verified,
+            masked,
         )
 
     def judge(self, group: Group) -> None:

@@ -8,7 +8,7 @@ slots, for every event writes a dozen of their fields: a struct takes four times
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.core.length_history import PromptLengths
@@ -67,6 +67,13 @@ class InstanceStatus(StrEnum):
     LOST = "lost"  # gone; only old references still show it
 
 
+# Final, so that compiled code need not look them up: that is a call of Python.
+_PARKED: Final = RequestState.PARKED
+_FRESH: Final = GroupState.FRESH
+_ACTIVE: Final = GroupState.ACTIVE
+_SERVING: Final = InstanceStatus.SERVING
+
+
 class Instance:
     """One inference server we can send requests to.
 
@@ -116,7 +123,7 @@ class Instance:
         self.slots = slots
         self.kv_tokens = kv_tokens
         self.version = version
-        self.status = InstanceStatus.SERVING
+        self.status = _SERVING
         self.attempts: dict[int, Attempt] = {}
         self.tokens = 0
         self.last_dispatch = 0
@@ -230,7 +237,7 @@ class Group:
         self.siblings = siblings
         self.judged = judged
         self.judgement = 0
-        self.state = GroupState.FRESH
+        self.state = _FRESH
         self.finished: list[Request] = []
         self.oldest_version: int | None = None
         self.launch_place = 0
@@ -317,7 +324,7 @@ class Request:
         self.index = index
         self.serial = serial
         self.context_tokens = context_tokens
-        self.state = RequestState.PARKED
+        self.state = _PARKED
         self.attempt: Attempt | None = None
         self.segments: tuple[Segment, ...] = ()
         self.response_tokens = 0
@@ -343,7 +350,7 @@ class Request:
     @property
     def active(self) -> bool:
         """Whether it may run now, as far as its group is concerned."""
-        return self.group is None or self.group.state is GroupState.ACTIVE
+        return self.group is None or self.group.state is _ACTIVE
 
     @property
     def remaining_tokens(self) -> int:

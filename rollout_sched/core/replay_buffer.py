@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollout_sched.core.model import Group, Request, RequestState
+from rollout_sched.core.lifecycle import PARKED
+from rollout_sched.core.model import Group, Request
 
 
 class ReplayBuffer:
@@ -34,4 +35,4 @@ class ReplayBuffer:
 
     def of(self, group: Group) -> list[Request]:
         """The parked requests of one group."""
-        return [r for r in group.requests if r.state is RequestState.PARKED]
+        return [r for r in group.requests if r.state is PARKED]

@@ -5,7 +5,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import (
@@ -126,7 +126,7 @@ def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
 
 
 #: Events that a caller is answerable for, and what refuses them.
-CHECKS: dict[type[Any], Callable[[Scheduler, Any], None]] = {
+CHECKS: Final[dict[type[Any], Callable[[Scheduler, Any], None]]] = {
     GroupSubmitted: _group_submitted,
     RequestSubmitted: _request_submitted,
     InstanceJoined: _instance_joined,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ from rollout_sched.metrics.averages import mean
 from rollout_sched.metrics.fold import Handler
 
 Lengths = npt.NDArray[np.int64]
-_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+Shares = npt.NDArray[np.float64]
 
 #: Steps that are made up, at least, to learn how far a step is from all by chance.
 _STEPS_BY_CHANCE = 100
@@ -82,19 +81,20 @@ class LengthFold:
         assert self._offered_of is not None
         # In the order of submission: chance then deals alike for all policies.
         in_order = dict.fromkeys([*self._submitted, *trained_of])
-        offered_of = {group: self._offered_of(group) for group in in_order if group in trained_of}
+        asked_of = {group: self._offered_of(group) for group in in_order}
+        offered_of = {group: own for group, own in asked_of.items() if group in trained_of}
         offered = _sorted(offered_of.values())
         trained_in = [_sorted(step.values()) for step in steps if step]
         trained = np.sort(np.concatenate(trained_in))
         longest = int(offered[len(offered) - -(-len(offered) // 10)])
         return LengthBias(
             mean_ratio=float(trained.mean() / offered.mean()),
-            steady_mean_ratio=self._steady_mean_ratio(steps, steady),
+            steady_mean_ratio=self._steady_mean_ratio(steps, asked_of, steady),
             longest_tenth_kept=_at_least(trained, longest) / _at_least(offered, longest),
             ks=_ks_distance(trained, offered),
             step_ks=mean([_ks_distance(step, offered) for step in trained_in]),
             step_ks_floor=_ks_by_chance(
-                list(offered_of.values()), offered, [len(step) for step in steps if step]
+                list(offered_of.values()), [len(step) for step in steps if step]
             ),
             group_ratio=mean(
                 [mean(trained_of[group]) / mean(own) for group, own in offered_of.items()]
@@ -102,16 +102,18 @@ class LengthFold:
         )
 
     def _steady_mean_ratio(
-        self, steps: Sequence[Mapping[str, list[int]]], steady: range
+        self,
+        steps: Sequence[Mapping[str, list[int]]],
+        asked_of: Mapping[str, Sequence[int]],
+        steady: range,
     ) -> float | None:
-        assert self._offered_of is not None
         before = sum(len(step) for step in steps[: steady.start])
         within = [lengths for n in steady for lengths in steps[n].values()]
         in_turn = self._submitted[before : before + len(within)]
         if not within or not in_turn:
             return None
         trained = [length for lengths in within for length in lengths]
-        offered = [length for group in in_turn for length in self._offered_of(group)]
+        offered = [length for group in in_turn for length in asked_of[group]]
         return mean(trained) / mean(offered)
 
 
@@ -121,39 +123,59 @@ def order_excess(steps: Sequence[Sequence[Sequence[int]]]) -> float:
     groups = [group for step in steps for group in step]
     every = _sorted(groups)
     distances = [_ks_distance(_sorted(step), every) for step in steps]
-    return mean(distances) - _ks_by_chance(groups, every, [len(step) for step in steps])
+    return mean(distances) - _ks_by_chance(groups, [len(step) for step in steps])
+
+
+def _joined(groups: Iterable[Sequence[int]]) -> Lengths:
+    return np.asarray([length for lengths in groups for length in lengths])
 
 
 def _sorted(groups: Iterable[Sequence[int]]) -> Lengths:
-    return np.sort(np.asarray([length for lengths in groups for length in lengths]))
+    return np.sort(_joined(groups))
 
 
 def _at_least(ascending: Lengths, length: int) -> int:
     return len(ascending) - int(np.searchsorted(ascending, length, "left"))
 
 
-def _ks_by_chance(groups: Sequence[Sequence[int]], offered: Lengths, sizes: Sequence[int]) -> float:
-    """The mean distance from all `offered` of steps of so many whole groups, dealt by chance."""
+def _ks_by_chance(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> float:
+    """The mean distance from all groups of steps of so many of them, dealt by chance."""
+    members = np.asarray([len(lengths) for lengths in groups])
+    first = np.cumsum(members) - members
+    _, rank, count = np.unique(_joined(groups), return_inverse=True, return_counts=True)
+    not_longer = np.cumsum(count)
+    below, upto = (not_longer - count) / len(rank), not_longer / len(rank)
+    ends = np.cumsum(sizes)
     dice = np.random.default_rng(0)
     distances: list[float] = []
     while len(distances) < _STEPS_BY_CHANCE:
-        dealt = iter(dice.permutation(len(groups)).tolist())
-        for size in sizes:
-            step = _sorted(groups[number] for number in islice(dealt, size))
-            distances.append(_ks_distance(step, offered))
+        dealt = dice.permutation(len(groups))
+        for end, size in zip(ends, sizes, strict=True):
+            step = np.sort(rank[_places(dealt[end - size : end], first, members)])
+            distances.append(_largest_gap(below[step], upto[step]))
     return mean(distances)
 
 
-def _ks_distance(some: Lengths, all_: Lengths) -> float:
-    """The largest gap between two empirical distributions, both given ascending.
+def _places(groups: Lengths, first: Lengths, members: Lengths) -> Lengths:
+    """Where the lengths of these groups stand, if group g has `members[g]`, from `first[g]` on."""
+    count = members[groups]
+    ends = np.cumsum(count)
+    return np.repeat(first[groups] - ends + count, count) + np.arange(ends[-1])
 
-    Between two values of `some` its distribution is flat and the other one only grows, so the
-    largest gap lies at one of those values or just below it: nothing is done per value of `all_`.
+
+def _ks_distance(some: Lengths, all_: Lengths) -> float:
+    """The largest gap between two empirical distributions, both given ascending."""
+    below, upto = np.searchsorted(all_, some, "left"), np.searchsorted(all_, some, "right")
+    return _largest_gap(below / len(all_), upto / len(all_))
+
+
+def _largest_gap(below: Shares, upto: Shares) -> float:
+    """Between the distribution of some lengths and another, of which these shares lie below each
+    and up to each of them, ascending.
+
+    It is largest where the former has just jumped or is about to (the two one-sided statistics of
+    Kolmogorov and Smirnov). Of equal lengths the last has the gap after the jump, and the first the
+    one before it; for the others it comes out smaller. So nothing is done per length of the other.
     """
-    values = np.unique(some)
-    gaps = (
-        np.searchsorted(some, values, side) / len(some)
-        - np.searchsorted(all_, values, side) / len(all_)
-        for side in _SIDES
-    )
-    return float(max(np.abs(gap).max() for gap in gaps))
+    jumps = np.arange(len(below) + 1) / len(below)
+    return float(max((jumps[1:] - upto).max(), (below - jumps[:-1]).max()))

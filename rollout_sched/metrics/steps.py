@@ -171,15 +171,17 @@ class Steps:
             self._idle_since = max(now, self._idle_since) + self._train_s_per_token * tokens
 
     def _note_tokens(self, step: Step, action: Deliver) -> None:
-        step.samples += len(action.samples)
-        for sample in action.samples:
-            step.tokens += sample.response_tokens - sample.masked_tokens
-            step.masked_tokens += sample.masked_tokens
-            step.verified_tokens += sample.verified_tokens
+        samples, version = action.samples, action.version
+        masked = sum([sample.masked_tokens for sample in samples])
+        step.samples += len(samples)
+        step.tokens += sum([sample.response_tokens for sample in samples]) - masked
+        step.masked_tokens += masked
+        step.verified_tokens += sum([sample.verified_tokens for sample in samples])
+        for sample in samples:
             for segment in sample.segments:
-                if segment.version == action.version:
+                if segment.version == version:
                     step.fresh_tokens += segment.tokens
-        ages = Counter([sample.staleness for sample in action.samples])
+        ages = Counter([sample.staleness for sample in samples])
         self.staleness.update(ages)
         step.max_staleness = max(step.max_staleness, max(ages, default=0))
 

@@ -21,7 +21,7 @@ which cost nothing while they are empty and little while they are short.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 ChainKey = tuple[Hashable, ...]
 
@@ -93,7 +93,7 @@ class Hit(NamedTuple):
     parts: list[tuple[BlockRun, int, int]]
 
 
-NO_HIT = Hit(0, 0, [])
+NO_HIT: Final = Hit(0, 0, [])
 
 
 class KvBlocks:

@@ -9,23 +9,24 @@ from rollout_sched.simulators.instance.spec import InstanceSpec
 def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
     """Tokens at the end of a request and why it ends there. Raises ValueError, naming the limit,
     if it can never run."""
-    context = request.context_tokens
-    if context < 1 or request.new_tokens < 1 or request.max_new_tokens < 1:
+    context, wanted, most = request.context_tokens, request.new_tokens, request.max_new_tokens
+    if context < 1 or wanted < 1 or most < 1:
         raise ValueError(
-            f"attempt {request.attempt}: context_tokens ({context}), new_tokens "
-            f"({request.new_tokens}) and max_new_tokens ({request.max_new_tokens}) must be >= 1"
+            f"attempt {request.attempt}: context_tokens ({context}), new_tokens ({wanted}) and "
+            f"max_new_tokens ({most}) must be >= 1"
         )
     if not (0 <= request.shared_tokens <= context and 0 <= request.known_tokens <= context):
         raise ValueError(
             f"attempt {request.attempt}: shared_tokens ({request.shared_tokens}) and known_tokens "
             f"({request.known_tokens}) must lie within context_tokens ({context})"
         )
-    if context >= spec.max_model_len:
+    room = min(most, spec.max_model_len - context)
+    if room < 1:
         raise ValueError(
             f"attempt {request.attempt}: a context of {context} tokens leaves none for a new one "
             f"within max_model_len {spec.max_model_len}; raise max_model_len or cut the context"
         )
-    new = min(request.new_tokens, request.max_new_tokens, spec.max_model_len - context)
+    new = min(wanted, room)
     blocks = -(-(context + new - 1) // spec.block_size)  # the last token's KV is never written
     if blocks > spec.kv_blocks:
         raise ValueError(
@@ -33,4 +34,4 @@ def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
             f"{spec.block_size}, but the instance has {spec.kv_blocks}; raise kv_blocks or lower "
             f"max_new_tokens"
         )
-    return context + new, "stop" if new == request.new_tokens else "length"
+    return context + new, "stop" if new == wanted else "length"

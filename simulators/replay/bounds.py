@@ -129,6 +129,7 @@ class Demand:
     output: tokens to generate, at least 1 [rows]
     private: tokens of that context surely in KV for this sample alone, prompts amortised [rows]
     tool_s: seconds between turns [samples]
+    group: which group it belongs to, from 0 in order of appearance [samples]
     """
 
     sample: Ints
@@ -136,6 +137,7 @@ class Demand:
     output: Floats
     private: Floats
     tool_s: Floats
+    group: Ints
 
     @classmethod
     def of_samples(cls, samples: Iterable[SampleRecord]) -> "Demand":
@@ -156,29 +158,32 @@ class Demand:
         # Tokens of the sample's own earlier turns: what stands before this turn, less what
         # stood before the sample.
         own = grown - np.repeat(grown[last - counts + 1], counts)
-        siblings = _sizes_of_groups([s.group for s in listed])
+        group = _numbers([s.group for s in listed])
+        siblings = np.bincount(group).astype(np.float64)[group]
         private = own + (prompt / siblings)[owner]
-        return cls(owner, prompt[owner] + own, output, private, _per_sample(owner, waited))
+        return cls(owner, prompt[owner] + own, output, private, _per_sample(owner, waited), group)
 
     @classmethod
     def joined(cls, parts: Sequence["Demand"]) -> "Demand":
         """All of them together; no group may be in more than one."""
         if not parts:
             return cls.of_parts([], [])
-        first = np.cumsum([0, *(len(part.tool_s) for part in parts)])
+        samples = np.cumsum([0, *(len(part.tool_s) for part in parts)])[:-1]
+        groups = np.cumsum([0, *(part.group.max(initial=-1) + 1 for part in parts)])[:-1]
         return cls(
-            np.concatenate([p.sample + start for p, start in zip(parts, first[:-1], strict=True)]),
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
+            sample=np.concatenate([p.sample + n for p, n in zip(parts, samples, strict=True)]),
+            group=np.concatenate([p.group + n for p, n in zip(parts, groups, strict=True)]),
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts])
                 for name in ("context", "output", "private", "tool_s")
-            ),
+            },
         )
 
     @property
-    def tokens(self) -> int:
-        """Prompt and response tokens."""
-        starts = np.unique(self.sample, return_index=True)[1]
-        return int(self.context[starts].sum() + self.output.sum())
+    def tokens(self) -> Floats:
+        """Prompt and response tokens of each sample."""
+        starts = np.flatnonzero(np.diff(self.sample, prepend=-1))
+        return self.context[starts] + _per_sample(self.sample, self.output)
 
     @property
     def without_tools(self) -> "Demand":
@@ -203,7 +208,8 @@ class Demand:
             raise ValueError("expected contexts of at least 0 and outputs of at least 1 token")
         if not np.all((alone >= 0) & (alone <= before)):
             raise ValueError("private tokens are part of the context: expected 0 to context")
-        return cls(np.arange(len(made)), before, made, alone, np.zeros(len(made)))
+        each = np.arange(len(made))
+        return cls(each, before, made, alone, np.zeros(len(made)), each)
 
 
 def lower_bound(
@@ -228,7 +234,7 @@ def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
 
 
 def rounds(
-    samples: Sequence[SampleRecord],
+    demand: Demand,
     groups_per_round: int,
     cost: StepCost,
     restarts: int = 0,
@@ -239,16 +245,13 @@ def rounds(
     A round has at most `groups_per_round` groups. trained_s_per_token: a round also takes what
     training a group takes after the group's last token was made; prompt tokens count too.
     """
-    if not samples:
+    if not len(demand.sample):
         return 0.0
-    demand = Demand.of_samples(samples)
-    tokens = np.array([s.prompt_tokens + s.response_tokens for s in samples], dtype=np.float64)
-    group = _numbers([s.group for s in samples])
-    trained = trained_s_per_token * np.bincount(group, tokens)
+    trained = trained_s_per_token * np.bincount(demand.group, demand.tokens)
 
     def best_rounds(alone: Floats) -> float:
         taken = np.zeros(len(trained))
-        np.maximum.at(taken, group, alone)
+        np.maximum.at(taken, demand.group, alone)
         return float(np.sort(taken + trained)[::-1][::groups_per_round].sum())
 
     spared = restarts * _saved_by_restart(demand, cost)
@@ -313,13 +316,7 @@ def _per_sample(owner: Ints, values: Floats) -> Floats:
     return np.bincount(owner, values).astype(np.float64)
 
 
-def _sizes_of_groups(groups: list[str]) -> Floats:
-    """For every sample, how many of the samples are in its group."""
-    number = _numbers(groups)
-    return np.bincount(number).astype(np.float64)[number]
-
-
 def _numbers(groups: list[str]) -> Ints:
     """For every sample, the number of its group, from 0 in order of appearance."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(g, len(numbers)) for g in groups], dtype=np.int64)
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return np.array([numbers[group] for group in groups], dtype=np.int64)

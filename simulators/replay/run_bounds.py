@@ -6,8 +6,6 @@ which weights arrive where every batch needs weights of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from rollout_sched.simulators.replay.bounds import (
@@ -20,7 +18,6 @@ from rollout_sched.simulators.replay.bounds import (
 )
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import SampleRecord
 
 
 class OnPolicyBound(msgspec.Struct, frozen=True):
@@ -46,8 +43,8 @@ def offered_bound(workload: Workload, scenario: Scenario) -> float:
 
 def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyBound:
     """No policy trains the workload in fewer seconds at staleness 0."""
-    samples, size = workload.offered_samples(), workload.prompts_per_step
-    return on_policy_bound(samples, size, _batches(workload), scenario)
+    demand = Demand.of_samples(workload.offered_samples())
+    return on_policy_bound(demand, workload.prompts_per_step, _batches(workload), scenario)
 
 
 def run_bound(
@@ -72,7 +69,7 @@ def run_bound(
 
 
 def on_policy_bound(
-    samples: Sequence[SampleRecord],
+    demand: Demand,
     groups_per_batch: int,
     batches: int,
     scenario: Scenario,
@@ -89,14 +86,12 @@ def on_policy_bound(
     """
     if not batches:
         return OnPolicyBound(0.0, 0.0)
-    trainer, demand = scenario.trainer, Demand.of_samples(samples)
+    trainer = scenario.trainer
     work_s = joint(demand, _limits(scenario), scenario.cost, restarts)
     training_s = _training_s(demand, batches, scenario)
     updates_s = (batches - 1) * scenario.weights.seconds
-    alone_s = rounds(samples, groups_per_batch, scenario.cost, restarts)
-    trained_s = rounds(
-        samples, groups_per_batch, scenario.cost, restarts, trainer.seconds_per_token
-    )
+    alone_s = rounds(demand, groups_per_batch, scenario.cost, restarts)
+    trained_s = rounds(demand, groups_per_batch, scenario.cost, restarts, trainer.seconds_per_token)
     ends_s = batches * trainer.fixed_s
     busy_s = training_s + work_s if trainer.colocated else max(training_s, ends_s + work_s)
     return OnPolicyBound(
@@ -123,4 +118,4 @@ def _batches(workload: Workload) -> int:
 
 def _training_s(demand: Demand, batches: int, scenario: Scenario) -> float:
     trainer = scenario.trainer
-    return batches * trainer.fixed_s + trainer.seconds_per_token * demand.tokens
+    return batches * trainer.fixed_s + trainer.seconds_per_token * int(demand.tokens.sum())

@@ -190,6 +190,7 @@ class _Watch:
         summary, steps = self._metrics.summary(total_s), self._metrics.steps
         restarts = summary.preemptions + summary.resumed_attempts
         demands = [Demand.of_samples(batch) for batch in notes.delivered]
+        demand = Demand.joined(demands)
         outage, drawn = self._outages.figures(total_s), self._drawn
         asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
         return Run(
@@ -198,11 +199,9 @@ class _Watch:
             max_staleness=staleness_bound(self.loop.scheduler.roles.freshness),
             summary=summary,
             steps=steps,
-            bound_s=run_bound(
-                Demand.joined(demands), len(demands), scenario, restarts, in_parts=notes.in_parts
-            ),
+            bound_s=run_bound(demand, len(demands), scenario, restarts, in_parts=notes.in_parts),
             offered_bound_s=offered_bound(workload, scenario),
-            on_policy_bound_s=self._on_policy_bound_s(restarts),
+            on_policy_bound_s=self._on_policy_bound_s(demand, restarts),
             step_gaps=[
                 step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
                 for step, demand in zip(steps, demands, strict=True)
@@ -216,14 +215,13 @@ class _Watch:
             record=None if drawn is None else drawn.record(total_s, self._metrics.curves),
         )
 
-    def _on_policy_bound_s(self, restarts: int) -> float | None:
-        roles, delivered = self.loop.scheduler.roles, self._notes.delivered
+    def _on_policy_bound_s(self, demand: Demand, restarts: int) -> float | None:
+        roles, notes = self.loop.scheduler.roles, self._notes
         if staleness_bound(roles.freshness) != 0 or roles.verifies:
             return None
-        samples = [sample for batch in delivered for sample in batch]
-        step = self._workload.prompts_per_step
-        bound = on_policy_bound(samples, step, len(delivered), self._scenario, restarts)
-        return bound.of(in_parts=self._notes.in_parts)
+        step, batches = self._workload.prompts_per_step, len(notes.delivered)
+        bound = on_policy_bound(demand, step, batches, self._scenario, restarts)
+        return bound.of(in_parts=notes.in_parts)
 
     def _measure_training(self, now: float, event: Event, actions: list[Action]) -> None:
         """What clients do afterwards is no part of its steps and shares."""

@@ -150,8 +150,9 @@ class SimAttempts:
         if found is None:
             return None
         dispatch, sample, stream = found
-        request, tokens, spans = dispatch.request, ended.tokens, ended.spans
-        may_go_on = ended.reason != "stop" or len(sample.turns) > 1 or self._drift is not None
+        request, tokens, spans, turns = dispatch.request, ended.tokens, ended.spans, sample.turns
+        stopped = ended.reason == "stop"
+        may_go_on = not stopped or len(turns) > 1 or self._drift is not None
         if may_go_on and dispatch.group:
             self._streams[request] = stream
         if dispatch.draft:
@@ -159,9 +160,9 @@ class SimAttempts:
         if ended.reason == "abort":
             return RequestInterrupted(request, ended.attempt, tokens, spans), None
         made = dispatch.response_tokens + tokens
-        last = dispatch.turn == len(sample.turns) - 1 or made >= self._workload.max_tokens
-        if ended.reason == "stop" and not last:
-            turn = sample.turns[dispatch.turn]
+        last = dispatch.turn == len(turns) - 1 or made >= self._workload.max_tokens
+        if stopped and not last:
+            turn = turns[dispatch.turn]
             returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
             return TurnFinished(request, ended.attempt, tokens, spans), (turn.tool_s, returned)
         # A sample that was recorded under a lower cap is over there; told of a "length" at the end

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.sim_request import PauseMode
 
-INFINITY = float("inf")
+INFINITY: Final = float("inf")
 
 
 class SimNode:

@@ -199,8 +199,8 @@ class Workload:
         fleet = scenario.fleet
         largest = min(fleet.kv_tokens // fleet.block_size * fleet.block_size, fleet.max_model_len)
         for prompt in self.prompts:
-            observed = max(s.final_context - s.response_tokens for s in self.trace.groups[prompt])
-            needed = observed + self.max_tokens
+            given = max([sample.given_tokens for sample in self.trace.groups[prompt]])
+            needed = given + self.max_tokens
             if needed > largest:
                 raise CallerError(
                     f"trace {self.trace.name}: group {prompt!r} may need {needed} tokens (prompt, "

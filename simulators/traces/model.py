@@ -117,9 +117,9 @@ class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return sum(turn.tool_s for turn in self.turns)
 
     @property
-    def final_context(self) -> int:
-        """Tokens in the context when the sample ends: prompt, outputs and observations."""
-        return self.prompt_tokens + sum(t.output_tokens + t.observation_tokens for t in self.turns)
+    def given_tokens(self) -> int:
+        """Tokens that the model was given: prompt and observations."""
+        return self.prompt_tokens + sum([turn.observation_tokens for turn in self.turns])
 
     def cut_at(self, response_tokens: int) -> "SampleRecord":
         """This sample as it would have been under a cap on its response, at least 1 token."""

@@ -162,19 +162,19 @@ class TestRounds:
             )
 
         samples = [sample for of in members.values() for sample in of]
-        found = rounds(samples, size, COST, trained_s_per_token=training)
+        found = rounds(Demand.of_samples(samples), size, COST, trained_s_per_token=training)
         least = min(sum(map(takes, batches)) for batches in partitions(list(members), size))
         assert found == pytest.approx(least)
 
     def test_one_round_is_the_longest(self) -> None:
-        samples = single(50, 20, 70)
-        assert rounds(samples, 3, COST) == pytest.approx(longest(Demand.of_samples(samples), COST))
+        demand = Demand.of_samples(single(50, 20, 70))
+        assert rounds(demand, 3, COST) == pytest.approx(longest(demand, COST))
 
     def test_restarts_loosen_it_once_and_not_in_every_round(self) -> None:
-        samples = single(50, 50)
+        demand = Demand.of_samples(single(50, 50))
         saved = COST.sequence_s + COST.context_s * 150
-        assert rounds(samples, 1, COST, restarts=3) == pytest.approx(
-            rounds(samples, 1, COST) - 3 * saved
+        assert rounds(demand, 1, COST, restarts=3) == pytest.approx(
+            rounds(demand, 1, COST) - 3 * saved
         )
 
 
@@ -296,7 +296,7 @@ def workloads(draw: st.DrawFn) -> list[SampleRecord]:
 def test_no_simulated_schedule_beats_the_bound(
     samples: list[SampleRecord], instances: int, slots: int, spare_kv: int, interrupt_every: int
 ) -> None:
-    kv_tokens = max(sample.final_context for sample in samples) + spare_kv
+    kv_tokens = max(s.given_tokens + s.response_tokens for s in samples) + spare_kv
     fleet = FleetLimits(instances, slots, kv_tokens)
     makespan, restarts = simulated(samples, fleet, interrupt_every)
     bound = lower_bound(samples, fleet, COST, restarts)

@@ -103,4 +103,6 @@ class TestOnPolicy:
         assert run_policy(policy, self.trace, self.scenario()).on_policy_bound_s is None
 
     def test_nothing_to_train_takes_no_time(self) -> None:
-        assert on_policy_bound([], 2, 0, self.scenario()) == OnPolicyBound(0.0, 0.0)
+        assert on_policy_bound(Demand.of_samples([]), 2, 0, self.scenario()) == OnPolicyBound(
+            0.0, 0.0
+        )

@@ -33,7 +33,7 @@ class TestReading:
         first, second = trace.groups["b"]
         assert first == SampleRecord("b", 0, 5, (Turn(9),), arrival_s=2.5, version=3)
         assert second.turns == (Turn(7, 2, 0.5), Turn(8))
-        assert (second.response_tokens, second.tool_s, second.final_context) == (15, 0.5, 22)
+        assert (second.response_tokens, second.tool_s, second.given_tokens) == (15, 0.5, 7)
         assert trace.groups["a"][0].labels == {"model": "m"}
         assert (trace.sample_count, trace.group_size, trace.cap) == (3, 2, 100)
         assert list(trace.head(1).groups) == ["b"]
