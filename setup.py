@@ -23,6 +23,7 @@ HOT = {
     "request_limits sim_counters sim_instance step_scheduler step_time",
     "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
     "shared_gpus sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
+    "store": "changes",
     "live": "answer_checks attempt_starter attempt_table attempts driver endings event_pump "
     "fleet_orders front judging live_fleet open_transaction payload_book run_clock "
     "running_attempts scheduler_link store_keeper stored_session stored_transcripts tool_calls",

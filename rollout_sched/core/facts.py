@@ -6,7 +6,7 @@ Law (`tests/laws/test_facts.py`): the fold of all changes is the state, at every
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -64,11 +64,6 @@ class Changes(msgspec.Struct, frozen=True):
     delivered: tuple[Deliver, ...] = ()
 
 
-def request_of(event: Event) -> str | None:
-    """Whose facts an event changes; None: no request's alone."""
-    return cast(OfRequest, event).request if type(event) in _OF_REQUEST else None
-
-
 class FactRecorder:
     """Follows a scheduler, from its first event on; `observe` is to be called after each.
 
@@ -85,10 +80,12 @@ class FactRecorder:
         self._recent_changed = False
         self._now: float | None = None
 
-    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """An event has been handled."""
+    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> str | None:
+        """An event has been handled. Returns the request whose facts it changes; None: no
+        request's alone."""
         self._now = now
-        request = request_of(event)
+        about: Any = event
+        request: str | None = about.request if type(event) in _OF_REQUEST else None
         if request is not None:
             self._touch_group_of(request)
         elif isinstance(event, GroupSubmitted):
@@ -96,12 +93,15 @@ class FactRecorder:
         elif isinstance(event, Restored):
             self._prompts.update(dict.fromkeys([facts.prompt for facts in event.state.prompts]))
             self._recent_changed = True
+        action: Any
         for action in actions:
-            if type(action) in _TO_REQUEST:
-                self._touch_group_of(cast(ToRequest, action).request)
-            elif isinstance(action, Deliver):
+            kind = type(action)
+            if kind in _TO_REQUEST:
+                self._touch_group_of(action.request)
+            elif kind is Deliver:
                 self._delivered.append(action)
                 self._recent_changed = True
+        return request
 
     def changes(self) -> Changes | None:
         """Since it was last asked; None if nothing has happened."""

@@ -69,7 +69,7 @@ MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
 }
 
 #: States of groups that are still here.
-HERE = (FRESH, ACTIVE, SPENT, DEFERRED, JUDGING, COMPLETE)
+HERE: Final = (FRESH, ACTIVE, SPENT, DEFERRED, JUDGING, COMPLETE)
 
 
 class Groups:

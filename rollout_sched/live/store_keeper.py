@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rollout_sched.core.actions import Action, Deliver, Discard
 from rollout_sched.core.events import Event, WeightsPublished
-from rollout_sched.core.facts import FactRecorder, request_of
+from rollout_sched.core.facts import FactRecorder
 from rollout_sched.core.model import Request
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
@@ -65,8 +65,7 @@ class StoreKeeper:
 
     def observe(self, now: float, event: Event, actions: list[Action]) -> None:
         try:
-            self._recorder.observe(now, event, actions)
-            request = request_of(event)
+            request = self._recorder.observe(now, event, actions)
             if request is not None:
                 self._touched[request] = None
             for action in actions:

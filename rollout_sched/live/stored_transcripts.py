@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final, TypeVar
 
 from rollout_sched.live.pieces import Piece
 from rollout_sched.live.transcript import TokenTranscript
@@ -12,10 +13,12 @@ from rollout_sched.store.tokens import HEAD, Tokens, counts, decode
 
 #: Portions that an attempt may come in; a piece's ordinal is its attempt times this, plus the
 #: portion, so they are read in order.
-_PORTIONS = 2**24
+_PORTIONS: Final = 2**24
 
 #: The ordinal of what verified tokens count as: no attempt has number 0.
-_VERIFIED = 0
+_VERIFIED: Final = 0
+
+T = TypeVar("T")
 
 
 class _Held:
@@ -118,16 +121,21 @@ def _write_piece(
         known = None
     if known is None:
         known = held[attempt] = _Held()
-    new = piece.token_ids[known.tokens :]
+    new = _from(piece.token_ids, known.tokens)
     answered = piece.observed is not None and not known.answered
     if not new and not answered:
         return
-    logprobs = None if piece.logprobs is None else piece.logprobs[known.tokens :]
+    logprobs = None if piece.logprobs is None else _from(piece.logprobs, known.tokens)
     tokens = Tokens(new, logprobs, piece.observed if answered else None)
     changes.append(_owner(request), attempt * _PORTIONS + known.portions, tokens)
     known.portions += 1
     known.tokens += len(new)
     known.answered |= answered
+
+
+def _from(values: list[T], start: int) -> list[T]:
+    """What is kept of an attempt is never changed, so all of it need not be copied."""
+    return values[start:] if start else values
 
 
 def _take_back(request: str, attempt: int, known: _Held, changes: Transaction) -> None:
