@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,6 +157,21 @@ class TestFloor:
     def test_all_in_one_step_is_no_distance(self) -> None:
         offered = self.offered()
         assert fold(offered, offered).bias().step_ks_floor == 0
+
+    def test_it_is_the_mean_distance_of_whole_groups_dealt_out(self) -> None:
+        stats = pytest.importorskip("scipy.stats")
+        offered = {f"g{n}": [n * n % 97 + 1, *[n * n % 89 + 1] * (n % 3)] for n in range(20)}
+        names, dice = list(offered), np.random.default_rng(0)
+        every = [length for of in offered.values() for length in of]
+        distances = []
+        while len(distances) < 100:
+            dealt = [names[number] for number in dice.permutation(len(names))]
+            for step in (dealt[:12], dealt[12:]):
+                lengths = [length for name in step for length in offered[name]]
+                distances.append(stats.ks_2samp(lengths, every, method="asymp").statistic)
+        batches = ({n: offered[n] for n in names[:12]}, {n: offered[n] for n in names[12:]})
+        floor = fold(offered, *batches).bias().step_ks_floor
+        assert floor == pytest.approx(sum(distances) / len(distances))
 
     def test_it_is_the_same_whoever_delivers_in_which_order(self) -> None:
         offered = self.offered()

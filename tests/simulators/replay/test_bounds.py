@@ -170,6 +170,17 @@ class TestRounds:
         demand = Demand.of_samples(single(50, 20, 70))
         assert rounds(demand, 3, COST) == pytest.approx(longest(demand, COST))
 
+    def test_batches_joined_are_as_good_as_all_samples_at_once(self) -> None:
+        batches = [
+            [SampleRecord(group, i, 10, (Turn(n + i),)) for group, n in batch for i in range(2)]
+            for batch in ([("a", 50), ("b", 20)], [], [("c", 70)])
+        ]
+        joined = Demand.joined([Demand.of_samples(batch) for batch in batches])
+        every = Demand.of_samples([sample for batch in batches for sample in batch])
+        assert joined.tokens.tolist() == every.tokens.tolist() == [60, 61, 30, 31, 80, 81]
+        found = rounds(joined, 1, COST, trained_s_per_token=0.1)
+        assert found == rounds(every, 1, COST, trained_s_per_token=0.1)
+
     def test_restarts_loosen_it_once_and_not_in_every_round(self) -> None:
         demand = Demand.of_samples(single(50, 50))
         saved = COST.sequence_s + COST.context_s * 150
