@@ -159,8 +159,8 @@ class _Recovery:
                 or self._generated(sample.request) != sample.response_tokens
             }
             for uid in sorted(spoilt):
-                log.error("store %s: group %s: %s", self._store.folder, uid, _DAMAGED)
-                self._found.told.setdefault(action.batch, []).append(LostGroup(uid, _DAMAGED))
+                self._found.told.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
+            self._found.anew += [s.request for s in action.samples if s.group in spoilt]
             samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
             self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
 
@@ -193,10 +193,14 @@ class _Recovery:
         return msgspec.structs.replace(group, state="judging")
 
     def _fail(self, uid: str, why: str) -> None:
+        self._found.lost.append(self._lost(uid, why))
+
+    def _lost(self, uid: str, why: str) -> LostGroup:
+        """Nothing of it is gone on from."""
         log.error("store %s: group %s: %s", self._store.folder, uid, why)
-        self._found.lost.append(LostGroup(uid, why))
         self._found.gone.append(uid)
         self._found.prompts.pop(uid, None)
+        return LostGroup(uid, why)
 
     def _generated(self, request: str) -> int:
         """Tokens of it that are whole; -1 if they are damaged."""

@@ -13,6 +13,7 @@ import pytest
 
 from rollout_sched import journal, load_policy
 from rollout_sched.core.errors import CallerError
+from rollout_sched.live import stored_facts as facts
 from rollout_sched.live import stored_run
 from rollout_sched.live.batch_delivery import NotYet
 from rollout_sched.live.leases import LeaseEnded
@@ -22,6 +23,7 @@ from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.settings import Settings
 from rollout_sched.store.errors import StoreBroken, StoreFull
+from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")
@@ -35,9 +37,10 @@ async def run(
 ) -> AsyncIterator[LiveScheduler]:
     options = {"prompts_per_step": 1, "stream_every": 1, **options}
     tools, lease_s = options.pop("tools", None), options.pop("lease_s", 0.0)
+    reward = options.pop("reward", None)
     settings = msgspec.structs.replace(SETTINGS, lease_s=lease_s)
     run = RunOptions(store=folder, **options)
-    live = LiveScheduler(policy, run, settings=settings, tools=tools)
+    live = LiveScheduler(policy, run, settings=settings, tools=tools, reward=reward)
     try:
         for instance in instances:
             await live.driver.add_instance(instance)
@@ -468,6 +471,17 @@ def spoil(path: Path, old: bytes) -> None:
     path.write_bytes(data.replace(old, b"x" * len(old)))
 
 
+def assert_nothing_is_left(folder: Path) -> None:
+    """Of the work of a run that is over."""
+    store = Store(folder)
+    try:
+        for kind in (facts.GROUP, facts.PROMPT, facts.DELIVERED, facts.LOST, facts.REWARD):
+            assert not store.facts(kind)
+        assert not store.owners()
+    finally:
+        store.close()
+
+
 def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
     async def scene():
         before, after = Scripted(slots=2), Scripted(slots=2)
@@ -496,7 +510,7 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
 
 def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
     async def scene():
-        before = Scripted()
+        before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([PROMPT])
             asking = asyncio.create_task(batch_of(live))
@@ -511,6 +525,41 @@ def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
             (failed,) = batch.failed
             assert failed.uid == "a"
             assert "submit it again" in failed.reason
+            left = await killed(live, tmp_path / "3")
+        async with run(left, after) as live:
+            live.trainer.submit([PROMPT])
+            asking = asyncio.create_task(batch_of(live, batch.number))
+            await after.answer(0, [78])
+            again = await asking
+            assert [sample.response_ids for sample in again.samples] == [[78]]
+            live.trainer.close_submissions()
+            assert await live.trainer.next_batch(again.number) is None
+        assert_nothing_is_left(left)
+
+    asyncio.run(scene())
+
+
+def test_what_was_damaged_of_a_delivery_does_not_stay(tmp_path):
+    """Its prompt, its tokens and its rewards: nobody acknowledges them any more."""
+
+    async def worth(sample):
+        return 1.0
+
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before, reward=worth) as live:
+            live.trainer.submit([PROMPT])
+            asking = asyncio.create_task(batch_of(live))
+            await before.answer(0, [77])
+            await asking
+            left = await killed(live, tmp_path / "2")
+        (file,) = (left / "tokens").iterdir()
+        spoil(file, (77).to_bytes(4, "little"))
+        async with run(left, reward=worth) as live:
+            batch = await batch_of(live)
+            live.trainer.close_submissions()
+            assert await live.trainer.next_batch(batch.number) is None
+        assert_nothing_is_left(left)
 
     asyncio.run(scene())
 
