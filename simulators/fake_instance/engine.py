@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -160,9 +161,11 @@ class Engine:
             raise Refusal(500, _DEAD) from None
 
     async def get_stuck(self) -> None:
-        """It makes no tokens any more, and does not know of it."""
+        """It makes no tokens any more, and does not know of it; one that has ended says so all the
+        same."""
         self._stuck = True
-        await self.instance.pause("keep", False)
+        with suppress(InstanceError):
+            await self.instance.pause("keep", False)
 
     @property
     def paused(self) -> bool:

@@ -33,3 +33,21 @@ def test_a_restart_is_a_new_life() -> None:
         assert engine.finished["length"] == 1
 
     virtual_loop.run(scene())
+
+
+def test_one_that_has_ended_says_so_though_it_stands_still() -> None:
+    async def scene() -> None:
+        engine = Engine(EngineSettings(SPEC))
+        answer = asyncio.create_task(engine.generate(ORDER))
+        await asyncio.sleep(1)
+        await engine.weights.init_transfer()
+        engine.weights.start_update()
+        await engine.resume()
+        assert engine.dead
+        with pytest.raises(Refusal):
+            await answer
+        await engine.get_stuck()
+        with pytest.raises(Refusal):
+            await engine.generate(ORDER)
+
+    virtual_loop.run(scene())
