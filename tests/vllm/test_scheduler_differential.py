@@ -91,7 +91,7 @@ class RealInstance:
         self.engine.add_request(
             name, text, parameters, arrival_time=float(self.arrivals), priority=request.priority
         )
-        return self.scheduler.work.requests[name]
+        return self.scheduler.requests[name]
 
     def step(self, aborted_within: int | None) -> None:
         self.preempted.clear()
