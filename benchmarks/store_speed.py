@@ -293,7 +293,7 @@ def _transfer_queue(samples: list[list[bytes]], batches: int) -> float:
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     tq.init()
     names = ("prompts", "responses", "response_mask", "rollout_log_probs")
     kinds = (torch.int32, torch.int32, torch.int32, torch.float32)

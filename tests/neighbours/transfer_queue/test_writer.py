@@ -23,7 +23,7 @@ TOKENS = ["prompts", "responses", "response_mask", "rollout_log_probs", "version
 def queue() -> Iterator[None]:
     """TransferQueue on two cores, of which its controller and a storage unit take one each; it
     hands out what there is."""
-    ray.init(num_cpus=2, object_store_memory=OBJECT_STORE, include_dashboard=False)
+    ray.init("local", num_cpus=2, object_store_memory=OBJECT_STORE, include_dashboard=False)
     try:
         storage = {"SimpleStorage": {"num_data_storage_units": 1}}
         conf = {"controller": {"polling_mode": True}, "backend": storage}

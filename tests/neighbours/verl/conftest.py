@@ -55,7 +55,7 @@ def engine() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, object_store_memory=OBJECT_STORE, include_dashboard=False)
+    ray.init("local", num_cpus=2, object_store_memory=OBJECT_STORE, include_dashboard=False)
     try:
         yield
     finally:
