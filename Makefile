@@ -113,7 +113,7 @@ bench-ray: $(RAY_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
 	$(NEIGHBOUR_VENVS)/verl/bin/python -m benchmarks.verl_balancer || missed=1; \
 	exit $$missed
 
-# What a replay says of real vLLM servers (CPU) beside what they do: ten minutes on a quiet machine.
+# What a replay says of real vLLM servers (CPU) beside what they do: 25 minutes on a quiet machine.
 bench-prediction: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m benchmarks.prediction
 

@@ -105,7 +105,7 @@ class Lived(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--repetitions", type=int, default=5)
+    add("--repetitions", type=int, default=12)
     add("--calibrate-s", type=float, default=25.0, help="seconds of each repetition")
     add("--policy", action="append", dest="policies", choices=POLICIES)
     add("--workload", action="append", dest="workloads", choices=WORKLOADS)
