@@ -44,6 +44,9 @@ Lengths = Callable[[str, int], int]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+#: Of a policy or a scenario; shipped ones have 1 or 2 KB.
+MOST_BYTES = 256 * 1024
+
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
         "group_tokens": routing.GroupTokens,
@@ -258,6 +261,11 @@ def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, A
         raise ConfigError(
             f"{name_or_path}: neither a file nor a shipped {noun}{remedy}; shipped are "
             f"{', '.join(shipped(room))}"
+        )
+    length = path.stat().st_size
+    if length > MOST_BYTES:  # the parser's time grows with the square of some files
+        raise ConfigError(
+            f"{name_or_path}: {length:,} bytes, a {noun} has at most {MOST_BYTES:,}: another file?"
         )
     try:
         return path.stem, tomllib.loads(path.read_text("utf-8"))
