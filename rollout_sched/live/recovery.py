@@ -33,7 +33,8 @@ class Recovered(msgspec.Struct):
     prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
     tools       the names of their tools, given again or not; "" of one that has none
     deliveries  not acknowledged, in order
-    rewards     of the finished samples that have one, by request
+    rewards     of the finished samples that have one and are here, by request
+    unrewarded  requests of groups from which nothing is gone on, whose rewards are there
     leases      whose these are, and who may believe to have others, by batch
     unleased    names of leases of batches that are not there
     lost        groups that their trainer is to be told of
@@ -50,6 +51,7 @@ class Recovered(msgspec.Struct):
     tools: dict[str, str] = {}
     deliveries: list[Deliver] = []
     rewards: dict[str, Reward] = {}
+    unrewarded: list[str] = []
     leases: dict[int, LeaseFacts] = {}
     unleased: list[str] = []
     lost: list[LostGroup] = []
@@ -115,6 +117,7 @@ class _Recovery:
         weights = store.facts(facts.WEIGHTS).get(ONE)
         found.weights = None if weights is None else decoded(weights, StoredWeights)
         self._find_running(groups)
+        self._give_up_rewards()
         delivered = {action.batch for action in found.deliveries}
         for batch in found.told.keys() - delivered:
             found.lost += found.told.pop(batch)
@@ -208,6 +211,13 @@ class _Recovery:
             return self._transcripts.take_up(request)[0]
         except PieceDamaged:
             return -1
+
+    def _give_up_rewards(self) -> None:
+        found = self._found
+        gone = (name for name in found.rewards if name.rpartition("/")[0] not in found.prompts)
+        found.unrewarded = sorted(gone)
+        for request in found.unrewarded:
+            del found.rewards[request]
 
     def _recent(self) -> tuple[DeliveredGroup, ...]:
         data = self._store.facts(facts.RECENT).get(ONE)

@@ -55,10 +55,9 @@ class StoredSession:
                 self.lost(group, batch)
         for name in found.unleased:
             self._open.changes.drop(facts.LEASE, name)
+        for request in found.unrewarded:
+            self._open.changes.drop(facts.REWARD, request)
         self._rewarded.update(found.rewards)
-        for request in found.rewards:
-            if request.rpartition("/")[0] not in found.prompts:
-                self.forget_reward(request)
 
     # -- what trainers say -----------------------------------------------------------------
 

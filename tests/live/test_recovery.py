@@ -172,6 +172,16 @@ def test_rewards_come_with_their_samples(tmp_path):
     assert found.state.groups == (JUDGED,)
 
 
+def test_rewards_of_a_group_that_fails_go_with_it(tmp_path):
+    """Nobody holds them until the run ends."""
+    reward = Reward(0.5, {"answer": 0.5})
+    stored = {(facts.REWARD, "a/0"): encoded(reward)}
+    found = recovered(tmp_path, group=JUDGED, prompt=None, facts=stored)
+    assert [group.uid for group in found.lost] == ["a"]
+    assert not found.rewards
+    assert found.unrewarded == ["a/0"]
+
+
 def test_one_that_was_kept_and_whose_reward_is_lost_is_judged_again(tmp_path):
     found = recovered(tmp_path, group=JUDGED)
     assert [group.state for group in found.state.groups] == ["judging"]
