@@ -430,7 +430,8 @@ class World:
         client = TrainerClient(gateway.URL, None)
         await client.open()
         held = min(self.ledger.held, default=None) if acknowledges else None
-        asked = {"trainer": "a stranger", "ack": held, "parts": False, "timeout_s": 1.0}
+        name = "another stranger" if acknowledges else "a stranger"
+        asked = {"trainer": name, "ack": held, "parts": False, "timeout_s": 1.0}
         try:
             status, _ = await client.post("/rollout/v1/batches/next", asked)
             self.note(f"the stranger has a batch: {status}")
