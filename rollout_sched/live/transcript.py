@@ -74,10 +74,13 @@ class TokenTranscript:
         self._pieces.setdefault(attempt, Piece([], [])).observed = list(token_ids)
 
     def collect(self, attempt: int) -> OnTokens:
-        """Takes what the stream of an attempt brings, after what it has brought."""
+        """Takes what the stream of an attempt brings, after what it has brought. Once that is kept
+        or dropped it takes no more: a kept piece is never changed."""
         stream = self._streams.setdefault(attempt, Piece([], []))
 
         def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+            if self._streams.get(attempt) is not stream:
+                return  # who stopped it did so before its client could hear
             stream.token_ids.extend(token_ids)
             if logprobs is None or stream.logprobs is None:
                 stream.logprobs = None

@@ -126,3 +126,41 @@ def test_whatever_becomes_of_it_is_read_as_it_was(tmp_path_factory, steps):
             kept.write(streamed)
         kept.write()
         same(kept.read(), kept.transcript)
+
+
+LIVE_STEP = st.one_of(
+    st.tuples(st.just("bring"), st.integers(1, 5)),
+    st.tuples(st.just("break_off"), st.integers(1, 5)),
+    st.tuples(st.just("cut"), st.integers(1, 7)),
+    st.tuples(st.just("verified"), st.integers(0, 5)),
+    st.tuples(st.just("observe"), st.integers(0, 3)),
+)
+
+
+@given(st.lists(LIVE_STEP, max_size=12))
+def test_what_the_writer_has_is_never_changed(tmp_path_factory, steps):
+    """Its thread encodes tokens later, from the very lists of the transcript."""
+    with closing(Store(tmp_path_factory.mktemp("store"), durable="off")) as store:
+        stored, transcript = StoredTranscripts(store), TokenTranscript()
+        attempt, collect, handed_over = 1, transcript.collect(1), []
+        for what, number in steps:
+            if what == "bring":
+                collect([attempt] * number, [-0.5] * number)
+            elif what == "break_off":
+                tokens = min(number, transcript.streamed(attempt))
+                transcript.keep(attempt, tokens, transcript.partial(attempt, tokens))
+            elif what == "observe":
+                transcript.observe(attempt, [99] * number)
+            elif what == "verified":
+                transcript.verified([-0.25] * number)
+            else:
+                transcript.cut(number)
+            changes = Transaction()
+            stored.write("a/0", transcript, changes)
+            handed_over.append((changes, list(changes.written())))
+            if what == "break_off":
+                collect([attempt], [-0.5])  # its client has yet to hear that it is over
+                attempt += 1
+                collect = transcript.collect(attempt)
+        for changes, at_once in handed_over:
+            assert list(changes.written()) == at_once

@@ -44,6 +44,15 @@ def test_of_a_stream_only_what_counts_is_kept() -> None:
     assert store.streamed(3) == 0
 
 
+def test_what_a_stream_brings_after_it_was_kept_does_not_count() -> None:
+    store = TokenTranscript()
+    collect = store.collect(3)
+    collect([5, 6], [-1.0, -2.0])
+    store.keep(3, 2, store.partial(3, 2))
+    collect([7], [-3.0])  # its client has yet to hear that it is over
+    assert (store.token_ids, store.logprobs) == ([5, 6], [-1.0, -2.0])
+
+
 def test_a_stream_that_brings_no_log_probabilities_once_has_none() -> None:
     store = TokenTranscript()
     collect = store.collect(3)
