@@ -646,11 +646,12 @@ def turns_before(draw: st.DrawFn, groups: list[tuple[int, list[int]]]) -> Before
 
 @st.composite
 def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
-    """One at most for each instance but the first, and attempts that fail anywhere."""
+    """One at most for each instance but the first, and attempts that fail anywhere. No two happen
+    at once, nor as a client comes: which of those is first, nobody says."""
     found: list[Fault] = []
     for number in range(instances):
         kinds = ["none", "lost", "leaving", "joins"] if number else ["none", "lost"]
-        kind, at = draw(st.sampled_from(kinds)), draw(times())
+        kind, at = draw(st.sampled_from(kinds)), draw(times()) + (1 + number) * 1e-6
         back = draw(times(1500)) if not number or draw(st.booleans()) else 0.0
         if kind == "lost":
             found.append(Lost(at_s=at, instance=number, returns_after_s=back))
@@ -661,7 +662,7 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
     if draw(st.booleans()):
         found.append(
             Failing(
-                at_s=draw(times()),
+                at_s=draw(times()) + 5e-6,
                 for_s=draw(times()),
                 share=draw(st.sampled_from([0.1, 0.4, 1.0])),
                 after_s=draw(times(300)),
@@ -670,7 +671,8 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
             )
         )
     if draw(st.booleans()):
-        found.append(ToolsFailing(at_s=draw(times()), share=draw(st.sampled_from([0.3, 1.0]))))
+        share = draw(st.sampled_from([0.3, 1.0]))
+        found.append(ToolsFailing(at_s=draw(times()) + 6e-6, share=share))
     return tuple(found)
 
 
