@@ -100,20 +100,27 @@ class InstanceSupervisor:
     async def start(self, *, patient: bool = False) -> Description | None:
         """Ask who it is, let it join, and begin to watch it.
 
-        Raises InstanceError if it does not answer; with `patient` it joins once it does, and so
-        does one that has to wait for its weights.
+        Raises InstanceError if it does not answer, and is closed then; with `patient` it joins once
+        it does, and so does one that has to wait for its weights.
         """
+        try:
+            await self._admit(patient)
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [
+            asyncio.create_task(self.orders.carry_out()),
+            asyncio.create_task(self._watch()),
+        ]
+        return self.description
+
+    async def _admit(self, patient: bool) -> None:
         try:
             await self.admission.admit()
         except Exception as error:
             if not (patient or isinstance(error, JoinsLater)):
                 raise
             self.admission.refuse(error)
-        self._tasks = [
-            asyncio.create_task(self.orders.carry_out()),
-            asyncio.create_task(self._watch()),
-        ]
-        return self.description
 
     async def remove(self) -> None:
         """It is ours no longer."""

@@ -115,7 +115,6 @@ class LiveFleet:
             return await supervisor.start(patient=patient)
         except BaseException:
             del self.supervisors[client.name]
-            await supervisor.close()
             raise
 
     async def remove(self, name: str, *, drain: bool) -> None:

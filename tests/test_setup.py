@@ -1,0 +1,43 @@
+"""What is compiled is what the compiler gets right."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WAITS = (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncWith, ast.AsyncFor)
+
+
+def compiled() -> Iterator[Path]:
+    """The modules that setup.py names."""
+    for statement in ast.parse((ROOT / "setup.py").read_text("utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HOT":
+            for folder, names in ast.literal_eval(statement.value).items():
+                for name in names.split():
+                    yield ROOT / "rollout_sched" / folder / f"{name}.py"
+
+
+def handlers(tree: ast.AST) -> Iterator[ast.stmt]:
+    """What is done when something was raised."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            for handler in node.handlers:
+                yield from handler.body
+            yield from node.finalbody
+
+
+def test_what_is_compiled_is_there() -> None:
+    modules = list(compiled())
+    assert len(modules) > 50
+    assert all(module.is_file() for module in modules)
+
+
+def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
+    """What a coroutine handles as it waits is lost to mypyc 2.4: to raise it again then is to crash
+    the process."""
+    for module in compiled():
+        for statement in handlers(ast.parse(module.read_text("utf-8"))):
+            waits = [node for node in ast.walk(statement) if isinstance(node, WAITS)]
+            assert not waits, f"{module}:{waits[0].lineno}"
