@@ -66,6 +66,8 @@ class AnswerHeads:
             raise Malformed("it switches to another protocol")
         if length != UNTIL_CLOSE and length:
             raise Malformed(f"a {self.status} announces a body")
+        if not self.head.keep_alive:
+            raise Malformed(f"a {self.status} closes the connection before the answer")
         self.interim += 1
         if self.interim > MAX_INTERIM:
             raise Malformed(f"more than {MAX_INTERIM} interim answers")

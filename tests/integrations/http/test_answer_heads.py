@@ -47,7 +47,11 @@ def test_a_head_that_is_too_long():
 
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.1 101 Switching\r\n\r\n", b"HTTP/1.1 103 Early\r\ncontent-length: 1\r\n\r\n"],
+    [
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/1.1 103 Early\r\ncontent-length: 1\r\n\r\n",
+        b"HTTP/1.1 103 Early\r\nconnection: close\r\n\r\n",  # nothing may come behind it
+    ],
 )
 def test_what_is_no_interim_answer(answer):
     with pytest.raises(Malformed):
