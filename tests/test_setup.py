@@ -41,3 +41,12 @@ def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
         for statement in handlers(ast.parse(module.read_text("utf-8"))):
             waits = [node for node in ast.walk(statement) if isinstance(node, WAITS)]
             assert not waits, f"{module}:{waits[0].lineno}"
+
+
+def test_nothing_compiled_waits_as_it_leaves_a_context() -> None:
+    """Likewise; to leave a timeout is not to wait."""
+    for module in compiled():
+        for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+            if isinstance(node, ast.AsyncWith):
+                entered = [ast.unparse(item.context_expr) for item in node.items]
+                assert all(name.startswith("asyncio.timeout") for name in entered), module
