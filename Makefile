@@ -50,7 +50,7 @@ test: $(VENV)/.ready
 
 # The same tests on the compiled build, from a folder without the sources beside them.
 test-compiled: $(COMPILED_VENV)/.ready
-	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks pyproject.toml build/compiled
+	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks docs pyproject.toml build/compiled
 	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q $(COMPILED_TESTS)
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import rollout_sched
 from rollout_sched.integrations.gateway.control_plane import live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 
-ROOT = Path(rollout_sched.__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 STREAM = {"Accept": "text/event-stream"}
 
 

@@ -14,6 +14,10 @@ from rollout_sched.live.driver import Driver
 @pytest.mark.parametrize("who", [Driver, FrontCalls])
 @pytest.mark.parametrize("name", ["max_model_len", "submit", "withdraw"])
 def test_both_are_asked_alike(who: type, name: str) -> None:
-    asked = inspect.signature(getattr(Scheduling, name))
-    theirs = inspect.signature(getattr(who, name))
-    assert theirs == asked
+    assert asked_for(who, name) == asked_for(Scheduling, name)
+
+
+def asked_for(who: type, name: str) -> list[tuple[str, object]]:
+    """Parameters and their defaults; the compiled build has not their types."""
+    parameters = inspect.signature(getattr(who, name)).parameters.values()
+    return [(parameter.name, parameter.default) for parameter in parameters]
