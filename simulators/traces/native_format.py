@@ -172,8 +172,9 @@ def _explained(
     wanted, _, path = str(error).partition(" - at `$")
     keys = re.findall(r"\.(\w+)|\[(\d+)\]", path)
     named = re.search(r"field `(.+)`", wanted)
-    field = path.rstrip("`").lstrip(".") or (named.group(1) if named else "")
+    field = brief(path.rstrip("`").lstrip(".") or (named[1] if named else ""))
     if named:
+        wanted = wanted.replace(named[1], brief(named[1]))
         known = "the fields are " + ", ".join(wanted_type.__struct_fields__)
         return TraceError(where, wanted, known, line=line, field=field)
     for name, index in keys:

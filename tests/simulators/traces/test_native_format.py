@@ -78,6 +78,14 @@ class TestRefusing:
         with pytest.raises(TraceError, match=r"field 'nmae'.*fields are schema, name"):
             read(path)
 
+    def test_an_unknown_field_that_is_long_is_told_in_short(self, tmp_path: Path) -> None:
+        path = native(tmp_path, GOOD[:-1] + ',"' + "x" * 5000 + '":1}')
+        with pytest.raises(
+            TraceError, match=r"field 'x+\.\.\.'.*unknown field `x+\.\.\.`"
+        ) as caught:
+            read(path)
+        assert len(str(caught.value)) < 500
+
     @pytest.mark.parametrize("content", [b"", b"\n\n", HEADER.encode()])
     def test_nothing_in_it(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "empty.jsonl"
