@@ -29,6 +29,13 @@ LOOK_S = 2.0
 #: Seconds that a disk may take for a look, until that is said.
 READ_S = 60.0
 
+#: Of a YAML file, some thousands of endpoints; PyYAML takes time with the square of some.
+MOST_YAML = 256 * 1024
+
+#: Characters of a value in YAML. A number may be written to the base of 60, which takes PyYAML time
+#: with the square of its digits.
+LONGEST_VALUE = 1000
+
 #: Levels of lists and mappings that a YAML file may have; PyYAML crashes at some tens of thousands.
 DEEPEST = 64
 
@@ -84,12 +91,21 @@ def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
     """Raises ImportError without PyYAML, and whatever it and msgspec raise."""
     import yaml
 
+    if len(text) > MOST_YAML:
+        raise ValueError(
+            f"{len(text):,} bytes, YAML may have {MOST_YAML:,}: write JSON to a file that ends in "
+            ".json"
+        )
     depth = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} levels deep")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_VALUE:
+            raise ValueError(
+                f"a value of {len(event.value):,} characters, {LONGEST_VALUE:,} at most"
+            )
     return msgspec.yaml.decode(text, type=type, strict=strict)
 
 

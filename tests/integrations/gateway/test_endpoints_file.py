@@ -107,6 +107,19 @@ class TestReading:
         with pytest.raises(CallerError, match="nested more than 64 levels deep"):
             read_endpoints(path)
 
+    def test_yaml_that_is_too_long_is_refused_before_it_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints: []\n" + "#" * 256 * 1024)
+        with pytest.raises(CallerError, match="write JSON to a file"):
+            read_endpoints(path)
+
+    def test_a_value_that_takes_the_reader_of_yaml_long_is_refused(self, tmp_path: Path) -> None:
+        """A number to the base of 60."""
+        path = tmp_path / "endpoints.yaml"
+        path.write_text("endpoints: " + "8:" * 1000 + "8")
+        with pytest.raises(CallerError, match="a value of 2,001 characters, 1,000 at most"):
+            read_endpoints(path)
+
     def test_what_is_not_read_may_be_anything(self, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints: [{name: 7, address: a, port: 1, labels: [on], gpu: {}}]\nv: 2")
