@@ -234,7 +234,7 @@ class InstanceEvents:
                 if who.status is not InstanceStatus.LOST:
                     self._fleet.touch(who)
             elif who.state is PARKED and who.active:
-                self._requests.wait(who)
+                self._requests.rested(who)
 
     def _find(self, name: str) -> Instance | None:
         instance = self._fleet.instances.get(name)

@@ -77,6 +77,14 @@ class Requests:
         move(request, RETURN)
         self.expectations.enqueue(request)
 
+    def rested(self, request: Request) -> None:
+        """Its rest is over. A client's that has failed itself waits behind all who came meanwhile,
+        so that one that goes on failing takes nobody's place; the trainer's are in its own order.
+        """
+        if request.group is None and request.failures:
+            request.serial = self._serials.next()
+        self.wait(request)
+
     def leave_home(self, request: Request) -> None:
         """The instance that kept its KV is gone."""
         self._fleet.leave(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rollout_sched.core.actions import Answer, Dispatch, Wake
 from rollout_sched.core.event_handlers import MOST_UNASKED_ABORTS
 from rollout_sched.core.events import (
+    BatchRequested,
     InstanceLost,
     RequestFailed,
     RequestFinished,
@@ -94,6 +95,36 @@ def test_a_request_that_waits_stands_in_nobodys_way() -> None:
     told = Told(slots=1)
     told(ask("poison"), RequestFailed("poison", 1, "500"))
     assert dispatched(told(ask("innocent"))) == [("innocent", 2, "i0")]
+
+
+def test_who_has_rested_for_its_failures_waits_behind_who_came_meanwhile() -> None:
+    told = Told(slots=1)
+    told(ask("poison"), RequestFailed("poison", 1, "500"))
+    told(ask("innocent"), ask("another"))
+    told.seconds = 1.0
+    assert dispatched(told(Woke())) == []
+    assert dispatched(told(RequestFinished("innocent", 2, 3))) == [("another", 3, "i0")]
+    assert dispatched(told(ask("late"), RequestFinished("another", 3, 3))) == [("poison", 4, "i0")]
+
+
+def test_a_sample_that_has_failed_keeps_its_place() -> None:
+    """The order among its own is the trainer's, and a fresh scheduler has to find it again."""
+    told = Told(slots=1)
+    told.submit("a", "b", samples=2)
+    told(BatchRequested())
+    told(RequestFailed("a/0", 1, "500"))
+    told.seconds = 1.0
+    told(Woke())
+    assert dispatched(told(RequestFinished("a/1", 2, 3))) == [("a/0", 3, "i0")]
+
+
+def test_who_was_stopped_by_somebody_else_keeps_its_place() -> None:
+    told = Told(slots=1)
+    told(ask("stopped"), RequestInterrupted("stopped", 1, 0))
+    told(ask("running"), ask("waiting"))
+    told.seconds = 1.0
+    told(Woke())
+    assert dispatched(told(RequestFinished("running", 2, 3))) == [("stopped", 3, "i0")]
 
 
 def test_an_instance_that_alone_fails_comes_to_rest() -> None:
