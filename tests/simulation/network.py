@@ -225,7 +225,9 @@ class End(asyncio.Transport):
         self._socket: FakeSocket
         self._breaks_in: int | None = None
         self._outbox: list[bytes | None] = []  # that no packet carries yet; None: no more comes
-        self._returned: list[bytes | None] = []  # before that: what could not arrive
+        self._on_the_way: dict[int, list[bytes | None]] = {}  # by the packet's number, in order
+        self._sent = 0  # packets
+        self._missed = 0  # the last packet that could not pass, and has not been sent again
         self._arrives_at = 0.0  # the last packet that is on its way
         self._inbox: list[bytes | None] = []
         self._unread = 0  # bytes that were written and not read by the other end
@@ -325,34 +327,42 @@ class End(asyncio.Transport):
         self.flush()
 
     def flush(self) -> None:
-        """Have what was written travel, if anything can."""
-        waiting = self._returned or self._outbox
-        if waiting and self._network.passes(*self.link_hosts):
-            packets = self._returned + self._outbox
-            self._returned, self._outbox = [], []
+        """Have what was written travel, if anything can, and what could not pass once more."""
+        if (self._missed or self._outbox) and self._network.passes(*self.link_hosts):
+            self._sent += 1
+            self._on_the_way[self._sent] = self._outbox
+            self._outbox, self._missed = [], 0
             now = self.process.time()
             dice = self._dice
             took = self._network.latency_s * (1 + dice.random() + 20 * (dice.random() < 0.02))
             self._arrives_at = max(self._arrives_at, now + took)
-            other = self._other
             # On the loop of the world: a dead process, too, has a system that answers.
-            self._network.kernel.call_at(self._arrives_at, other.arrive, packets)
+            self._network.kernel.call_at(self._arrives_at, self._arrived, self._sent)
 
-    def send_again(self, packets: list[bytes | None]) -> None:
-        """What has not arrived, once something can; a system that is gone remembers nothing."""
-        if not self.process.dead:
-            self._returned += packets
+    def _arrived(self, last: int) -> None:
+        """A packet is at the other end, if it can pass; the reader has none before those that were
+        sent before it."""
+        if self._network.passes(*self.link_hosts):
+            packets = self._take(last)
+            if packets:
+                self._other.arrive(packets)
+        elif self.process.dead:  # its system remembers nothing
+            self._take(last)
+        else:
+            self._missed = last
             self._network.note(self)
+
+    def _take(self, last: int) -> list[bytes | None]:
+        """What is on the way, up to this packet."""
+        numbers = [number for number in self._on_the_way if number <= last]
+        return [data for number in numbers for data in self._on_the_way.pop(number)]
 
     @property
     def link_hosts(self) -> tuple[str, str]:
         return self.process.host, self._other.process.host
 
     def arrive(self, packets: list[bytes | None]) -> None:
-        """What the other end has sent is here. Called by the network."""
-        if not self._network.passes(*self.link_hosts):
-            self._other.send_again(packets)
-            return
+        """What the other end has sent is here."""
         if self._lost or self.process.dead:
             if any(packets):
                 self._tell_reset()
@@ -398,7 +408,8 @@ class End(asyncio.Transport):
         """Its process is dead."""
         self._lost = self._closing = True
         if silently:
-            self._returned, self._outbox = [], []
+            self._take(self._missed)
+            self._missed, self._outbox = 0, []
             self._other.lose_sight()
         elif self._inbox or self._dice.random() < 0.5:
             self._tell_reset()
@@ -434,5 +445,5 @@ class End(asyncio.Transport):
     def _free(self) -> None:
         if self._sock is not None:
             self._sock.close()
-        if not (self._returned or self._outbox):
+        if not (self._missed or self._outbox):
             self._network.forget(self)
