@@ -39,6 +39,7 @@ class Recovered(msgspec.Struct):
     unleased    names of leases of batches that are not there
     lost        groups that their trainer is to be told of
     told        likewise, with a batch that is delivered again, by its number
+    untold      names of losses that were to be told with a batch that is not
     weights     the newest that were published; None: none were
     paused      instances that were being updated
     running     attempts that may still run somewhere: (instance, attempt)
@@ -56,6 +57,7 @@ class Recovered(msgspec.Struct):
     unleased: list[str] = []
     lost: list[LostGroup] = []
     told: dict[int, list[LostGroup]] = {}
+    untold: list[str] = []
     weights: StoredWeights | None = None
     paused: set[str] = set()
     running: list[tuple[str, int]] = []
@@ -120,7 +122,9 @@ class _Recovery:
         self._give_up_rewards()
         delivered = {action.batch for action in found.deliveries}
         for batch in found.told.keys() - delivered:
-            found.lost += found.told.pop(batch)
+            lost = found.told.pop(batch)
+            found.lost += lost
+            found.untold += [facts.loss_name(group.uid, batch) for group in lost]
         return found
 
     def _read_prompts(self) -> None:
@@ -144,9 +148,9 @@ class _Recovery:
                 self._found.unleased.append(name)
 
     def _read_losses(self) -> None:
-        for uid, data in self._store.facts(facts.LOST).items():
+        for name, data in self._store.facts(facts.LOST).items():
             loss = decoded(data, StoredLoss)
-            group = LostGroup(uid, loss.reason)
+            group = LostGroup(facts.lost_group(name), loss.reason)
             if loss.batch is None:
                 self._found.lost.append(group)
             else:

@@ -79,3 +79,13 @@ def prompt_owner(uid: str) -> str:
 
 def delivery_name(action: Deliver) -> str:
     return f"{action.batch}.{action.part}"
+
+
+def loss_name(uid: str, batch: int | None) -> str:
+    """One that was submitted again may be lost again, while a batch still tells of before."""
+    return f"{'' if batch is None else batch}:{uid}"
+
+
+def lost_group(name: str) -> str:
+    """The uid in a `loss_name`."""
+    return name.partition(":")[2]

@@ -34,7 +34,7 @@ class StoredSession:
         self._transcripts = transcripts
         self._deliveries: dict[str, Deliver] = {}  # that are not acknowledged
         self._rewarded: set[str] = set()  # requests
-        self._told: dict[str, int] = {}  # lost groups, and the batch in which that is said
+        self._told: dict[int, list[str]] = {}  # lost groups, by the batch in which that is said
 
     def check_room(self) -> None:
         """Raises StoreFull if no new work is to be taken."""
@@ -53,6 +53,8 @@ class StoredSession:
         for batch, groups in found.told.items():
             for group in groups:
                 self.lost(group, batch)
+        for name in found.untold:
+            self._open.changes.drop(facts.LOST, name)
         for name in found.unleased:
             self._open.changes.drop(facts.LEASE, name)
         for request in found.unrewarded:
@@ -87,10 +89,8 @@ class StoredSession:
                     self.forget(sample.request)
                 for uid in {sample.group for sample in action.samples}:
                     self.forget_prompt(uid)
-        for uid, told in list(self._told.items()):
-            if told == batch:
-                del self._told[uid]
-                self._open.changes.drop(facts.LOST, uid)
+        for uid in self._told.pop(batch, ()):
+            self._open.changes.drop(facts.LOST, facts.loss_name(uid, batch))
 
     # -- what they are told ----------------------------------------------------------------
 
@@ -101,11 +101,11 @@ class StoredSession:
 
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
         """A group that will never be delivered; `batch`: in which its trainer is told so."""
-        self._open.changes.put(facts.LOST, group.uid, encoded(StoredLoss(group.reason, batch)))
-        if batch is None:
-            self._told.pop(group.uid, None)
-        else:
-            self._told[group.uid] = batch
+        loss = encoded(StoredLoss(group.reason, batch))
+        self._open.changes.put(facts.LOST, facts.loss_name(group.uid, batch), loss)
+        if batch is not None:
+            self._open.changes.drop(facts.LOST, facts.loss_name(group.uid, None))
+            self._told.setdefault(batch, []).append(group.uid)
 
     def leased(self, batch: int, lease: LeaseFacts | None) -> None:
         """Whose a batch is now; None: nobody has to be told any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,13 +26,6 @@ from rollout_sched.live.trajectory import Tool
 
 #: Asks for a group whose samples another process can make, too, of its prompt.
 Place = Callable[[Prompt, GroupSubmitted, PayloadFactory], None]
-
-
-class ToldLoss(NamedTuple):
-    """Of a group; `batch`: the one that tells it; None: none does yet."""
-
-    filtered: bool
-    batch: int | None
 
 
 class Submissions:
@@ -66,8 +59,8 @@ class Submissions:
         self._stored = stored
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
-        self._lost: list[LostGroup] = []  # that no trainer has been told of
-        self._told: dict[str, ToldLoss] = {}  # of all that are lost, until that has arrived
+        self._lost: dict[str, LostGroup] = {}  # that no trainer has been told of
+        self._told: dict[int, dict[str, LostGroup]] = {}  # by batch, until that has arrived
         self._rewards: RewardBook | None = None
         if rewards is not None:
             self._rewards = RewardBook(rewards, self.prompts, stored)
@@ -78,8 +71,8 @@ class Submissions:
         if self._stored is not None:
             self._stored.check_room()
         for prompt in prompts:
-            loss, known = self._told.get(prompt.uid), self.known(prompt.uid)
-            if loss is not None and loss.filtered:
+            loss, known = self._loss(prompt.uid), self.known(prompt.uid)
+            if loss is not None and loss.reason is None:
                 continue  # it was made and judged, and would be again
             if known is None:
                 if loss is None or not self._driver.view.run.closed:
@@ -100,10 +93,8 @@ class Submissions:
     def restore(self, found: Recovered, made: Mapping[str, PayloadFactory]) -> None:
         """Go on from what an earlier run has left; `made`: who makes the samples of each group that
         is here."""
-        self._lost = list(found.lost)
-        self._note_lost(found.lost, None)
-        for batch, groups in found.told.items():
-            self._note_lost(groups, batch)
+        self._lost = _by_uid(found.lost)
+        self._told = {batch: _by_uid(found.told[batch]) for batch in sorted(found.told)}
         if self._rewards is not None:
             self._rewards.take_up(found.rewards)
         for uid, factory in made.items():
@@ -129,9 +120,7 @@ class Submissions:
     def acknowledged(self, batch: int) -> None:
         """All of it has arrived: its uids may be used anew."""
         self._delivered.pop(batch, None)
-        told = [uid for uid, loss in self._told.items() if loss.batch == batch]
-        for uid in told:
-            del self._told[uid]
+        self._told.pop(batch, None)
 
     def fail(self, group: str, error: Exception | None) -> None:
         """It can never be whole; its uid may be submitted again."""
@@ -144,19 +133,20 @@ class Submissions:
     @property
     def lost(self) -> list[LostGroup]:
         """Groups of which the next batch will tell."""
-        return list(self._lost)
+        return list(self._lost.values())
 
     def told(self) -> dict[str, Any]:
         """Of the groups of which the next batch will tell: why they failed, which were filtered."""
         return {
-            "failed": {group.uid: group.reason for group in self._lost if group.reason is not None},
-            "filtered": [group.uid for group in self._lost if group.reason is None],
+            "failed": {group.uid: group.reason for group in self.lost if group.reason is not None},
+            "filtered": [group.uid for group in self.lost if group.reason is None],
         }
 
     def take_lost(self, batch: int) -> list[LostGroup]:
         """They are told with this batch."""
-        lost, self._lost = self._lost, []
-        self._note_lost(lost, batch)
+        lost, self._lost = self.lost, {}
+        if lost:
+            self._told.setdefault(batch, {}).update(_by_uid(lost))
         if self._stored is not None:
             for group in lost:
                 self._stored.lost(group, batch)
@@ -165,14 +155,14 @@ class Submissions:
     def _lose(self, lost: LostGroup) -> None:
         if lost.uid in self.prompts:
             self.open_samples -= self.prompts.pop(lost.uid).samples
-        self._lost.append(lost)
-        self._note_lost([lost], None)
+        self._lost[lost.uid] = lost
         if self._stored is not None:
             self._stored.lost(lost)
 
-    def _note_lost(self, lost: Iterable[LostGroup], batch: int | None) -> None:
-        for group in lost:
-            self._told[group.uid] = ToldLoss(group.reason is None, batch)
+    def _loss(self, uid: str) -> LostGroup | None:
+        """The last of a group that its trainer may not have heard of."""
+        unheard = (self._lost, *reversed(self._told.values()))
+        return next((groups[uid] for groups in unheard if uid in groups), None)
 
     def _reward(self, request: str) -> Reward | None:
         return None if self._rewards is None else self._rewards.take(request)
@@ -219,6 +209,10 @@ class Submissions:
             by_group.setdefault(sample.group, []).append(sample.response_tokens)
         for group, made in by_group.items():
             lengths.delivered(self.prompts[group].submitted, made)
+
+
+def _by_uid(lost: Iterable[LostGroup]) -> dict[str, LostGroup]:
+    return {group.uid: group for group in lost}
 
 
 def _differences(one: Prompt, other: Prompt) -> list[str]:

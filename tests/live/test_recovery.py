@@ -62,7 +62,7 @@ def test_what_is_whole_comes_as_it_was(tmp_path):
         facts={
             (facts.WEIGHTS, ONE): encoded(StoredWeights(3, b"how")),
             (facts.PAUSED, "i1"): b"",
-            (facts.LOST, "f"): encoded(StoredLoss("why")),
+            (facts.LOST, ":f"): encoded(StoredLoss("why")),
         },
     )
     assert found.state.run == RunFacts(4.5, 3, serials=9)
@@ -134,8 +134,9 @@ def test_leases_are_of_batches_that_are_there_or_that_somebody_is_to_be_told_of(
 
 
 def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):
-    found = recovered(tmp_path, facts={(facts.LOST, "f"): encoded(StoredLoss("why", 0))})
+    found = recovered(tmp_path, facts={(facts.LOST, "0:f"): encoded(StoredLoss("why", 0))})
     assert found.told == {}
+    assert found.untold == ["0:f"]
     assert found.lost == [LostGroup("f", "why")]
 
 
@@ -189,8 +190,8 @@ def test_one_that_was_kept_and_whose_reward_is_lost_is_judged_again(tmp_path):
 
 def test_what_was_filtered_is_told_as_such(tmp_path):
     stored = {
-        (facts.LOST, "f"): encoded(StoredLoss(None)),
-        (facts.LOST, "g"): encoded(StoredLoss(None, 0)),
+        (facts.LOST, ":f"): encoded(StoredLoss(None)),
+        (facts.LOST, "0:g"): encoded(StoredLoss(None, 0)),
     }
     found = recovered(tmp_path, facts=stored)
     assert found.lost == [LostGroup("f", None), LostGroup("g", None)]

@@ -28,3 +28,9 @@ def test_a_delivery_comes_back_as_it_was():
     action = Deliver(4, 2, (sample,), 1, False)
     assert facts.decoded(facts.encoded(action), Deliver) == action
     assert facts.delivery_name(action) == "4.1"
+
+
+def test_a_loss_is_named_by_its_group_and_by_the_batch_that_tells_it():
+    names = [facts.loss_name("a:1", batch) for batch in (None, 4)]
+    assert names == [":a:1", "4:a:1"]
+    assert [facts.lost_group(name) for name in names] == ["a:1", "a:1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -534,6 +535,44 @@ def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
             assert [sample.response_ids for sample in again.samples] == [[78]]
             live.trainer.close_submissions()
             assert await live.trainer.next_batch(again.number) is None
+        assert_nothing_is_left(left)
+
+    asyncio.run(scene())
+
+
+def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path):
+    """It has failed, was submitted again, delivered, and damaged on the disk."""
+
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before) as live:
+            asking = {
+                name: asyncio.create_task(live.trainer.next_batch(trainer=name))
+                for name in ("t1", "t2")
+            }
+            live.trainer.submit([PROMPT])
+            await before.fail(0, RequestRejected("too long"))
+            await until(lambda: live.trainer.submissions.lost)
+            live.trainer.submit([Prompt("b", [3], 1, 9)])
+            await before.answer(1, [66])
+            live.trainer.submit([PROMPT])
+            await before.answer(2, [77])
+            batches = await asyncio.gather(*asking.values())
+            assert [[s.uid for s in batch.samples] for batch in batches] == [["b"], ["a"]]
+            assert [[g.uid for g in batch.failed] for batch in batches] == [["a"], []]
+            left = await killed(live, tmp_path / "2")
+        (file,) = (left / "tokens").iterdir()
+        spoil(file, (77).to_bytes(4, "little"))
+        for life in ("3", "4"):
+            async with run(left) as live:
+                asked = [await live.trainer.next_batch(trainer=name) for name in asking]
+                assert [[g.uid for g in batch.failed] for batch in asked] == [["a"], ["a"]], life
+                left = await killed(live, tmp_path / life)
+        async with run(left) as live:
+            live.trainer.close_submissions()
+            for name, batch in zip(asking, asked, strict=True):
+                with contextlib.suppress(NotYet):
+                    await live.trainer.next_batch(batch.number, timeout_s=0, trainer=name)
         assert_nothing_is_left(left)
 
     asyncio.run(scene())

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.events import SubmissionsClosed
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.sample_payloads import SamplePayloads
 from rollout_sched.live.samples import LostGroup, Prompt
@@ -119,5 +120,23 @@ def test_what_is_lost_is_told_once_and_may_be_submitted_again():
             assert here.take_lost(5) == []
             assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
             assert here.known("a") is None
+
+    asyncio.run(scene())
+
+
+def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arrived():
+    async def scene():
+        async with submissions(Stored()) as here:
+            for number in range(2):
+                here.fail("a", ValueError("no"))
+                here.fail("a", ValueError("never"))
+                assert here.take_lost(number) == [LostGroup("a", "ValueError: never")]
+            here._driver.tell(SubmissionsClosed())
+            here.acknowledged(1)
+            here.submit([PROMPT], None)  # who holds the first batch may not have heard of it
+            assert here.prompts == {}
+            here.acknowledged(0)
+            with pytest.raises(CallerError, match="closed"):
+                here.submit([PROMPT], None)
 
     asyncio.run(scene())
