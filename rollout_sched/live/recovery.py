@@ -39,6 +39,7 @@ class Recovered(msgspec.Struct):
     unleased    names of leases of batches that are not there
     lost        groups that their trainer is to be told of
     told        likewise, with a batch that is delivered again, by its number
+    telling     the number of the last batch that only told of such groups; -1: there was none
     untold      names of losses that were to be told with a batch that is not
     weights     the newest that were published; None: none were
     paused      instances that were being updated
@@ -57,6 +58,7 @@ class Recovered(msgspec.Struct):
     unleased: list[str] = []
     lost: list[LostGroup] = []
     told: dict[int, list[LostGroup]] = {}
+    telling: int = -1
     untold: list[str] = []
     weights: StoredWeights | None = None
     paused: set[str] = set()
@@ -118,7 +120,10 @@ class _Recovery:
         found.paused = set(store.facts(facts.PAUSED))
         weights = store.facts(facts.WEIGHTS).get(ONE)
         found.weights = None if weights is None else decoded(weights, StoredWeights)
+        telling = store.facts(facts.TELLING).get(ONE)
+        found.telling = -1 if telling is None else decoded(telling, int)
         self._find_running(groups)
+        self._fail_what_is_left(groups)
         self._give_up_rewards()
         delivered = {action.batch for action in found.deliveries}
         for batch in found.told.keys() - delivered:
@@ -191,6 +196,13 @@ class _Recovery:
         log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
         self._found.anew += names
         return group.anew()
+
+    def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
+        """Prompts of which nothing says any more whether they wait or were delivered."""
+        delivered = {s.group for action in self._found.deliveries for s in action.samples}
+        known = delivered | {group.group for group in groups}
+        for uid in sorted(self._found.prompts.keys() - known):
+            self._fail(uid, _DAMAGED)
 
     def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:
         """Of one that was kept the rewards are there, or it is judged again."""

@@ -99,6 +99,11 @@ class StoredSession:
         self._deliveries[name] = action
         self._open.changes.put(facts.DELIVERED, name, encoded(action))
 
+    def telling(self, last: Deliver) -> None:
+        """A batch after the last, which only tells of lost groups; its number is not used again."""
+        self._open.changes.put(facts.TELLING, ONE, encoded(last.batch))
+        self.delivered(last)
+
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
         """A group that will never be delivered; `batch`: in which its trainer is told so."""
         loss = encoded(StoredLoss(group.reason, batch))

@@ -19,7 +19,7 @@ from rollout_sched.live.recovery import Recovered
 from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.reward_function import RewardFunction
 from rollout_sched.live.sample_payloads import SamplePayloads
-from rollout_sched.live.samples import Batch, LostGroup, Prompt, batch_of
+from rollout_sched.live.samples import Batch, Prompt, batch_of
 from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.tools import NamedTools
@@ -84,6 +84,7 @@ class TrainerSession:
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
+        self._telling_before = -1  # the number of the last batch that only told of lost groups
         driver.front.endings.on_deliver = self._deliver
         driver.front.endings.on_group_failed = self._fail
         driver.front.endings.on_group_filtered = self._filter
@@ -121,6 +122,7 @@ class TrainerSession:
             for group in found.state.groups
         }
         self.submissions.restore(found, made)
+        self._telling_before = found.telling
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
         """Of these groups those that are not here, nor in a batch that is not acknowledged."""
@@ -230,13 +232,14 @@ class TrainerSession:
         if self.driver.broken is not None:
             batches.fail(self.driver.broken)
         elif run.closed and not (batches.expected or self.submissions.prompts or batches.begun):
-            lost = self.submissions.take_lost(run.batches)
-            batches.deliver(self._telling(lost) if lost else None)
+            batches.deliver(self._telling() if self.submissions.lost else None)
 
-    def _telling(self, lost: list[LostGroup]) -> Batch:
-        """A batch after the last, without samples; it is leased and kept as any other."""
+    def _telling(self) -> Batch:
+        """A batch after the last, without samples; it is leased and kept as any other. Damage to a
+        store may give more to tell after a restart: no two have one number."""
         run = self.driver.view.run
-        last = Deliver(run.batches, run.version, (), missing=run.lacking)
+        number = self._telling_before = max(run.batches, self._telling_before + 1)
+        last = Deliver(number, run.version, (), missing=run.lacking)
         if self._stored is not None:
-            self._stored.delivered(last)
-        return batch_of(last, [], lost)
+            self._stored.telling(last)
+        return batch_of(last, [], self.submissions.take_lost(number))

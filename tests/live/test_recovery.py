@@ -140,6 +140,20 @@ def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_pa
     assert found.lost == [LostGroup("f", "why")]
 
 
+def test_a_prompt_of_which_nothing_else_is_left_fails(tmp_path):
+    found = recovered(tmp_path, group=None, made=0)
+    (failed,) = found.lost
+    assert failed.uid == "a"
+    assert "submit it again" in failed.reason
+    assert (found.gone, found.prompts) == (["a"], {})
+
+
+def test_the_number_of_a_batch_that_only_told_is_known(tmp_path):
+    assert recovered(tmp_path / "1").telling == -1
+    found = recovered(tmp_path / "2", facts={(facts.TELLING, ONE): encoded(7)})
+    assert found.telling == 7
+
+
 def test_without_its_counters_a_run_cannot_go_on(tmp_path):
     with pytest.raises(StoreError, match="submit again what it held: a"):
         recovered(tmp_path, run=False)
@@ -218,6 +232,8 @@ def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_pat
             changes = Transaction()
             transcripts.forget(f"g{gone}/0", changes)
             changes.drop(facts.GROUP, f"g{gone}")
+            changes.drop(facts.PROMPT, f"g{gone}")
+            changes.clear(facts.prompt_owner(f"g{gone}"))
             store.apply(changes)
             store.tidy()
         assert store.disk_bytes <= 2 * store.live_bytes + 8 * capacity + LOG_BYTES

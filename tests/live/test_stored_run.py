@@ -23,6 +23,7 @@ from rollout_sched.live.ports import Description, InstanceError, RequestRejected
 from rollout_sched.live.run_options import RunOptions
 from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.settings import Settings
+from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until
@@ -573,6 +574,45 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
             for name, batch in zip(asking, asked, strict=True):
                 with contextlib.suppress(NotYet):
                     await live.trainer.next_batch(batch.number, timeout_s=0, trainer=name)
+        assert_nothing_is_left(left)
+
+    asyncio.run(scene())
+
+
+def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
+    """Under a number that no batch had: who has acknowledged that one hears of this, too."""
+
+    async def scene():
+        before = Scripted()
+        async with run(tmp_path / "1", before) as live:
+            live.trainer.submit([Prompt("b", [3], 1, 9), Prompt("c", [4], 1, 9), PROMPT])
+            asking = asyncio.create_task(live.trainer.next_batch(trainer="t1"))
+            await before.fail(0, RequestRejected("too long"))
+            await before.fail(1, RequestRejected("too long"))
+            await before.answer(2, [77])
+            first = await asking
+            assert first is not None
+            assert [group.uid for group in first.failed] == ["b", "c"]
+            live.trainer.submit([Prompt("d", [5], 1, 9)])
+            live.trainer.close_submissions()
+            asking = asyncio.create_task(live.trainer.next_batch(trainer="t2"))
+            await before.fail(3, RequestRejected("too long"))
+            second = await asking
+            assert second is not None
+            assert [group.uid for group in second.failed] == ["d"]
+            assert await live.trainer.next_batch(second.number, trainer="t2") is None
+            left = await killed(live, tmp_path / "2")
+        store = Store(left)
+        gone = Transaction()
+        gone.drop(facts.DELIVERED, f"{first.number}.0")
+        store.apply(gone)
+        store.close()
+        async with run(left) as live:
+            third = await live.trainer.next_batch(second.number, trainer="t2")
+            assert third is not None
+            assert third.number > second.number
+            assert sorted(group.uid for group in third.failed) == ["a", "b", "c"]
+            assert await live.trainer.next_batch(third.number, trainer="t2") is None
         assert_nothing_is_left(left)
 
     asyncio.run(scene())

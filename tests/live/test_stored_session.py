@@ -98,6 +98,15 @@ def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
         assert await kept.rows() == set()
 
 
+def test_the_number_of_a_batch_that_only_tells_is_kept(tmp_path):
+    @scene(tmp_path)
+    async def _(kept):
+        kept.session.telling(Deliver(3, 0, ()))
+        assert await kept.rows() == {"delivered 3.0", "telling"}
+        kept.session.acknowledged(3)
+        assert await kept.rows() == {"telling"}
+
+
 def test_each_failure_of_a_group_stays_until_it_has_arrived(tmp_path):
     """Its trainer submits it again while a batch still tells of an earlier one."""
 
