@@ -41,15 +41,17 @@ class _Attempt(msgspec.Struct):
 class ClientCall:
     """What its front knows of it, so that another scheduler can go on from there.
 
-    `name`: by which its client's side knows it; `submitted`: to the present scheduler.
+    `name`: by which its client's side knows it; `submitted`: to the present scheduler;
+    `withdrawn`: its client has gone, which the scheduler may not have heard yet.
     """
 
-    __slots__ = ("_attempts", "_before", "_ends", "name", "payload", "submitted")
+    __slots__ = ("_attempts", "_before", "_ends", "name", "payload", "submitted", "withdrawn")
 
     def __init__(self, payload: Payload, submitted: RequestSubmitted) -> None:
         self.name = submitted.request
         self.payload = payload
         self.submitted = submitted
+        self.withdrawn = False
         self._before: tuple[Segment, ...] = ()
         self._attempts: dict[int, _Attempt] = {}
         self._ends = False  # by itself: at a limit its scheduler knows whether it goes on

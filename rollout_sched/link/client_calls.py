@@ -70,22 +70,26 @@ class ClientCalls:
 
     def withdraw(self, request: str) -> None:
         """The client of a submitted request has gone."""
-        if request not in self._calls:
+        call = self._calls.get(request)
+        if call is None:
             return
+        call.withdrawn = True
         if self._alone:
-            self._over(request)
-            self._endings.discard(Discard(request, 0, "withdrawn", ends=True))
-            self._link.settle()
+            self._end_withdrawn(request)
         else:
             self._link.tell(RequestWithdrawn(request))
 
     # -- from one scheduler to the next ----------------------------------------------------
 
     def lose_scheduler(self) -> None:
-        """From now on a response that is whole is answered here."""
+        """From now on a response that is whole is answered here. Whoever is withdrawn has ended:
+        the scheduler may not have heard of it, and the next one need not."""
         self._alone = True
         for call in self.every():
-            self._answer_if_whole(call)
+            if call.withdrawn:
+                self._end_withdrawn(call.submitted.request)
+            else:
+                self._answer_if_whole(call)
 
     def hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
         """Nothing of it is under way any more; it may have ended meanwhile."""
@@ -153,6 +157,11 @@ class ClientCalls:
         call = self._calls.pop(request, None)
         if call is not None:
             self._on_over(call)
+
+    def _end_withdrawn(self, request: str) -> None:
+        self._over(request)
+        self._endings.discard(Discard(request, 0, "withdrawn", ends=True))
+        self._link.settle()
 
     def _answer_if_whole(self, call: ClientCall) -> None:
         sample = call.whole()

@@ -131,6 +131,25 @@ def test_an_instance_that_is_gone_meanwhile_costs_what_it_had_not_streamed() -> 
     run(scene)
 
 
+def test_who_goes_unheard_by_a_scheduler_that_is_lost_is_not_asked_for_again() -> None:
+    async def scene() -> None:
+        async with play() as one:
+            caller = one.ask()
+            await one.instance.order(0)
+            one.hub.disconnect("f0")  # from now on nothing that is said gets there
+            one.calls.withdraw(one.name)
+            await one.end()
+            assert caller.heard == [("withdrawn", "None")]
+            assert not len(one.calls)
+            await one.begin()
+            other = one.ask()
+            await one.instance.answer(1, [7])
+            await until(lambda: other.heard)
+            assert len(one.instance.orders) == 2
+
+    run(scene)
+
+
 def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
     async def scene() -> None:
         async with play() as one:
