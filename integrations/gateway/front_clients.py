@@ -26,6 +26,42 @@ class FrontInstance(HttpInstance):
         return await super().generate(order, on_tokens)
 
 
+class _Reached:
+    """An instance, with the connections to it.
+
+    holders   how many that have reached it have not left it since
+    looked    set once it was looked at
+    replaced  clients with another key: what was sent over them may still be answered
+    """
+
+    def __init__(self, client: FrontInstance) -> None:
+        self.client = client
+        self.holders = 0
+        self.looked = asyncio.Event()
+        self.replaced: list[FrontInstance] = []
+        self._look: asyncio.Task[None] | None = None
+
+    def replace(self, client: FrontInstance) -> None:
+        self.replaced.append(self.client)
+        self.client = client
+
+    def look(self) -> None:
+        """Anew, before anything more is sent there."""
+        if self._look is not None:
+            self._look.cancel()
+        if self.looked.is_set():  # else somebody may wait for the first look
+            self.looked = asyncio.Event()
+        self._look = asyncio.get_running_loop().create_task(_look_at(self.client, self.looked))
+
+    async def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.gather(self._look, return_exceptions=True)
+        self.looked.set()  # who still waits fails there
+        for client in (*self.replaced, self.client):
+            await client.close()
+
+
 class FrontClients:
     """By name, which is a URL (`link.remote_link.Clients`). Make it inside a running event loop.
 
@@ -34,58 +70,66 @@ class FrontClients:
 
     def __init__(self, make: Callable[[str, str], FrontInstance]) -> None:
         self._make = make
-        self._clients: dict[str, FrontInstance] = {}
-        self._looks: dict[str, asyncio.Task[None]] = {}
-        self._looked: dict[str, asyncio.Event] = {}
-        self._replaced: list[FrontInstance] = []  # what was sent over them may still be answered
+        self._here: dict[str, _Reached] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._here)
 
     def client(self, instance: str) -> FrontInstance:
         """Raises CallerError for a name that is no URL."""
-        if instance not in self._clients:
-            self.reach(instance, "")
-        return self._clients[instance]
+        if instance not in self._here:
+            self._look_at(instance, "")
+        return self._here[instance].client
 
     def reach(self, instance: str, key: str) -> None:
         """It has joined, perhaps as another than it was: it is looked at before anything more is
         sent there. Raises CallerError for a name that is no URL."""
-        before = self._clients.get(instance)
-        if before is None or (key and key != before.api_key):
-            self._clients[instance] = self._make(instance, key)
-            if before is not None:
-                self._replaced.append(before)
-        look = self._looks.get(instance)
-        if look is not None:
-            look.cancel()
-        looked = self._looked.get(instance)
-        if looked is None or looked.is_set():  # else somebody may wait for the first look
-            looked = self._looked[instance] = asyncio.Event()
-        looking = self._look_at(self._clients[instance], looked)
-        self._looks[instance] = asyncio.get_running_loop().create_task(looking)
+        self._look_at(instance, key)
+        self._here[instance].holders += 1
+
+    def leave(self, instance: str) -> None:
+        """Once for each time that it was reached; the last closes what leads there."""
+        reached = self._here.get(instance)
+        if reached is None:
+            return
+        reached.holders -= 1
+        if reached.holders <= 0:
+            del self._here[instance]
+            closing = asyncio.get_running_loop().create_task(reached.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         """Until it was looked at; what is sent to one that did not answer fails there."""
-        looked = self._looked[instance]
+        looked = self._here[instance].looked
         return None if looked.is_set() else looked
 
     async def close(self) -> None:
-        for look in self._looks.values():
-            look.cancel()
-        await asyncio.gather(*self._looks.values(), return_exceptions=True)
-        for client in (*self._replaced, *self._clients.values()):
-            await client.close()
+        here, self._here = self._here, {}
+        await asyncio.gather(*self._closing, *(reached.close() for reached in here.values()))
 
-    async def _look_at(self, client: FrontInstance, looked: asyncio.Event) -> None:
-        wait_s, most_s = _AGAIN_S
-        while True:
-            try:
-                await client.describe()
-            except (InstanceError, OSError) as error:
-                client.unknown = str(error)
-                log.warning("instance %s: %s", client.name, client.unknown)
-            else:
-                client.unknown = ""
-            looked.set()
-            if not client.unknown:
-                return
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, most_s)
+    def _look_at(self, instance: str, key: str) -> None:
+        reached = self._here.get(instance)
+        if reached is None:
+            reached = self._here[instance] = _Reached(self._make(instance, key))
+        elif key and key != reached.client.api_key:
+            reached.replace(self._make(instance, key))
+        reached.look()
+
+
+async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
+    wait_s, most_s = _AGAIN_S
+    while True:
+        try:
+            await client.describe()
+        except (InstanceError, OSError) as error:
+            client.unknown = str(error)
+            log.warning("instance %s: %s", client.name, client.unknown)
+        else:
+            client.unknown = ""
+        looked.set()
+        if not client.unknown:
+            return
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, most_s)

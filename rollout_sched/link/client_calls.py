@@ -108,6 +108,9 @@ class ClientCalls:
     def serves(self, order: Serves) -> None:
         self._versions[order.instance] = order.version
 
+    def departed(self, instance: str) -> None:
+        self._versions.pop(instance, None)
+
     def begun(self, order: Dispatch) -> None:
         call = self._calls.get(order.request)
         if call is not None:

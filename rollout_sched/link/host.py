@@ -46,6 +46,7 @@ class Host:
         pump.on(Discard, self.discard)
         pump.on(Deliver, self._deliver)
         pump.watch(self._fleet_changed, InstanceJoined, InstanceLost)
+        pump.watch(self._departed, InstanceLost)
 
     @property
     def epoch(self) -> str:
@@ -90,6 +91,10 @@ class Host:
         changed = FleetChanged(self._driver.max_model_len())
         for front in self.fronts.values():
             front.order(changed)
+
+    def _departed(self, event: InstanceLost) -> None:
+        for front in self.fronts.values():
+            front.ordered.departed(event.instance)
 
     # -- groups ----------------------------------------------------------------------------
 

@@ -119,6 +119,12 @@ class Reach(_Message, frozen=True):
     key: str
 
 
+class Departed(_Message, frozen=True):
+    """An instance that was reached is gone; nothing is sent there, unless it is reached anew."""
+
+    instance: str
+
+
 class Serves(_Message, frozen=True):
     """The version of an instance's weights, before the first Dispatch there that it is for."""
 
@@ -147,6 +153,7 @@ Order = (
     | Refused
     | FleetChanged
     | Reach
+    | Departed
     | Serves
 )
 

@@ -16,7 +16,7 @@ from rollout_sched.core.events import (
     TurnFinished,
 )
 from rollout_sched.core.model import Instance
-from rollout_sched.link.messages import Act, GoesOn, Order, Reach, Serves
+from rollout_sched.link.messages import Act, Departed, GoesOn, Order, Reach, Serves
 from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
 from rollout_sched.live.answer_checks import Settle
 from rollout_sched.live.driver import Driver
@@ -97,6 +97,12 @@ class OrderedAttempts:
         if self._served.get(name) != instance.version:
             self._served[name] = instance.version
             self._order(Serves(name, instance.version))
+
+    def departed(self, instance: str) -> None:
+        """It is gone; should it come again, the front hears of it anew."""
+        self._served.pop(instance, None)
+        if self._reached.pop(instance, None) is not None:
+            self._order(Departed(instance))
 
     def interrupt(self, action: Interrupt) -> None:
         attempt = self.attempts.get(action.attempt)

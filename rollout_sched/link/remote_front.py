@@ -23,6 +23,7 @@ from rollout_sched.link.group_pieces import GroupPieces
 from rollout_sched.link.messages import (
     Act,
     BreakOff,
+    Departed,
     Disbelieve,
     FleetChanged,
     GoesOn,
@@ -91,6 +92,7 @@ class RemoteFront:
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
             Reach: self._link.reach,
+            Departed: self._departed,
             Serves: self.calls.serves,
             Dispatch: self._dispatch,
             Answer: self.calls.answer,
@@ -139,10 +141,12 @@ class RemoteFront:
                 ends.append(ended)
         for attempt in running.values():
             attempt.cancel()
-        if ends:
-            await asyncio.wait(ends)
-            await asyncio.sleep(0)
-        await self.close()
+        try:
+            if ends:
+                await asyncio.wait(ends)
+                await asyncio.sleep(0)
+        finally:
+            await self.close()
 
     def _hand_over(
         self, call: ClientCall, take_over: Callable[[ClientCall], None], ended: object
@@ -169,6 +173,11 @@ class RemoteFront:
         """Nobody is told."""
         self._outbox.close()
         await self.front.close()
+        self._link.leave_all()
+
+    def _departed(self, order: Departed) -> None:
+        self._link.leave(order.instance)
+        self.calls.departed(order.instance)
 
     def _dispatch(self, order: Dispatch) -> None:
         self.calls.begun(order)

@@ -30,6 +30,10 @@ class Clients(Protocol):
     def reach(self, instance: str, key: str) -> None:
         """It has joined, perhaps anew. `key`: what it is sent; "": whatever it was sent before."""
 
+    def leave(self, instance: str) -> None:
+        """Once for each time that it was reached: nothing more is sent there, and nothing is under
+        way."""
+
     def unverified(self, instance: str) -> asyncio.Event | None:
         """None once it may be sent something."""
 
@@ -52,6 +56,7 @@ class RemoteLink:
         self._say = say
         self._clients = clients
         self._on_broken = on_broken
+        self._reached: set[str] = set()
         self._later: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._going_on: dict[int, asyncio.Future[Dispatch | None]] = {}
         self._turns: dict[str, tuple[int, Callable[[], None]]] = {}
@@ -71,6 +76,18 @@ class RemoteLink:
 
     def reach(self, order: Reach) -> None:
         self._clients.reach(order.instance, order.key)
+        if order.instance in self._reached:
+            self._clients.leave(order.instance)
+        self._reached.add(order.instance)
+
+    def leave(self, instance: str) -> None:
+        if instance in self._reached:
+            self._reached.remove(instance)
+            self._clients.leave(instance)
+
+    def leave_all(self) -> None:
+        for instance in list(self._reached):
+            self.leave(instance)
 
     def restart_suspected(self, instance: str) -> None:
         self._say(RestartSuspected(instance))

@@ -75,6 +75,28 @@ def test_a_front_hears_of_one_that_has_joined_anew_and_of_its_key() -> None:
     run(scene)
 
 
+def test_a_front_leaves_an_instance_that_is_gone_once_and_reaches_it_anew() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            clients = stage.fronts[0].clients
+
+            async def stay(number: int) -> None:
+                stage.ask()
+                await until(lambda: len(clients.reached) == number)
+                await stage.driver.remove_instance("i0")
+                await until(lambda: len(clients.left) == number)
+                assert not stage.fronts[0].remote.calls._versions
+                await stage.driver.add_instance(stage.instance)
+
+            await stay(1)
+            await stay(2)
+            await until(lambda: len(clients.reached) == 3)
+            await stage.fronts[0].remote.close()
+            assert clients.left == ["i0"] * 3
+
+    run(scene)
+
+
 def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> None:
     """Its front dies while its instance, whose versions it contradicts, is asked."""
 

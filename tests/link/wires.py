@@ -41,12 +41,16 @@ class Shared:
     def __init__(self, instances: dict[str, InstanceClient]) -> None:
         self._instances = instances
         self.reached: list[tuple[str, str]] = []
+        self.left: list[str] = []
 
     def client(self, instance: str) -> InstanceClient:
         return self._instances[instance]
 
     def reach(self, instance: str, key: str) -> None:
         self.reached.append((instance, key))
+
+    def leave(self, instance: str) -> None:
+        self.left.append(instance)
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         return None

@@ -97,6 +97,49 @@ def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
     run(scene())
 
 
+def test_it_is_closed_and_forgotten_when_the_last_that_reached_it_has_left() -> None:
+    async def scene() -> None:
+        closed: list[str] = []
+
+        class Noted(FrontInstance):
+            async def close(self) -> None:
+                closed.append(self.api_key or "")
+                await super().close()
+
+        clients = FrontClients(lambda url, key: Noted(url, api_key=key or None))
+        url = "http://127.0.0.1:9"
+        clients.reach(url, "k")
+        clients.reach(url, "l")  # by a scheduler that has come after the first
+        clients.leave(url)
+        assert clients.client(url).api_key == "l"
+        clients.leave(url)
+        clients.leave(url)
+        assert not len(clients)
+        async with asyncio.timeout(5):
+            while closed != ["k", "l"]:
+                await asyncio.sleep(0)
+        clients.reach(url, "m")
+        assert clients.client(url).api_key == "m"
+        await clients.close()
+        assert closed == ["k", "l", "m"]
+
+    run(scene())
+
+
+def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind() -> None:
+    async def scene() -> None:
+        clients = FrontClients(made)
+        for port in range(1, 200):
+            url = f"http://127.0.0.1:{port}"
+            clients.reach(url, "")
+            clients.client(url)
+            clients.leave(url)
+        assert not len(clients)
+        await clients.close()
+
+    run(scene())
+
+
 def test_a_name_that_is_no_url() -> None:
     async def scene() -> None:
         clients = FrontClients(made)
