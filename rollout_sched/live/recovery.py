@@ -108,7 +108,7 @@ class _Recovery:
             return found
         rewards = store.facts(facts.REWARD).items()
         found.rewards = {request: decoded(data, Reward) for request, data in rewards}
-        self._take_deliveries(deliveries)
+        self._take_deliveries(_with_every_part(deliveries, decoded(run, RunFacts)))
         self._read_leases()
         kept = [whole for group in groups if (whole := self._whole(group)) is not None]
         found.state = RunState(
@@ -163,7 +163,7 @@ class _Recovery:
 
     def _take_deliveries(self, deliveries: list[Deliver]) -> None:
         """A group whose tokens are not whole is not delivered again, but told to have failed."""
-        for action in sorted(deliveries, key=lambda action: (action.batch, action.part)):
+        for action in deliveries:
             spoilt = {
                 sample.group
                 for sample in action.samples
@@ -245,3 +245,22 @@ class _Recovery:
             for request in group.requests:
                 if request.state == "waiting" and request.last_instance is not None:
                     self._found.running.append((request.last_instance, request.last_attempt))
+
+
+def _with_every_part(found: list[Deliver], run: RunFacts) -> list[Deliver]:
+    """In order. Those whose rows were damaged stand there without samples, for parts are known by
+    their number, and a batch is over with its last."""
+    batches: dict[int, dict[int, Deliver]] = {run.batches: {}} if run.parts else {}
+    for action in sorted(found, key=lambda action: (action.batch, action.part)):
+        batches.setdefault(action.batch, {})[action.part] = action
+    every: list[Deliver] = []
+    for batch, parts in sorted(batches.items()):
+        newest = parts[max(parts)] if parts else Deliver(batch, run.version, (), -1, False)
+        whole = newest.last or batch != run.batches
+        number = run.parts if not whole else newest.part + (1 if newest.last else 2)
+        every += (
+            parts.get(part)
+            or Deliver(batch, newest.version, (), part, whole and part == number - 1)
+            for part in range(number)
+        )
+    return every

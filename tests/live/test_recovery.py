@@ -133,6 +133,22 @@ def test_leases_are_of_batches_that_are_there_or_that_somebody_is_to_be_told_of(
     assert found.unleased == ["1"]
 
 
+def test_parts_whose_rows_are_damaged_are_without_samples(tmp_path):
+    """A trainer names parts by their number, and a batch is over with its last."""
+    here = [Deliver(4, 2, (), part=0, last=False), Deliver(4, 2, (), part=2, missing=1)]
+    here += [Deliver(5, 3, (), part=1, last=False), Deliver(7, 3, ())]
+    stored = {(facts.DELIVERED, facts.delivery_name(part)): encoded(part) for part in here}
+    stored[facts.RUN, ONE] = encoded(RunFacts(4.5, 3, batches=6, parts=2))
+    found = recovered(tmp_path, group=None, prompt=None, made=0, facts=stored)
+    parts = [(part.batch, part.version, part.part, part.last) for part in found.deliveries]
+    assert parts == [
+        *((4, 2, 0, False), (4, 2, 1, False), (4, 2, 2, True)),
+        *((5, 3, 0, False), (5, 3, 1, False), (5, 3, 2, True)),
+        *((6, 3, 0, False), (6, 3, 1, False)),
+        (7, 3, 0, True),
+    ]
+
+
 def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):
     found = recovered(tmp_path, facts={(facts.LOST, "0:f"): encoded(StoredLoss("why", 0))})
     assert found.told == {}
