@@ -91,6 +91,7 @@ class _Recovery:
         self._transcripts = transcripts
         self._given = given
         self._found = Recovered()
+        self._prompts = store.facts(facts.PROMPT)
 
     def recovered(self) -> Recovered:
         store, found = self._store, self._found
@@ -133,7 +134,7 @@ class _Recovery:
         return found
 
     def _read_prompts(self) -> None:
-        for uid, data in self._store.facts(facts.PROMPT).items():
+        for uid, data in self._prompts.items():
             stored = decoded(data, StoredPrompt)
             tokens = self._store.pieces(facts.prompt_owner(uid)).get(0)
             if tokens is None:
@@ -200,8 +201,8 @@ class _Recovery:
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
         """Prompts of which nothing says any more whether they wait or were delivered."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
-        known = delivered | {group.group for group in groups}
-        for uid in sorted(self._found.prompts.keys() - known):
+        known = delivered.union(self._found.gone, (group.group for group in groups))
+        for uid in sorted(self._prompts.keys() - known):
             self._fail(uid, _DAMAGED)
 
     def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:

@@ -164,6 +164,13 @@ def test_a_prompt_of_which_nothing_else_is_left_fails(tmp_path):
     assert (found.gone, found.prompts) == (["a"], {})
 
 
+def test_so_does_one_whose_tokens_are_damaged_too(tmp_path):
+    fact, _ = facts.encoded_prompt(PROMPT, tool=None)
+    stored = {(facts.PROMPT, "a"): fact}
+    found = recovered(tmp_path, group=None, prompt=None, made=0, facts=stored)
+    assert ([group.uid for group in found.lost], found.gone) == (["a"], ["a"])
+
+
 def test_the_number_of_a_batch_that_only_told_is_known(tmp_path):
     assert recovered(tmp_path / "1").telling == -1
     found = recovered(tmp_path / "2", facts={(facts.TELLING, ONE): encoded(7)})
