@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
 from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
     STATE,
@@ -33,17 +34,21 @@ class ActorCalls(TrainerCalls):
 
     async def open(self) -> None:
         """Raises CallerError if there is no such deployment."""
-        import ray
-
-        name = Deployment(name=self._deployment).scheduler
         try:
-            self.actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            self.actor = await self._found()
         except ValueError:
             raise CallerError(
                 f"no deployment {self._deployment!r} is on this cluster; start it by "
                 f"`rollout-sched ray up --policy P --name {self._deployment}`, or give on_ray a "
                 "policy"
             ) from None
+
+    async def _found(self) -> Any:
+        """Raises ValueError."""
+        import ray
+
+        name = Deployment(name=self._deployment).scheduler
+        return await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
 
     async def close(self) -> None:
         """The actor stays."""
@@ -83,6 +88,12 @@ class ActorCalls(TrainerCalls):
         except TimeoutError:
             raise GatewayError(f"{self.name} has not answered for {ANSWER_S:g} s") from None
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            if isinstance(error.cause, RolloutError):
+                raise error.cause from None
+            raise GatewayError(f"{self.name}: {error.cause!r}") from error
+        except ray.exceptions.ActorDiedError as error:
+            with contextlib.suppress(ValueError):  # the deployment may have been started anew
+                self.actor = await self._found()
+            raise GatewayError(f"{self.name}: {error}") from error
         except ray.exceptions.RayError as error:
             raise GatewayError(f"{self.name}: {error}") from error

@@ -26,6 +26,8 @@ class Scheduler:
             return 409, b'{"error": {"message": "that is wrong"}}', "e2"
         if path == "/raises":
             raise CallerError("it cannot start")
+        if path == "/closing":
+            raise RuntimeError("Session is closed")
         if path == "/silent":
             await asyncio.Event().wait()
         if path == "/dies":
@@ -59,6 +61,8 @@ def test_what_is_answered_and_what_is_not(
         with pytest.raises(CallerError, match="it cannot start") as caught:
             await calls.send("GET", "/raises")
         assert type(caught.value) is CallerError
+        with pytest.raises(GatewayError, match="Session is closed"):
+            await calls.send("GET", "/closing")
         monkeypatch.setattr(actor_calls, "ANSWER_S", 0.05)
         with pytest.raises(GatewayError, match="has not answered"):
             await calls.send("GET", "/silent")
@@ -68,6 +72,25 @@ def test_what_is_answered_and_what_is_not(
 
     calling("double", use)
     del actor
+
+
+def test_a_deployment_that_was_stopped_and_started_anew_is_found_again(cluster: Cluster) -> None:
+    named = Scheduler.options(name=Deployment(name="anew").scheduler, namespace=NAMESPACE)
+    first = named.remote()
+
+    async def use(calls: ActorCalls) -> Any:
+        await calls.send("GET", "/x")
+        ray.kill(first)
+        while True:
+            try:
+                second = named.remote()
+                break
+            except ValueError:  # the first has its name yet
+                await asyncio.sleep(0.1)
+        assert await calls.send("GET", "/x", repeatable=True) == (200, b"GET /x e1")
+        return second
+
+    calling("anew", use)
 
 
 def test_a_deployment_that_is_not_there_is_named(cluster: Cluster) -> None:
