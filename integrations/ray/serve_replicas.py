@@ -23,6 +23,9 @@ from rollout_sched.integrations.ray.named_servers import ActorName, Cluster
 NAMESPACE = "serve"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 
+#: Seconds for the controller to answer; one that does not is asked again at the next look.
+ANSWER_S = 30.0
+
 
 class ServeReplicas(Cluster):
     """The running replicas, under the names APPLICATION/DEPLOYMENT/ID."""
@@ -43,7 +46,8 @@ class ServeReplicas(Cluster):
             [
                 controller.get_serve_instance_details.remote(),
                 controller.get_target_groups.remote(from_proxy_manager=True),
-            ]
+            ],
+            timeout=ANSWER_S,
         )
         self._actors = running(details)
         self._ports = ports(groups)
