@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -78,25 +79,42 @@ async def facts(actor: Any) -> SchedulerFacts:
     try:
         told: SchedulerFacts = await actor.started.remote()
     except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
+        if isinstance(error.cause, CallerError):
+            raise error.cause from None
+        raise CallerError(f"the scheduler does not start: {error.cause}") from error
     except ray.exceptions.RayError as error:
         raise CallerError(f"the scheduler does not start: {error}") from error
     return told
 
 
 async def stop(deployment: Deployment) -> bool:
-    """For good; False if it was not there. The store stays."""
+    """For good, with fronts whose scheduler is gone; False if nothing was there. The store
+    stays."""
     import ray
 
     actor = await found(deployment)
-    if actor is None:
-        return False
-    try:
-        await actor.close.remote()
-    except ray.exceptions.RayError as error:
-        log.warning("the scheduler has not stopped by itself: %s", error)
-    await asyncio.to_thread(ray.kill, actor)
-    return True
+    if actor is not None:
+        try:
+            await actor.close.remote()
+        except ray.exceptions.RayError as error:
+            log.warning("the scheduler has not stopped by itself: %s", error)
+        await asyncio.to_thread(ray.kill, actor)
+    left = await asyncio.to_thread(_kill_fronts, deployment)
+    return actor is not None or left > 0
+
+
+def _kill_fronts(deployment: Deployment) -> int:
+    """Those that are still there, whoever has started them: how many."""
+    import ray
+    from ray.util import list_named_actors
+
+    prefix, left = deployment.front(""), 0
+    for actor in list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
+            with contextlib.suppress(ValueError):  # it has just gone
+                ray.kill(ray.get_actor(actor["name"], NAMESPACE))
+                left += 1
+    return left
 
 
 def _make(options: Options, deployment: Deployment) -> Any:
@@ -105,6 +123,7 @@ def _make(options: Options, deployment: Deployment) -> Any:
     actor = ray.remote(SchedulerActor).options(
         name=deployment.scheduler,
         namespace=NAMESPACE,
+        get_if_exists=True,  # somebody else may have been quicker
         lifetime="detached",
         max_restarts=FOR_EVER,
         max_concurrency=CALLS_AT_ONCE,

@@ -9,6 +9,7 @@ from rollout_sched import log_lines
 from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import NAMESPACE
+from rollout_sched.integrations.ray.failed_start import end_if_failed
 from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class FrontActor:
         self._front: FrontService
         self._dialler: LinkDialler
         self._starting = asyncio.get_running_loop().create_task(self._start(name, options))
+        end_if_failed(self._starting)
 
     async def url(self) -> str:
         """Where clients find it. Raises OSError if its port is taken."""

@@ -19,18 +19,22 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks at the cluster's nodes.
 LOOK_S = 2.0
 
+#: Seconds for a front to answer.
+ANSWER_S = 30.0
+
 
 class Fronts:
     """Keeps the fronts of a deployment there. `arguments` are those of a front's actor, after its
-    name.
+    name; `grace_s`: seconds that each may take to let its clients finish.
 
     A front outlives the scheduler that has started it, and Ray starts it again when its process
     dies: one of a node on that node, the others anywhere.
     """
 
-    def __init__(self, deployment: Deployment, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, deployment: Deployment, arguments: tuple[Any, ...], grace_s: float) -> None:
         self._deployment = deployment
         self._arguments = arguments
+        self._grace_s = grace_s
         self._actors: dict[str, Any] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -58,7 +62,8 @@ class Fronts:
 
         await self.close()
         actors = list(self._actors.values())
-        await asyncio.gather(*(_told(actor.close.remote()) for actor in actors))
+        within_s = self._grace_s + ANSWER_S
+        await asyncio.gather(*(_told(actor.close.remote(), within_s) for actor in actors))
         for actor in actors:
             ray.kill(actor)
 
@@ -110,7 +115,7 @@ def placed(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-async def _told(answer: Awaitable[Any], within_s: float = 30.0) -> Any:
+async def _told(answer: Awaitable[Any], within_s: float = ANSWER_S) -> Any:
     """None from who does not answer."""
     try:
         async with asyncio.timeout(within_s):

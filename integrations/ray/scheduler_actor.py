@@ -14,13 +14,13 @@ import aiohttp
 import msgspec
 
 from rollout_sched import log_lines
-from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, NextBatch
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
+from rollout_sched.integrations.ray.failed_start import end_if_failed
 from rollout_sched.integrations.ray.fronts import Fronts
 from rollout_sched.integrations.ray.micro_batches import micro_batches
 from rollout_sched.integrations.ray.named_servers import Cluster, NamedServers
@@ -81,8 +81,9 @@ class SchedulerActor:
         self._place: SchedulerPlace
         self._servers: list[NamedServers] = []
         arguments = (deployment.scheduler, options)
-        self._fronts = Fronts(deployment, arguments)
+        self._fronts = Fronts(deployment, arguments, options.grace_s)
         self._starting = asyncio.get_running_loop().create_task(self._start())
+        end_if_failed(self._starting)
 
     async def started(self) -> SchedulerFacts:
         """Raises CallerError, or what else keeps it from starting."""
@@ -190,7 +191,7 @@ class SchedulerActor:
         self._servers.append(servers)
 
     async def _add(self, url: str) -> None:
-        with contextlib.suppress(CallerError):  # it is here already, by another name or by hand
+        if url not in self._service.live.driver.supervisors:  # by another name, or by hand
             await self._service.gateway.add(NewInstance(url, patient=True))
 
     async def _remove(self, url: str) -> None:

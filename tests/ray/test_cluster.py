@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster as clusters
-from rollout_sched.integrations.ray.deployment import Deployment
+from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
 from tests.ray.conftest import PATIENCE_S
 
 
@@ -46,6 +49,89 @@ def test_what_cannot_start_leaves_nothing(cluster: Cluster, tmp_path: Path) -> N
         assert await clusters.found(deployment) is None
 
     run(scene())
+
+
+def test_a_port_that_is_taken_leaves_nothing(cluster: Cluster) -> None:
+    async def scene() -> None:
+        with socket.create_server((ray.util.get_node_ip_address(), 0)) as taken:
+            port = taken.getsockname()[1]
+            deployment = Deployment(name="late", fronts=1, scheduler_port=port)
+            with pytest.raises(CallerError, match=r"does not start.*in use"):
+                await clusters.start(Options(policy="dplb"), deployment)
+            assert await clusters.found(deployment) is None
+        await clusters.start(Options(policy="dplb"), deployment)
+        assert await clusters.stop(deployment)
+
+    run(scene())
+
+
+def test_two_that_start_it_at_once_have_the_same(cluster: Cluster) -> None:
+    async def scene() -> None:
+        deployment = Deployment(name="once", fronts=0)
+        start = clusters.start(Options(policy="dplb"), deployment)
+        other = clusters.start(Options(policy="dplb"), deployment)
+        one, two = await asyncio.gather(start, other)
+        assert one == two
+        assert await clusters.stop(deployment)
+
+    run(scene())
+
+
+def test_fronts_whose_scheduler_is_gone_for_good_are_stopped(cluster: Cluster) -> None:
+    async def scene() -> None:
+        deployment = Deployment(name="headless", fronts=2)
+        await clusters.start(Options(policy="dplb", port=0), deployment)
+        names = [deployment.front(number) for number in range(2)]
+        fronts = [ray.get_actor(name, NAMESPACE) for name in names]
+        ray.kill(await clusters.found(deployment))
+        while await clusters.found(deployment) is not None:
+            await asyncio.sleep(0.1)
+        assert await clusters.stop(deployment)
+        for front in fronts:
+            with pytest.raises(ray.exceptions.ActorDiedError):
+                await front.url.remote()
+        assert not await clusters.stop(deployment)
+
+    run(scene())
+
+
+def test_one_that_cannot_start_again_yet_is_tried_until_it_can(cluster: Cluster) -> None:
+    async def scene() -> None:
+        address = ray.util.get_node_ip_address()
+        with socket.create_server((address, 0)) as free:
+            port = free.getsockname()[1]
+        deployment = Deployment(name="again", fronts=0, scheduler_port=port)
+        first = await clusters.start(Options(policy="dplb"), deployment)
+        actor = await clusters.found(deployment)
+        process = await actor.__ray_call__.remote(lambda self: os.getpid())
+        os.kill(process, signal.SIGKILL)
+        with await bound(address, port):
+            while "in use" not in await refusal(actor):
+                await asyncio.sleep(0.1)
+        while await refusal(actor):
+            await asyncio.sleep(0.1)
+        assert await clusters.facts(actor) == first
+        assert await clusters.stop(deployment)
+
+    run(scene())
+
+
+async def refusal(actor: Any) -> str:
+    """Why it has not started; "" once it has."""
+    try:
+        await clusters.facts(actor)
+    except CallerError as error:
+        return str(error)
+    return ""
+
+
+async def bound(address: str, port: int) -> socket.socket:
+    """Once the process that had it is gone."""
+    while True:
+        try:
+            return socket.create_server((address, port))
+        except OSError:
+            await asyncio.sleep(0.01)
 
 
 def test_it_is_where_it_is_to_be(cluster: Cluster, tmp_path: Path) -> None:

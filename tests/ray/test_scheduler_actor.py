@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 from rollout_sched.client import Prompt, RolloutScheduler
@@ -96,5 +97,30 @@ def test_without_a_store_the_trainer_hears_of_what_is_forgotten(
                 await rollouts.next_micro_batches(1)
             assert caught.value.uids == ["g"]
         assert await clusters.stop(Deployment(name="forgetful"))
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
+
+
+@ray.remote(num_cpus=0)
+class Mistaken:
+    """Its name says that it is a server."""
+
+    def url(self) -> str:
+        return "http://two words"
+
+
+def test_a_server_that_is_refused_is_no_instance_and_is_said(cluster: Cluster) -> None:
+    async def scene() -> None:
+        server = Mistaken.options(name="mistaken-0").remote()
+        deployment = Deployment(name="refusing", fronts=0, servers="mistaken-*")
+        await clusters.start(Options(policy="dplb", port=0), deployment)
+        actor = await clusters.found(deployment)
+        said: list[str] = []
+        while not said:
+            said = await actor.__ray_call__.remote(lambda self: [*self._servers[0]._said.values()])
+            await asyncio.sleep(0.1)
+        assert "printable ASCII" in said[0]
+        assert await clusters.stop(deployment)
+        ray.kill(server)
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))

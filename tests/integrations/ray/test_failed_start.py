@@ -1,0 +1,34 @@
+"""What could not start ends, so that Ray starts it again; what has started goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout_sched.integrations.ray import failed_start
+
+
+def test_what_could_not_start_ends_and_what_has_started_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failed_start, "AGAIN_S", 0.0)
+
+    async def fails() -> None:
+        raise OSError("address already in use")
+
+    async def starts() -> None: ...
+
+    async def scene() -> None:
+        for start in (starts, fails):
+            ended = asyncio.get_running_loop().create_future()
+            starting = asyncio.ensure_future(start())
+            failed_start.end_if_failed(starting, ended.set_result)
+            await asyncio.wait([starting])
+            if start is fails:
+                assert await asyncio.wait_for(ended, 5) == 1
+            else:
+                await asyncio.sleep(0.01)
+                assert not ended.done()
+
+    asyncio.run(scene())
