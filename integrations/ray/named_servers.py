@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 TELL_S = 5.0
 
+#: Looks from one question to who is here already to the next: an actor that Ray has started again
+#: has its name, and may have another address.
+LOOKS_A_QUESTION = 15
+
 
 class ActorName(NamedTuple):
     namespace: str
@@ -24,7 +28,12 @@ class ActorName(NamedTuple):
 
 
 class Cluster:
-    """The part of Ray that this needs: its named actors."""
+    """The part of Ray that this needs: its named actors.
+
+    moves  whether one may tell another URL later
+    """
+
+    moves = True
 
     def names(self) -> list[ActorName]:
         """Of all, in all namespaces. Waits for Ray."""
@@ -59,6 +68,7 @@ class NamedServers:
         self._cluster = cluster or Cluster()
         self._here: dict[ActorName, str] = {}
         self._said: dict[ActorName, str] = {}
+        self._looks = 0
         self._following: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -75,13 +85,19 @@ class NamedServers:
         wanted = {name for name in names if fnmatchcase(name.name, self._pattern)}
         for actor in self._here.keys() - wanted:
             await self._told(actor, self._let_go(actor))
-        await asyncio.gather(
-            *(self._told(actor, self._take_in(actor)) for actor in wanted - self._here.keys())
-        )
+        asked = wanted - self._here.keys()
+        self._looks += 1
+        if self._cluster.moves and self._looks % LOOKS_A_QUESTION == 0:
+            asked = wanted
+        await asyncio.gather(*(self._told(actor, self._take_in(actor)) for actor in asked))
 
     async def _take_in(self, actor: ActorName) -> None:
         async with asyncio.timeout(TELL_S):
             url = url_of(await self._cluster.ask(actor, self._method))
+        if self._here.get(actor, url) != url:
+            await self._let_go(actor)
+        if actor in self._here:
+            return
         await self._add(url)
         self._here[actor] = url
         log.info("server %s of namespace %s: %s", actor.name, actor.namespace, url)

@@ -28,7 +28,10 @@ ANSWER_S = 30.0
 
 
 class ServeReplicas(Cluster):
-    """The running replicas, under the names APPLICATION/DEPLOYMENT/ID."""
+    """The running replicas, under the names APPLICATION/DEPLOYMENT/ID; one that is started again
+    has another."""
+
+    moves = False
 
     def __init__(self) -> None:
         self._actors: dict[ActorName, str] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.ray.named_servers import (
+    LOOKS_A_QUESTION,
     ActorName,
     Cluster,
     NamedServers,
@@ -65,6 +66,21 @@ def test_who_appears_joins_and_who_is_gone_goes() -> None:
         cluster.told["vllm-2"] = "d:4"
         await servers.follow()
         assert sorted(book.here) == ["http://b:2", "http://d:4"]
+
+    asyncio.run(scene())
+
+
+def test_who_was_started_again_elsewhere_is_found_there() -> None:
+    async def scene() -> None:
+        cluster = Names({"vllm-0": "http://a:1", "vllm-1": "http://b:2"})
+        book = Book()
+        servers = book.following(cluster)
+        await servers.follow()
+        cluster.told = {"vllm-0": "http://a:7", "vllm-1": RuntimeError("busy")}
+        for _ in range(LOOKS_A_QUESTION):
+            await servers.follow()
+        assert sorted(book.here) == ["http://a:7", "http://b:2"]
+        assert cluster.methods == ["address"] * 4
 
     asyncio.run(scene())
 
