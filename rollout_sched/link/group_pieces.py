@@ -21,26 +21,24 @@ class GroupPieces:
 
     def __init__(self, payloads: PayloadBook) -> None:
         self._payloads = payloads
-        self._groups: set[str] = set()
-        self._verified: dict[str, Sequence[float]] = {}  # that the scheduler has, by request
+        # By group and request: the log-probabilities that the scheduler has of verified tokens.
+        self._verified: dict[str, dict[str, Sequence[float]]] = {}
         self._streamed: dict[int, int] = {}  # tokens that it has of attempts under way
 
     def take(self, order: TakeGroup) -> None:
-        self._groups.add(order.group)
+        verified = self._verified[order.group] = {}
         for piece in order.pieces:
             keep(self._payloads, piece)
-            self._verified[piece.request] = _transcript(self._payloads, piece).verified_logprobs
+            verified[piece.request] = _transcript(self._payloads, piece).verified_logprobs
 
     def let_go(self, order: LetGo) -> None:
-        self._groups.discard(order.group)
-        for request in order.requests:
-            self._verified.pop(request, None)
+        self._verified.pop(order.group, None)
 
     def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:
         """What is new of the first `tokens` tokens of a stream; None if the request is a
         client's."""
         payload = self._payloads.get(request)
-        if payload is None or group_of(request) not in self._groups:
+        if payload is None or group_of(request) not in self._verified:
             return None
         piece = cast(TokenTranscript, payload.transcript).partial(attempt, tokens)
         start = self._streamed.get(attempt, 0)
@@ -52,13 +50,14 @@ class GroupPieces:
         request is a client's."""
         start = self._streamed.pop(attempt, 0)
         payload = self._payloads.get(request)
-        if payload is None or group_of(request) not in self._groups:
+        had = self._verified.get(group_of(request))
+        if payload is None or had is None:
             return None
         transcript = cast(TokenTranscript, payload.transcript)
         verified = transcript.verified_logprobs
         passed: Sequence[float] = ()
-        if verified is not self._verified.get(request):
-            self._verified[request] = passed = verified
+        if verified is not had.get(request):
+            had[request] = passed = verified
         piece = transcript.piece(attempt)
         if piece is None and not passed:
             return None

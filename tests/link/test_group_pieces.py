@@ -137,3 +137,11 @@ def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
 def test_names() -> None:
     assert group_of("a/b/12") == "a/b"
     assert group_of("run.f0.1") == ""
+
+
+def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:
+    front = Front()
+    front.transcript().keep(3, 1, Piece([7], [-0.5]))
+    assert front.pieces.of("g/0", 3) is not None
+    front.pieces.let_go(LetGo("g"))
+    assert not front.pieces._verified
