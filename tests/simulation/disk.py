@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from random import Random
 
+from rollout_sched.store.store import ROWS, TOKENS
 from tests.simulation import threads
 from tests.store.simulated_disk import Crash, SimulatedDisk
 
-__all__ = ["Crash", "MachineDisk"]
+__all__ = ["Crash", "MachineDisk", "rot_tokens"]
 
 #: Bytes that a commit adds to the log, at least.
 PAGE = 4096
@@ -66,3 +69,26 @@ class MachineDisk(SimulatedDisk):
             self.dead = True
             self._on_crash()
         super()._step()
+
+
+def rot_tokens(store: Path, dice: Random, share: float) -> list[str]:
+    """Flip a byte of some pieces of a store that nobody has open, of one at least if there is any.
+    Returns whose they are."""
+    if not (store / ROWS).exists():
+        return []
+    with closing(sqlite3.connect(store / ROWS)) as rows:
+        try:
+            pieces = rows.execute(
+                "SELECT owner, file, start, length FROM pieces ORDER BY owner, ordinal"
+            ).fetchall()
+        except sqlite3.Error:  # it was not made yet
+            return []
+    some = [piece for piece in pieces if dice.random() < share]
+    if pieces and not some:
+        some = [dice.choice(pieces)]
+    for _, file, start, length in some:
+        path, at = store / TOKENS / f"{file:08d}.tokens", start + dice.randrange(length)
+        data = bytearray(path.read_bytes() if path.exists() else b"")
+        data[at : at + 1] = bytes(byte ^ 255 for byte in data[at : at + 1])
+        path.write_bytes(data)
+    return [owner for owner, *_ in some]

@@ -204,6 +204,17 @@ class StrangerTakesBatch(Fault, frozen=True):
         return f"a stranger asks for a batch, {how}"
 
 
+class TokensRot(Fault, frozen=True):
+    """The gateway dies, and of the pieces of tokens that its disk holds a share is not what was
+    written, one at least, when it is started again."""
+
+    share: float
+
+    @property
+    def told(self) -> str:
+        return f"the gateway dies, and {self.share:g} of the tokens on its disk rot"
+
+
 class GraderIsAway(Fault, frozen=True):
     """Nobody can say what a sample is worth."""
 
@@ -228,6 +239,7 @@ Any = (
     | ProcessStandsStill
     | StrangerTakesBatch
     | GraderIsAway
+    | TokensRot
 )
 
 
@@ -250,6 +262,19 @@ def draw_more(dice: Random, plan: Plan) -> list[Any]:
         befall.append(_grader)
     number = dice.choice((1, 2, 4, 6) if plan.lease_s else (0, 0, 1, 2, 4))
     return [dice.choice(befall)(dice, plan) for _ in range(number)]
+
+
+def draw_even_more(dice: Random, plan: Plan) -> list[Any]:
+    """What befalls a third trainer, and what is wrong on the disk when a gateway comes back."""
+    third: list[Callable[[Random, Plan], Any]] = [
+        _other_trainer_dies,
+        _other_trainer_is_cut_off,
+        _stands_still,
+    ]
+    befall = [dice.choice(third) for _ in range(dice.randrange(3))] if plan.trainers > 2 else []
+    if dice.random() < 0.2:
+        befall += [_rots] * dice.randint(1, 2)
+    return [one(dice, plan) for one in befall]
 
 
 def _span(dice: Random, calm_s: float, most_s: float) -> dict[str, float]:
@@ -359,6 +384,10 @@ def _other_trainer_is_cut_off(dice: Random, plan: Plan) -> Any:
 def _stranger(dice: Random, plan: Plan) -> Any:
     at_s = round(dice.uniform(0, plan.horizon_s), 3)
     return StrangerTakesBatch(at_s=at_s, acknowledges=dice.random() < 0.5)
+
+
+def _rots(dice: Random, plan: Plan) -> Any:
+    return TokensRot(**_span(dice, plan.horizon_s, 4), share=dice.choice([0.0, 0.2, 1.0]))
 
 
 def _grader(dice: Random, plan: Plan) -> Any:

@@ -44,6 +44,7 @@ class Ledger:
     claimed       by trainer: a batch that its checkpoint has, and that is not acknowledged
     failed        groups, and why
     filtered      groups
+    again         groups that were submitted again, and the batch that had told of their failure
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Ledger:
         self.claimed: dict[str, Batch] = {}
         self.failed: dict[str, str] = {}
         self.filtered: set[str] = set()
+        self.again: dict[str, int] = {}
         self.published = [0]
         self._received: dict[int, dict[str, Receipt]] = {}  # by batch and trainer
         self._whose: dict[int, str] = {}  # batches that are acknowledged, by whom
@@ -88,7 +90,8 @@ class Ledger:
     def over(self) -> set[str]:
         """Groups that some trainer has trained, or knows to be lost."""
         claimed = {uid for batch in self.claimed.values() for uid in _groups(batch)}
-        return claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
+        known = claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
+        return known - self.again.keys()
 
     def delivered(self, batch: Batch, trainer: str, receipt: Receipt) -> None:
         """A batch, or a part of one, has reached a trainer."""
@@ -208,6 +211,20 @@ class Ledger:
         for uid in batch.filtered:
             self._check_filtered(uid)
             self.filtered.add(uid)
+        for uid in _groups(batch):
+            if self.again.get(uid, number) != number:
+                del self.again[uid]
+
+    def may_be_again(self, batch: Batch) -> list[Prompt]:
+        """Of the groups whose failure it tells those that nobody has trained: a store that was
+        damaged may have forgotten that somebody has."""
+        claimed = {uid for other in self.claimed.values() for uid in other.groups()}
+        trained = claimed | self.acknowledged.keys() | batch.groups().keys()
+        return [self.prompts[g.uid] for g in batch.failed if g.uid not in trained]
+
+    def submitted_again(self, uid: str, batch: int) -> None:
+        """Before that batch was acknowledged, or after; it has to come to an end once more."""
+        self.again.setdefault(uid, batch)
 
     def lease_ended(self, trainer: str) -> None:
         """A trainer was told that what it has is another's: what it has made of it is thrown

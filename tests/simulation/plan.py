@@ -51,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     in_process   the trainer schedules in its own process, and there is no gateway
     tools        of its trajectories; None: each response is one turn
     pause_mode   of a trainer that brings its weights around us
+    open_s       until when submissions stay open, and who has failed is submitted again; 0: they
+                 are closed at once
     """
 
     seed: int
@@ -79,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     in_process: bool = False
     tools: Tools | None = None
     pause_mode: Literal["keep", "abort", "wait"] = "keep"
+    open_s: float = 0.0
 
     @property
     def horizon_s(self) -> float:
@@ -113,7 +116,9 @@ def policies() -> list[str]:
 def draw(seed: int) -> Plan:
     """The run of this seed."""
     plan = _basis(seed)
-    return plan if seed < EVERYTHING else _more(plan, Random(f"more/{seed}"))
+    if seed < EVERYTHING:
+        return plan
+    return _even_more(_more(plan, Random(f"more/{seed}")), Random(f"even more/{seed}"))
 
 
 def _basis(seed: int) -> Plan:
@@ -172,6 +177,18 @@ def _more(plan: Plan, dice: Random) -> Plan:
             pause_mode=dice.choice(["keep", "abort", "wait"]),
         )
     more = faults.draw_more(dice, plan)
+    found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
+    return msgspec.structs.replace(plan, faults=found)
+
+
+def _even_more(plan: Plan, dice: Random) -> Plan:
+    """What came after that, in a share of the runs: the others go as they went before."""
+    if plan.trainers == 2 and dice.random() < 0.3:
+        plan = msgspec.structs.replace(plan, trainers=3)
+    if plan.trainers == 1 and dice.random() < 0.4:
+        open_s = round(dice.uniform(2.0, plan.horizon_s), 3)
+        plan = msgspec.structs.replace(plan, open_s=open_s)
+    more = faults.draw_even_more(dice, plan)
     found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
     return msgspec.structs.replace(plan, faults=found)
 

@@ -24,6 +24,7 @@ from rollout_sched.live.submissions import Submissions
 from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.live.trajectory import TrajectoryPayload
 from rollout_sched.simulators.fake_instance import open_answers
+from rollout_sched.store.piece_book import PieceBook
 from tests.simulation import faults, runner
 from tests.simulation.plan import EVERYTHING, draw
 from tests.simulation.rewards import Rewards
@@ -134,6 +135,23 @@ def test_a_submission_that_is_forgotten_is_seen(monkeypatch):
     assert "what was accepted is not forgotten" in run(plan).broken
 
 
+#: A machine whose disk is not what it was.
+ROT = faults.TokensRot(at_s=1.8, for_s=1.0, share=0.5)
+
+
+def test_tokens_that_rot_are_made_anew_or_told():
+    outcome = run(msgspec.structs.replace(with_faults(ROT), stream_every=4))
+    held(outcome)
+    assert any("rotten: ['" in line for line in outcome.told)
+
+
+def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
+    monkeypatch.setattr(PieceBook, "_damaged", lambda book, pieces: [])
+    monkeypatch.setattr(PieceBook, "read_piece", lambda book, piece: book._files.read(piece.place))
+    rot = msgspec.structs.replace(ROT, share=1.0)
+    assert run(msgspec.structs.replace(with_faults(rot), stream_every=4)).broken
+
+
 def test_what_is_left_is_seen(monkeypatch):
     monkeypatch.setattr(OpenCalls, "leave", lambda calls, reply, count, size: None)
     assert "nothing is left" in run(CALM).broken
@@ -150,6 +168,13 @@ def test_two_trainers_share_a_run():
     outcome = run(shared(dies, lease_s=2.0))
     held(outcome)
     assert any("trainer 'trainer-0' has" in line for line in outcome.told), "it comes too late"
+
+
+def test_three_trainers_share_a_run():
+    dies = faults.TrainerDies(at_s=0.0, for_s=30.0, when="trained", trainer=2)
+    outcome = run(msgspec.structs.replace(shared(dies, lease_s=2.0), trainers=3, groups=12))
+    held(outcome)
+    assert any("trainer 'trainer-2' ended" in line for line in outcome.told), "it comes too late"
 
 
 def test_a_batch_that_two_trainers_have_is_seen(monkeypatch):
@@ -185,6 +210,26 @@ def test_what_is_not_kept_and_trained_is_seen(monkeypatch):
     assert (
         "what is trained was kept" in run(judged(msgspec.structs.replace(JUDGED, equal=1.0))).broken
     )
+
+
+def test_who_has_failed_is_submitted_again():
+    """Nobody can say what some are worth, so they fail each time."""
+    rewards = msgspec.structs.replace(JUDGED, broken=0.5)
+    outcome = run(msgspec.structs.replace(judged(rewards), groups=12, open_s=8.0))
+    held(outcome)
+    assert any("has submitted" in line for line in outcome.told)
+
+
+def test_who_is_submitted_again_and_forgotten_is_seen(monkeypatch):
+    submit = Submissions.submit
+
+    def refuse(submissions, prompts, tool):
+        submit(submissions, [p for p in prompts if not submissions._loss(p.uid)], tool)
+
+    monkeypatch.setattr(Submissions, "submit", refuse)
+    plan = judged(msgspec.structs.replace(JUDGED, broken=0.5))
+    broken = run(msgspec.structs.replace(plan, groups=12, open_s=8.0)).broken
+    assert "every sample is accounted for" in broken
 
 
 #: Trajectories of two turns.

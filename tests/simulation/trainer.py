@@ -100,6 +100,15 @@ class Trainer:
             rollouts.acknowledge(self.batch)
         await self._submit_all(rollouts)
         await self._publish(rollouts)
+        closing = asyncio.ensure_future(self._close_in_time(rollouts))
+        try:
+            await self._take_all(rollouts)
+        finally:
+            closing.cancel()
+        self._world.note(f"{self._named} has had everything")
+        self.done.set()
+
+    async def _take_all(self, rollouts: RolloutScheduler) -> None:
         while True:
             part = await self._next(rollouts)
             if part is None:
@@ -110,8 +119,6 @@ class Trainer:
             await self._reach("received")
             if part.last:
                 await self._step(rollouts, _whole(self._parts))
-        self._world.note(f"{self._named} has had everything")
-        self.done.set()
 
     async def _submit_all(self, rollouts: RolloutScheduler) -> None:
         """Several wait for one another: a prompt may be submitted again until its batch is
@@ -121,7 +128,35 @@ class Trainer:
             await self._submit(rollouts, [p for p in self._prompts if p.uid not in ledger.over])
         while not (self._alone or ledger.is_all_accepted):
             await asyncio.sleep(AGAIN_S)
-        await self._until_done(rollouts.close_submissions)
+        if not self._world.plan.open_s:
+            await self._until_done(rollouts.close_submissions)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._world.kernel.time() < self._world.plan.open_s
+
+    async def _close_in_time(self, rollouts: RolloutScheduler) -> None:
+        """Submissions, unless they are closed at once."""
+        if self._world.plan.open_s:
+            await asyncio.sleep(max(0, self._world.plan.open_s - self._world.kernel.time()))
+            await self._until_done(rollouts.close_submissions)
+
+    async def _submit_again(self, rollouts: RolloutScheduler, batch: Batch) -> None:
+        """Who has failed, before the batch that tells so is acknowledged."""
+        ledger = self._world.ledger
+        for prompt in ledger.may_be_again(batch) if self._is_open else ():
+            tool = tools.of(prompt)
+            try:
+                await self._until_done(
+                    lambda prompt=prompt, tool=tool: rollouts.submit([prompt], tool=tool)
+                )
+            except CallerError as error:
+                self._world.note(f"{self._named} does not submit {prompt.uid} again: {error}")
+                if self._is_open:
+                    raise
+                return
+            self._world.note(f"{self._named} has submitted {prompt.uid} again")
+            ledger.submitted_again(prompt.uid, batch.number)
 
     async def _next(self, rollouts: RolloutScheduler) -> Batch | None:
         ledger, kernel = self._world.ledger, self._world.kernel
@@ -133,7 +168,8 @@ class Trainer:
             except ForgottenPrompts as forgotten:
                 ledger.forgotten(forgotten.uids)
                 await self._submit(rollouts, [ledger.prompts[uid] for uid in forgotten.uids])
-                await self._until_done(rollouts.close_submissions)
+                if not self._is_open:
+                    await self._until_done(rollouts.close_submissions)
                 continue
             except LeaseEnded as error:
                 self._world.note(f"{self._named}: {error}")
@@ -155,6 +191,7 @@ class Trainer:
         ledger = self._world.ledger
         if batch.samples:
             await asyncio.sleep(self._world.plan.train_s)
+        await self._submit_again(rollouts, batch)
         ledger.train(batch, self._name)
         self.batch = batch.number
         self.version = self.version + 1 if self._alone else max(ledger.published) + 1

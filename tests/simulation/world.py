@@ -38,6 +38,7 @@ from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from tests.simulation import clients, faults, gateway, policy_file, rewards, tools
+from tests.simulation.disk import rot_tokens
 from tests.simulation.gateway import Gateway
 from tests.simulation.in_process import TrainersProcess
 from tests.simulation.instance import Instance
@@ -445,6 +446,12 @@ class World:
     async def _grader_is_away(self, fault: faults.GraderIsAway) -> None:
         """Its prompts say so (`rewards.said_by_prompt`)."""
 
+    async def _tokens_rot(self, fault: faults.TokensRot) -> None:
+        self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
+        dice = Random(f"rot/{self.plan.seed}/{fault.at_s}")
+        rotten = rot_tokens(self.gateway.store, dice, fault.share)
+        self.note(f"rotten: {rotten}")
+
 
 _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.InstanceDies: World._instance_dies,
@@ -462,6 +469,7 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.ProcessStandsStill: World._process_stands_still,
     faults.StrangerTakesBatch: World._stranger_takes_batch,
     faults.GraderIsAway: World._grader_is_away,
+    faults.TokensRot: World._tokens_rot,
 }
 
 
