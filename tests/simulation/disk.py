@@ -13,7 +13,7 @@ from rollout_sched.store.store import ROWS, TOKENS
 from tests.simulation import threads
 from tests.store.simulated_disk import Crash, SimulatedDisk
 
-__all__ = ["Crash", "MachineDisk", "rot_tokens"]
+__all__ = ["Crash", "MachineDisk", "rot_row", "rot_tokens"]
 
 #: Bytes that a commit adds to the log, at least.
 PAGE = 4096
@@ -92,3 +92,19 @@ def rot_tokens(store: Path, dice: Random, share: float) -> list[str]:
         data[at : at + 1] = bytes(byte ^ 255 for byte in data[at : at + 1])
         path.write_bytes(data)
     return [owner for owner, *_ in some]
+
+
+def rot_row(store: Path, dice: Random, kind: str) -> str:
+    """Damage a fact of a store that nobody has open. Returns its name; "" if there is none."""
+    if not (store / ROWS).exists():
+        return ""
+    with closing(sqlite3.connect(store / ROWS)) as rows, rows:
+        try:
+            select = "SELECT name FROM facts WHERE kind = ? ORDER BY name"
+            names = [name for (name,) in rows.execute(select, (kind,))]
+        except sqlite3.Error:  # it was not made yet
+            return ""
+        name = dice.choice(names) if names else ""
+        change = "UPDATE facts SET crc = crc + 1 WHERE kind = ? AND name = ?"
+        rows.execute(change, (kind, name))
+    return name

@@ -7,11 +7,13 @@ does something. From then on everything must come to its end within a bound.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from rollout_sched.live.stored_facts import DELIVERED, GROUP, PROMPT
 from rollout_sched.simulators.fake_instance import faults as fake
 
 if TYPE_CHECKING:
@@ -215,6 +217,17 @@ class TokensRot(Fault, frozen=True):
         return f"the gateway dies, and {self.share:g} of the tokens on its disk rot"
 
 
+class RowRots(Fault, frozen=True):
+    """The gateway dies, and one of the facts of this kind that its disk holds is damaged when it is
+    started again."""
+
+    kind: str
+
+    @property
+    def told(self) -> str:
+        return f"the gateway dies, and a {self.kind} rots on its disk"
+
+
 class GraderIsAway(Fault, frozen=True):
     """Nobody can say what a sample is worth."""
 
@@ -240,6 +253,7 @@ Any = (
     | StrangerTakesBatch
     | GraderIsAway
     | TokensRot
+    | RowRots
 )
 
 
@@ -274,6 +288,9 @@ def draw_even_more(dice: Random, plan: Plan) -> list[Any]:
     befall = [dice.choice(third) for _ in range(dice.randrange(3))] if plan.trainers > 2 else []
     if dice.random() < 0.2:
         befall += [_rots] * dice.randint(1, 2)
+    rows = Random(f"rows/{plan.seed}")
+    if rows.random() < 0.1:
+        befall += [partial(_row_rots, rows)] * rows.randint(1, 2)
     return [one(dice, plan) for one in befall]
 
 
@@ -388,6 +405,10 @@ def _stranger(dice: Random, plan: Plan) -> Any:
 
 def _rots(dice: Random, plan: Plan) -> Any:
     return TokensRot(**_span(dice, plan.horizon_s, 4), share=dice.choice([0.0, 0.2, 1.0]))
+
+
+def _row_rots(rows: Random, dice: Random, plan: Plan) -> Any:
+    return RowRots(**_span(rows, plan.horizon_s, 4), kind=rows.choice([GROUP, PROMPT, DELIVERED]))
 
 
 def _grader(dice: Random, plan: Plan) -> Any:

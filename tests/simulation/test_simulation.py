@@ -145,6 +145,16 @@ def test_tokens_that_rot_are_made_anew_or_told():
     assert any("rotten: ['" in line for line in outcome.told)
 
 
+@pytest.mark.parametrize("kind", ["group", "prompt", "delivered"])
+def test_rows_that_rot_are_told(kind):
+    befall = faults.RowRots(at_s=3.0, for_s=1.0, kind=kind)
+    plan = msgspec.structs.replace(with_faults(befall), stream_every=4, train_s=3.0, groups=8)
+    outcome = run(plan)
+    held(outcome)
+    assert any(f"rotten: {kind} " in line for line in outcome.told)
+    assert any("failed ['p" in line for line in outcome.told)
+
+
 def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
     monkeypatch.setattr(PieceBook, "_damaged", lambda book, pieces: [])
     monkeypatch.setattr(PieceBook, "read_piece", lambda book, piece: book._files.read(piece.place))

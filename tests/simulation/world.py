@@ -38,7 +38,7 @@ from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from tests.simulation import clients, faults, gateway, policy_file, rewards, tools
-from tests.simulation.disk import rot_tokens
+from tests.simulation.disk import rot_row, rot_tokens
 from tests.simulation.gateway import Gateway
 from tests.simulation.in_process import TrainersProcess
 from tests.simulation.instance import Instance
@@ -452,6 +452,11 @@ class World:
         rotten = rot_tokens(self.gateway.store, dice, fault.share)
         self.note(f"rotten: {rotten}")
 
+    async def _row_rots(self, fault: faults.RowRots) -> None:
+        self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
+        dice = Random(f"rot/{self.plan.seed}/{fault.at_s}")
+        self.note(f"rotten: {fault.kind} {rot_row(self.gateway.store, dice, fault.kind)}")
+
 
 _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.InstanceDies: World._instance_dies,
@@ -470,6 +475,7 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.StrangerTakesBatch: World._stranger_takes_batch,
     faults.GraderIsAway: World._grader_is_away,
     faults.TokensRot: World._tokens_rot,
+    faults.RowRots: World._row_rots,
 }
 
 
