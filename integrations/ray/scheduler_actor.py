@@ -140,6 +140,7 @@ class SchedulerActor:
             self._listener.close()
             await self._http.close()
             await self._service.close()
+        self._folder.cleanup()
 
     # -- starting --------------------------------------------------------------------------
 

@@ -46,8 +46,10 @@ def test_what_it_answers_and_where_fronts_connect(cluster: Cluster, tmp_path: Pa
         head, *parts = earlier.remote(NextBatch(), "an earlier epoch", 2)
         assert msgspec.msgpack.decode(await head, type=HandedBatch) == HandedBatch(epoch, "pending")
         assert [await part for part in parts] == [None, None]
+        folder = await actor.__ray_call__.remote(lambda self: self._folder.name)
         assert await clusters.stop(DEPLOYMENT)
         assert not await clusters.stop(DEPLOYMENT)
+        assert not Path(folder).exists()
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
