@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from rollout_sched.live.pieces import Piece
 from rollout_sched.live.transcript import TokenTranscript
 from rollout_sched.store.changes import Transaction
+from rollout_sched.store.errors import PieceDamaged
 from rollout_sched.store.store import Store
 from rollout_sched.store.tokens import HEAD, Tokens, counts, decode
 
@@ -94,6 +95,8 @@ class StoredTranscripts:
             found.answered |= answered
             generated += made
             observed += returned
+        if _owner(request) in self._store.losses.owners:  # what a tool returned is not counted
+            raise PieceDamaged(f"tokens of {request!r} are gone")
         return generated, observed
 
     def read(self, request: str, transcript: TokenTranscript) -> None:

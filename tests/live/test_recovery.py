@@ -80,6 +80,20 @@ def test_a_group_that_lacks_tokens_starts_over(tmp_path):
     assert found.anew == ["a/0"]
 
 
+def test_so_does_one_that_lacks_no_token_that_it_has_made(tmp_path, monkeypatch):
+    """What a tool has returned is damaged."""
+    make = Store._load
+
+    def load(store):
+        make(store)
+        store.losses.owners = ["r:a/0"]
+
+    monkeypatch.setattr(Store, "_load", load)
+    found = recovered(tmp_path)
+    assert found.state.groups == (GROUP.anew(),)
+    assert found.anew == ["a/0"]
+
+
 def test_a_group_without_its_prompt_fails(tmp_path):
     found = recovered(tmp_path, prompt=None)
     assert found.state.groups == ()
