@@ -91,7 +91,9 @@ class _Recovery:
         self._transcripts = transcripts
         self._given = given
         self._found = Recovered()
-        self._prompts = store.facts(facts.PROMPT)
+        self._prompts = {
+            uid: decoded(data, StoredPrompt) for uid, data in store.facts(facts.PROMPT).items()
+        }
 
     def recovered(self) -> Recovered:
         store, found = self._store, self._found
@@ -134,8 +136,7 @@ class _Recovery:
         return found
 
     def _read_prompts(self) -> None:
-        for uid, data in self._prompts.items():
-            stored = decoded(data, StoredPrompt)
+        for uid, stored in self._prompts.items():
             tokens = self._store.pieces(facts.prompt_owner(uid)).get(0)
             if tokens is None:
                 continue  # it was damaged
@@ -163,13 +164,14 @@ class _Recovery:
                 self._found.told.setdefault(loss.batch, []).append(group)
 
     def _take_deliveries(self, deliveries: list[Deliver]) -> None:
-        """A group whose tokens are not whole is not delivered again, but told to have failed."""
+        """A group that lacks tokens or a reward is not delivered again, but told to have failed."""
         for action in deliveries:
             spoilt = {
                 sample.group
                 for sample in action.samples
                 if sample.group not in self._found.prompts
                 or self._generated(sample.request) != sample.response_tokens
+                or self._lacks_reward(sample.group, sample.request)
             }
             for uid in sorted(spoilt):
                 self._found.told.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
@@ -228,6 +230,9 @@ class _Recovery:
             return self._transcripts.take_up(request)[0]
         except PieceDamaged:
             return -1
+
+    def _lacks_reward(self, group: str, request: str) -> bool:
+        return self._prompts[group].judged and request not in self._found.rewards
 
     def _give_up_rewards(self) -> None:
         found = self._found

@@ -35,11 +35,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 class StoredPrompt(msgspec.Struct, frozen=True):
     """A prompt whose tokens are a piece of their own; `tool`: it had one, which is no data, and of
-    which only the name is known, "" if it has none."""
+    which only the name is known, "" if it has none; `judged`: its samples are rewarded."""
 
     prompt: Prompt
     tool: bool
     tool_name: str = ""
+    judged: bool = False
 
 
 class StoredLoss(msgspec.Struct, frozen=True):
@@ -66,11 +67,13 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
     return msgspec.msgpack.decode(data, type=kind)
 
 
-def encoded_prompt(prompt: Prompt, *, tool: str | None) -> tuple[bytes, bytes]:
+def encoded_prompt(
+    prompt: Prompt, *, tool: str | None, judged: bool = False
+) -> tuple[bytes, bytes]:
     """The fact, and its tokens. `tool`: its name, "" for one without; None: it has none."""
     # One token stands for all of them: a prompt has to have some.
     short = msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:1])
-    fact = StoredPrompt(short, tool is not None, tool or "")
+    fact = StoredPrompt(short, tool is not None, tool or "", judged)
     return encoded(fact), encode(Tokens(prompt.prompt_ids))
 
 

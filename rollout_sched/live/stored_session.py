@@ -63,9 +63,10 @@ class StoredSession:
 
     # -- what trainers say -----------------------------------------------------------------
 
-    def submitted(self, prompt: Prompt, tool: str | None) -> None:
-        """`tool`: its name, "" for one without; None: it has none."""
-        fact, tokens = facts.encoded_prompt(prompt, tool=tool)
+    def submitted(self, prompt: Prompt, tool: str | None, *, judged: bool = False) -> None:
+        """`tool`: its name, "" for one without; None: it has none. `judged`: its samples are to be
+        rewarded."""
+        fact, tokens = facts.encoded_prompt(prompt, tool=tool, judged=judged)
         self._open.changes.put(facts.PROMPT, prompt.uid, fact)
         self._open.changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
 

@@ -190,7 +190,8 @@ class Submissions:
             raise
         self.open_samples += prompt.samples
         if self._stored is not None:
-            self._stored.submitted(prompt, self._tools.name_of(tool))
+            judged = self._rewards is not None
+            self._stored.submitted(prompt, self._tools.name_of(tool), judged=judged)
 
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted

@@ -10,7 +10,7 @@ import pytest
 from rollout_sched.core.actions import Deliver
 from rollout_sched.core.rounds import Launch
 from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
-from rollout_sched.core.samples import Segment
+from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.leases import LeaseFacts
 from rollout_sched.live.pieces import Piece
@@ -36,7 +36,8 @@ def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=Tr
         if group is not None:
             changes.put(facts.GROUP, group.group, encoded(group))
         if prompt is not None:
-            fact, tokens = facts.encoded_prompt(prompt, tool=tool)
+            judged = other.get("judged", False)
+            fact, tokens = facts.encoded_prompt(prompt, tool=tool, judged=judged)
             changes.put(facts.PROMPT, prompt.uid, fact)
             changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
         for (kind, name), value in other.get("facts", {}).items():
@@ -237,6 +238,21 @@ def test_rewards_of_a_group_that_fails_go_with_it(tmp_path):
 def test_one_that_was_kept_and_whose_reward_is_lost_is_judged_again(tmp_path):
     found = recovered(tmp_path, group=JUDGED)
     assert [group.state for group in found.state.groups] == ["judging"]
+
+
+def test_a_delivered_sample_whose_reward_is_lost_is_told_to_be(tmp_path):
+    """It would come again as one that was never to be rewarded."""
+    segments = (Segment(0, 2, "i0"),)
+    batch = Deliver(0, 3, (DeliveredSample("a/0", "a", 0, 3, 2, segments, 0, "stop"),))
+    stored = {(facts.DELIVERED, facts.delivery_name(batch)): encoded(batch)}
+    found = recovered(tmp_path / "1", group=None, judged=True, facts=stored)
+    assert [delivery.samples for delivery in found.deliveries] == [()]
+    assert [group.uid for group in found.told[0]] == ["a"]
+    assert (found.gone, found.anew) == (["a"], ["a/0"])
+    stored[facts.REWARD, "a/0"] = encoded(Reward(0.5))
+    found = recovered(tmp_path / "2", group=None, judged=True, facts=stored)
+    assert found.deliveries == [batch]
+    assert not found.told
 
 
 def test_what_was_filtered_is_told_as_such(tmp_path):

@@ -35,7 +35,8 @@ class Stored:
         if self.full:
             raise StoreFull("the disk is full")
 
-    def submitted(self, prompt, tool):
+    def submitted(self, prompt, tool, *, judged):
+        assert not judged
         self.told.append((prompt.uid, tool))
 
     def lost(self, group, batch=None):

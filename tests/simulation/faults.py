@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from rollout_sched.live.stored_facts import DELIVERED, GROUP, PROMPT
+from rollout_sched.live.stored_facts import DELIVERED, GROUP, PROMPT, REWARD
 from rollout_sched.simulators.fake_instance import faults as fake
 
 if TYPE_CHECKING:
@@ -408,7 +408,8 @@ def _rots(dice: Random, plan: Plan) -> Any:
 
 
 def _row_rots(rows: Random, dice: Random, plan: Plan) -> Any:
-    return RowRots(**_span(rows, plan.horizon_s, 4), kind=rows.choice([GROUP, PROMPT, DELIVERED]))
+    kinds = [GROUP, PROMPT, DELIVERED, *([REWARD] if plan.rewards else [])]
+    return RowRots(**_span(rows, plan.horizon_s, 4), kind=rows.choice(kinds))
 
 
 def _grader(dice: Random, plan: Plan) -> Any:
