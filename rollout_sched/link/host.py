@@ -75,13 +75,13 @@ class Host:
         if self.fronts.get(front.name) is not front:
             return
         del self.fronts[front.name]
+        named = [name for name, owner in self._owners.items() if owner is front]
+        for request in [name for name in named if name not in front.groups]:
+            self._driver.tell(RequestWithdrawn(request))  # which may send another of them out
+            self._owners.pop(request, None)
         ends = front.end()
         for group, recipe in front.groups.items():
             self._give(group, recipe)
-        clients = [name for name, owner in self._owners.items() if owner is front]
-        for request in clients:
-            del self._owners[request]
-            self._driver.tell(RequestWithdrawn(request))
         for event in ends:
             front.tell(event)
         self._attempts.gone(front)

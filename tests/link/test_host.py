@@ -6,7 +6,8 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model import DeliveredSample, Instance, Request
+from rollout_sched.core.roles import FleetView
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import RequestRejected
 from tests.link.stage import PROMPT, Stage, factory, run
@@ -97,6 +98,35 @@ def test_what_a_dead_front_had_is_made_at_another_and_its_clients_are_gone() -> 
             assert caller.heard == []
             assert not stage.host.owned
             assert len(stage.instance.cancelled) == 2
+
+    run(scene)
+
+
+class BlockedByTheFirst:
+    """A routing that holds everybody up until the first request has gone."""
+
+    weighs_tokens = False
+
+    def __init__(self) -> None:
+        self.first = ""
+
+    def load(self, instance: Instance) -> int:
+        return 0
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        self.first = self.first or request.id
+        return None if request.id == self.first else fleet.least()
+
+
+def test_what_goes_out_as_the_clients_of_a_dead_front_go_holds_no_slot() -> None:
+    async def scene() -> None:
+        async with Stage(1, routing=f"{__name__}:BlockedByTheFirst") as stage:
+            stage.ask(0)
+            stage.ask(0)
+            await until(lambda: stage.host.owned == 2)
+            stage.host.disconnect(stage.fronts[0].connected)
+            await until(lambda: not stage.scheduler.books.fleet.attempts)
+            assert not stage.host.owned
 
     run(scene)
 
