@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -25,16 +26,29 @@ from rollout_sched.top import command as top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it went well, 2 for input that cannot be used, 130 if interrupted."""
+    """Run a command.
+
+    Returns: 0 if it went well, 2 for input that cannot be used, 130 if interrupted, 141 if the
+    reader of its output has gone: the codes of a shell.
+    """
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        _write_to_nowhere()
+        return 141
     except (RolloutError, TraceError, OSError) as error:
         print(f"rollout-sched: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _write_to_nowhere() -> None:
+    """Standard output leads nowhere from here on, so that its flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,9 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -384,6 +386,20 @@ class TestReplay:
             main(arguments)
         assert caught.value.code == 2
         assert "usage: rollout-sched" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    """`rollout-sched policies | head -1`: nothing on standard error, as with any other command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = subprocess.run(
+        [sys.executable, "-m", "rollout_sched", "policies"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (command.returncode, command.stderr) == (141, b"")
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
