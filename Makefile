@@ -15,7 +15,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -90,13 +90,14 @@ format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Both builds, each against its own targets; all is measured before a missed one fails.
-bench: $(VENV)/.ready $(COMPILED_VENV)/.ready
+# Both builds, each against its own targets, the store beside TransferQueue and a ZeroMQ queue. All is
+# measured before a missed target fails.
+bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/transfer_queue/.ready
 	missed=0; \
 	for python in $(BIN)/python $(COMPILED_VENV)/bin/python; do \
-	  for figures in decision_cost replay_speed store_speed; do \
-	    $$python benchmarks/$$figures.py || missed=1; \
-	  done; \
+	  $$python benchmarks/decision_cost.py || missed=1; \
+	  $$python benchmarks/replay_speed.py || missed=1; \
+	  $$python benchmarks/store_speed.py --peers $(NEIGHBOUR_VENVS)/transfer_queue/bin/python || missed=1; \
 	done; \
 	$(BIN)/python -m benchmarks.metrics_cost || missed=1; \
 	exit $$missed
@@ -144,6 +145,9 @@ soak: $(VENV)/.ready
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
+# What the tests beyond `make test` need, ahead of them.
+environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
+
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
 	if command -v uv >/dev/null; then \
@@ -154,7 +158,7 @@ $(VENV)/.ready: pyproject.toml
 	fi
 	touch $@
 
-# About a minute and a half, and a C compiler.
+# Two to seven minutes, and a C compiler.
 $(COMPILED_VENV)/.ready: $(SOURCES)
 	rm -rf build
 	$(PYTHON) -m venv $(COMPILED_VENV)

@@ -1,11 +1,11 @@
-"""How fast the store is: `python benchmarks/store_speed.py [--python EXE]`.
+"""How fast the store is: `python benchmarks/store_speed.py [--peers PYTHON]`.
 
 Samples of 51 KB (512 tokens of prompt and 4,096 of response as int32, their mask as int32, their
 log-probs as float32) in groups of eight go through a store in batches of 64: written a group at a
 time, promised a batch at a time, read back whole, and acknowledged, which lets them go. The next
 batch is being written meanwhile. Beside it the same samples go through a bare ZeroMQ queue
-(PUSH and PULL, in one process), and through TransferQueue in batches, each where the interpreter
-`--python` has it installed. Neither writes to a disk.
+(PUSH and PULL, in one process), and through TransferQueue in batches, each if the interpreter
+that `--peers` names has it installed. Neither writes to a disk.
 
 Then how long a store takes to open, by its size; and what an event of the live driver costs its
 loop with a store and without, in front of instances that answer at once. Targets: 5,000 durable
@@ -86,7 +86,7 @@ def _show_events(options: argparse.Namespace) -> float:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=sys.executable, help="interpreter with the peers")
+    parser.add_argument("--peers", default=sys.executable, help="interpreter with the peers")
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="*", default=[50, 200, 1000], metavar="MB")
@@ -253,10 +253,18 @@ async def _event_us(stored: bool, options: argparse.Namespace) -> float:
 
 
 def _asked(options: argparse.Namespace, peer: str) -> float | None:
-    """What the other interpreter measures; None if it does not have the peer."""
-    command = [options.python, __file__, "--only", peer, "--batches", str(options.batches)]
+    """What the other interpreter measures; None if it does not have the peer.
+
+    Raises CalledProcessError if the measurement fails, after what the peer wrote to its stderr.
+    """
+    command = [options.peers, __file__, "--only", peer, "--batches", str(options.batches)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(told.stdout.split()[-1]) if told.returncode == 0 else None
+    if "ModuleNotFoundError" in told.stderr:
+        return None
+    if told.returncode:
+        print(told.stderr, file=sys.stderr)
+        told.check_returncode()
+    return float(told.stdout.split()[-1])
 
 
 def _zeromq(samples: list[list[bytes]], batches: int) -> float:
