@@ -90,10 +90,11 @@ AFTER = Cell("", ONE_OFF, scenario("qwen7b-16xh20-quarter"))
 SEER = Lengths(600, 16, 5100.0, 0.7, 0.55, 40_960)
 
 _ROLLPACKER = (
-    "Their lengths only by shape (longest 25-32 x the median, a quarter above about 1k of 16k), "
-    "their baseline splits statically, as veRL did. Who takes the first responses of a prompt "
-    "takes shorter ones and trains them sooner, which is part of the ratio. Ours grows less with "
-    "the model, for our small ones have as long a tail."
+    "RollPacker's lengths are known only by shape (longest 25-32 x the median, a quarter above "
+    "about 1k of 16k). Its baseline splits statically, as veRL did. A policy that takes the first "
+    "responses of a prompt takes shorter ones and trains them sooner; that is part of the ratio. "
+    "Our ratio grows less with the model, because our small models have as long a tail as our "
+    "large one."
 )
 
 CLAIMS = (
@@ -127,8 +128,8 @@ CLAIMS = (
         "total",
         ("tail_batching", policy("tail_batching_fused")),
         _in(scenario("qwen14b-32xh800"), rollpacker(16_384, 2048)),
-        "There GPUs change to training from 20-50 % of the responses on, by a memory forecast, "
-        "here from 80 % of the prompts on, where that hardly slows the rest down.",
+        "RollPacker's GPUs change to training when 20-50 % of the responses are done, by a memory "
+        "forecast; here when 80 % of the prompts are done, if that hardly slows the rest down.",
     ),
     _pair(
         "Seer, divided rollout and context, 72B",
@@ -136,8 +137,8 @@ CLAIMS = (
         "rollout",
         (STATIC, "seer"),
         _in(scenario("qwen72b-64xh800"), SEER),
-        "Their chunks move without a prefill, through a global KV pool; here each move pays one. "
-        "Speculative decoding (their 2.04x) is not modelled.",
+        "Seer's chunks move without a prefill, through a global KV pool; here each move costs a "
+        "prefill. Speculative decoding (their 2.04x) is not modelled.",
     ),
     _pair(
         "StreamRL, one-step asynchronous",
@@ -145,9 +146,10 @@ CLAIMS = (
         "total",
         (STATIC, "streamrl"),
         (Cell("", MATHS, LARGE, **TWICE), Cell("", MATHS, LARGE_APART, **TWICE)),
-        "The most of several settings, whose fleets are allocated by a profile; here a fixed "
-        "quarter of the GPUs trains. The length split itself costs more than it brings here "
-        "(docs/zoo.md, beside one_step_off), as Seer found with true lengths (0.94-0.99x).",
+        "The headline is the maximum of several settings, whose fleets are allocated by a "
+        "profile; here a fixed quarter of the GPUs trains. The length split itself costs more "
+        "than it gains here (docs/zoo.md, compare one_step_off), as Seer found with true lengths "
+        "(0.94-0.99x).",
     ),
     _pair(
         "verl fully async, mode d, 32 GPUs",
@@ -155,9 +157,9 @@ CLAIMS = (
         "total",
         (STATIC, "fully_async_d"),
         (COLOCATED, APART),
-        "A quarter of the fleet and of the batch; lengths by their mean. Seconds of training are "
-        "the published ones, so that part of the gain, the old log-probs that are not computed any "
-        "more, is an input and no finding.",
+        "A quarter of the fleet and of the batch; lengths by their mean. The training seconds are "
+        "the published ones. So part of the gain (the old log-probs are not computed any more) is "
+        "an input, not a result.",
     ),
     _pair(
         "verl fully async, mode b (stream only), 128 GPUs",
@@ -165,8 +167,8 @@ CLAIMS = (
         "total",
         (STATIC, "fully_async_b"),
         (COLOCATED, APART),
-        "As mode d; measured there at 128 GPUs. Between two synchronisations the steps are sorted "
-        "by length, here as there.",
+        "As mode d; the headline was measured at 128 GPUs. Between two synchronisations the steps "
+        "are sorted by length, here as in verl.",
     ),
     _pair(
         "verl fully async, threshold 0.1 for 0",
@@ -174,8 +176,8 @@ CLAIMS = (
         "total",
         ("fully_async_b", policy("fully_async_01")),
         (APART, APART),
-        "The same trainer on both sides: what a little staleness alone is worth. Here 0.1 only "
-        "fills the gap after a synchronisation; there interruption came with it.",
+        "The same trainer on both sides: the ratio shows the effect of a little staleness alone. "
+        "Here 0.1 only fills the gap after a synchronisation; in verl interruption came with it.",
     ),
     _pair(
         "verl fully async, threshold 0.5 for 0",
@@ -183,7 +185,7 @@ CLAIMS = (
         "total",
         ("fully_async_b", "fully_async_d"),
         (APART, APART),
-        "As above; 0.3 was as good there (1.58x).",
+        "As above; in verl 0.3 was as good (1.58x).",
     ),
     _pair(
         "verl one-step-off",
@@ -191,9 +193,9 @@ CLAIMS = (
         "total",
         (STATIC, "one_step_off"),
         (BEFORE, AFTER),
-        "4 GPUs generate and 12 train, as there; lengths by their mean, seconds of training as "
-        "published. Their generation took 321 s of a step, ours takes 130, so there is less to "
-        "overlap here. By their own seconds a step the two are 1.44x and 1.23x.",
+        "4 GPUs generate and 12 train, as in verl; lengths by their mean, training seconds as "
+        "published. Generation took 321 s of a step in verl and takes 130 here, so there is less "
+        "to overlap. By verl's own seconds per step the two headlines are 1.44x and 1.23x.",
     ),
     _pair(
         "AReaL, interruptible generation, 7B",
@@ -201,7 +203,8 @@ CLAIMS = (
         "tokens",
         (policy("areal_drain"), "areal"),
         _in(SMALL_APART, MATHS, **TWICE),
-        "The shipped disaggregated 7B, bound by its trainer, which hides what the fleet gains.",
+        "The shipped disaggregated 7B scenario; its trainer is the bottleneck and hides the gain "
+        "of the fleet.",
     ),
     _pair(
         "AReaL, interruptible generation, 32B",
@@ -209,7 +212,7 @@ CLAIMS = (
         "tokens",
         (policy("areal_drain"), "areal"),
         _in(LARGE_APART, MATHS, **TWICE),
-        "As above, on the larger model, which is nearer to being bound by generation.",
+        "As above, with the larger model, where generation is closer to being the bottleneck.",
     ),
     _pair(
         "AReaL, end to end",
@@ -217,8 +220,8 @@ CLAIMS = (
         "total",
         (STATIC, "areal"),
         (Cell("", MATHS, LARGE, **TWICE), Cell("", MATHS, LARGE_APART, **TWICE)),
-        "Time for as many steps of as many samples; theirs is hours to a number of steps on "
-        "hundreds of GPUs.",
+        "Here: time for the same number of steps with the same number of samples. The headline is "
+        "hours to a number of steps on hundreds of GPUs.",
     ),
     _pair(
         "AsyncFlow",
@@ -226,7 +229,8 @@ CLAIMS = (
         "total",
         (STATIC, "asyncflow"),
         (Cell("", MATHS, SMALL, **TWICE), Cell("", MATHS, SMALL_APART, **TWICE)),
-        "NPUs, and a data plane that is not modelled: here samples cost nothing to move.",
+        "AsyncFlow runs on NPUs and has a data plane, which is not modelled: here moving samples "
+        "costs nothing.",
     ),
     _pair(
         "APRIL",
@@ -234,8 +238,8 @@ CLAIMS = (
         "tokens",
         (SYNC, "april"),
         _in(SMALL, MATHS, prompts_per_step=32),
-        "A 4B model on AMD GPUs there, 7B on H100 here; 32 prompts of 64 started, as there. The "
-        "tail of our trace, capped at 32k, is heavier than that of answers capped lower.",
+        "A 4B model on AMD GPUs in APRIL, 7B on H100 here; 32 prompts of 64 started in both. The "
+        "tail of our trace, capped at 32k, is heavier than that of answers with a lower cap.",
     ),
     _pair(
         "CoPRIS",
@@ -243,7 +247,7 @@ CLAIMS = (
         "total",
         (SYNC, "copris"),
         _in(SMALL, MATHS, **TWICE),
-        "64 prompts x 8 at 1,024 requests, as theirs.",
+        "64 prompts x 8 at 1,024 requests, as in CoPRIS.",
     ),
     _pair(
         "Laminar",
@@ -251,7 +255,8 @@ CLAIMS = (
         "total",
         (STATIC, "laminar"),
         (Cell("", MATHS, LARGE, **TWICE), Cell("", MATHS, LARGE_APART, **TWICE)),
-        "Up to 1,024 GPUs there, where the tail of a batch is longer and the barrier dearer.",
+        "Laminar uses up to 1,024 GPUs, where the tail of a batch is longer and the barrier costs "
+        "more.",
     ),
     _pair(
         "Laminar, repack",
@@ -259,8 +264,8 @@ CLAIMS = (
         "tokens",
         (policy("laminar_stay"), "laminar"),
         _in(LARGE_APART, MATHS, **TWICE),
-        "Weights come from relays at any time there; here a third of the fleet is drained at a "
-        "time, and on six instances repack finds next to nothing to empty.",
+        "In Laminar weights come from relays at any time; here a third of the fleet is drained at "
+        "a time, and on six instances repack finds almost nothing to empty.",
     ),
     _pair(
         "ROLL Flash, asynchronous ratio 2",
@@ -268,7 +273,7 @@ CLAIMS = (
         "total",
         (STATIC, policy("roll_flash")),
         (Cell("", MATHS, LARGE, **TWICE), Cell("", MATHS, LARGE_APART, **TWICE)),
-        "Without its queue of redundant prompts and environments.",
+        "ROLL Flash's queue of redundant prompts and environments is not included.",
     ),
     _pair(
         "SortedRL, bubble ratio",
@@ -276,8 +281,8 @@ CLAIMS = (
         "bubble",
         (SYNC, "sorted_rl"),
         _in(SMALL, MATHS, **TWICE),
-        "Vacant places of a batch while anything runs, as theirs; whole groups are sorted here, "
-        "which have to wait for their longest.",
+        "Vacant places of a batch while anything runs, as in SortedRL. Here whole groups are "
+        "sorted, which have to wait for their longest sample.",
     ),
     _pair(
         "RhymeRL, history pipeline",
@@ -285,8 +290,8 @@ CLAIMS = (
         "total",
         (SYNC, "rhyme"),
         _in(SMALL, MATHS, epochs=2),
-        "The pipeline alone: speculative decoding from history is not modelled. Half of the run is "
-        "a first epoch, without history, and the second trains other samples.",
+        "Only the pipeline: speculative decoding from history is not modelled. Half of the run is "
+        "a first epoch, without history; the second trains other samples.",
     ),
     _pair(
         "ThunderAgent, 512 sessions",
@@ -294,8 +299,8 @@ CLAIMS = (
         "rollout",
         (policy("verl_balancer"), "session_thrash_control"),
         _in(scenario("agents-8xh20"), AGENTS, prompts_per_step=64),
-        "Their sessions reach 100k tokens; ours are shorter, so the KV cache is made smaller: 256 "
-        "sessions fit.",
+        "ThunderAgent's sessions reach 100k tokens; ours are shorter, so the KV cache is made "
+        "smaller: 256 sessions fit.",
     ),
     _pair(
         "ThunderAgent, 256 sessions",
@@ -303,7 +308,7 @@ CLAIMS = (
         "rollout",
         (policy("verl_balancer"), "session_thrash_control"),
         _in(scenario("agents-8xh20"), AGENTS, prompts_per_step=32),
-        "As above, where everything fits.",
+        "As above, but all sessions fit.",
     ),
     _pair(
         "Affinity (cache-aware router, NeMo-RL PR 3663)",
@@ -311,7 +316,7 @@ CLAIMS = (
         "rollout",
         (SYNC, policy("verl_balancer")),
         _in(SMALL, AGENTS, prompts_per_step=75, steps=3),
-        "600 sessions at a time here too, but of other lengths; affinity by session.",
+        "600 sessions at a time, as in the PR, but of other lengths; affinity by session.",
     ),
     _pair(
         "DPLB (vendor's claim; UniRL #40: single digits)",
@@ -319,7 +324,7 @@ CLAIMS = (
         "total",
         (STATIC, "dplb"),
         _in(SMALL, MATHS, **TWICE),
-        "Against a static split. UniRL's is what we find too.",
+        "Against a static split. The result agrees with UniRL's.",
     ),
     _pair(
         "vLLM's internal balancer",
@@ -327,29 +332,29 @@ CLAIMS = (
         "total",
         (STATIC, "vllm_internal_lb"),
         _in(SMALL, MATHS, **TWICE),
-        "For comparison: what comes with `--data-parallel-size`.",
+        "For comparison: the balancing of `--data-parallel-size`.",
     ),
 )
 
 #: Headline -> why the closed loop cannot say.
 NOT_EXPRESSED = {
-    "RollPacker end to end, 2.03-2.56x": "most of it beyond tail batching is the reward "
-    "scheduler (rewards are not modelled) and tensor parallelism chosen per step (an instance has "
-    "the cost constants it has).",
-    "RLHFuse, 1.4-2.4x ReaLHF": "what is fused with the tail there is inference of reference, "
-    "reward and critic models, and a pipeline schedule; the trainer model here is one step. "
+    "RollPacker end to end, 2.03-2.56x": "most of the gain beyond tail batching comes from the "
+    "reward scheduler (rewards are not modelled) and from tensor parallelism chosen per step (the "
+    "cost constants of an instance are fixed).",
+    "RLHFuse, 1.4-2.4x ReaLHF": "RLHFuse fuses the tail with inference of reference, reward and "
+    "critic models, and with a pipeline schedule; the trainer model here is one step. "
     "`stage_fusion` fuses the training step instead.",
-    "TransferQueue, +49 %": "a data plane; samples here cost nothing to move.",
+    "TransferQueue, +49 %": "a data plane; here moving samples costs nothing.",
     "PipelineRL, about 2x learning speed": "learning is not modelled, only time and staleness; "
     "its mechanism is `magistral`.",
-    "LlamaRL, 10.7x": "against a baseline like DeepSpeed-Chat on a 405B model; nobody has its "
-    "cost constants.",
+    "LlamaRL, 10.7x": "against a baseline like DeepSpeed-Chat on a 405B model, whose cost "
+    "constants are not known.",
     "TLT, 1.7-2.1x": "speculative decoding changes the cost of a step, not the schedule.",
     "Heddle, up to 2.5x": "only its abstract is known.",
-    "StaleFlow, 1.42-2.68x": "a protocol between servers; its reservation is what `bounded` does "
-    "for every policy here.",
+    "StaleFlow, 1.42-2.68x": "a protocol between servers; `bounded` does the same as its "
+    "reservation for every policy here.",
     "RLinf/DynaRL, up to 1.98x": "GPUs change between training and generation during a run.",
     "SkyRL sticky least-loaded, group latency -46 % at p90": "against consistent hashing, which "
-    "nobody here routes by.",
-    "Dynamo's KV router, -7.3 % a token": "a router's cost per token; affinity stands above.",
+    "no policy here uses.",
+    "Dynamo's KV router, -7.3 % a token": "a router's cost per token; for affinity see above.",
 }

@@ -24,14 +24,15 @@ HEAD = """# The literature's headlines, replayed
 
     {command}
 
-writes this page. Each line is a headline of a paper or project and what our closed loop says of the
-same mechanism in the nearest world we have: both arms replay the same prompts to the end, every one
-of them trained. The ratio is above 1 where the system is better than its baseline; {interval}.
-Nothing was tuned to meet a
-headline: what is published of lengths, fleets, batches and seconds of training was taken over, the
-rest is as in the shipped scenarios, and the paper's machines, engines and models are not ours. So a
-ratio that agrees says that the mechanism explains the headline; one that does not, that something
-else was at work, or that the worlds are unlike. The scenarios and the variants of presets are in
+writes this page. Each line compares a headline of a paper or project with our closed loop's result
+for the same mechanism in the nearest available scenario. Both arms replay the same prompts to the
+end and train every one. The ratio is above 1 where the system is better than its baseline;
+{interval}.
+Nothing was tuned to match a headline: published lengths, fleets, batches and training seconds are
+used, the rest is as in the shipped scenarios. The machines, engines and models of the papers differ
+from ours. So a ratio that agrees means that the mechanism explains the headline. A ratio that does
+not agree means that something else contributed, or that the scenarios differ too much. The
+scenarios and the variants of presets are in
 [benchmarks/reproduction](../benchmarks/reproduction), the claims in
 [benchmarks/claims.py](../benchmarks/claims.py).
 """
@@ -95,7 +96,7 @@ def _document(
             HEAD.format(interval=_interval(options.draws), command=options.command),
             *table,
             "",
-            "## Each in a word",
+            "## Notes on each line",
             "",
             *words,
             "",
@@ -109,18 +110,18 @@ def _document(
 
 def _interval(draws: int) -> str:
     if not draws:
-        return "this time without intervals, which `make reproduction` has"
+        return "here without intervals, which `make reproduction` adds"
     return (
-        f"in brackets the 95 % interval from {draws} further draws of the workload (of a shipped\n"
-        "trace its prompts are resampled, made-up lengths are made anew; both arms run on each)"
+        f"in brackets is the 95 % interval from {draws} further draws of the workload (prompts of\n"
+        "a shipped trace are resampled, synthetic lengths are drawn anew; both arms run on each)"
     )
 
 
 def _measured(claim: Claim) -> str:
     return {
         "total": "time to train all prompts",
-        "rollout": "seconds of rollout a step",
-        "tokens": "accepted tokens a second",
+        "rollout": "seconds of rollout per step",
+        "tokens": "accepted tokens per second",
         "bubble": "share of the places of a batch that are vacant during the rollout",
     }[claim.measure]
 

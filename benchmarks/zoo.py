@@ -44,28 +44,28 @@ HEAD = """# The zoo
 
     {command}
 
-writes this page, `make zoo` the whole of it: every shipped policy on every shipped grouped trace in
-the plain scenarios.
+writes this page; `make zoo` writes the complete one: every shipped policy on every shipped grouped
+trace in the plain scenarios.
 
-**Protocol.** All policies train the same prompts to the end of the run, deferred ones included:
-{epochs}. Nobody else uses the fleet. Each ratio is to `{baseline}` on the same prompts in the same
-order, {interval}. Later epochs train samples
-drawn from those that the first has trained, so who remembers prompts (`*`) has seen the like of
-them and is flattered here; for honest halves use `rollout-sched replay TRACE --epochs 2`.
+**Protocol.** All policies train the same prompts to the end of the run, including deferred ones:
+{epochs}. The fleet has no other traffic. Each ratio is relative to `{baseline}` on the same prompts
+in the same order, {interval}. Later epochs train samples
+drawn from those of the first epoch. So a policy that remembers prompts (`*`) has seen similar
+samples and is favoured here; `rollout-sched replay TRACE --epochs 2` trains disjoint samples.
 
-* **speed-up**: trained tokens a second, counted as no more than was offered, so that who trains
-  shorter samples does not gain by it; **time**: the same of the whole run's seconds; **steady**: of
-  trained tokens a second between the first step and the drain.
-* **stale**: mean and most over the samples, in trainer steps.
-* **trained**: mean length trained over offered; **steady trained**: in the steps between the first
-  and the drain; **tenth kept**: of the longest tenth; **step KS**: how far a step's lengths are
-  from all, less what chance makes of it.
-* **discarded**: tokens thrown away for one that was trained; **re-prefilled**: millions of tokens
-  whose KV had been there before.
+* **speed-up**: trained tokens per second, counted up to the offered length, so that a policy gains
+  nothing by training shorter samples; **time**: the same ratio for the seconds of the whole run;
+  **steady**: for trained tokens per second between the first step and the drain.
+* **stale**: mean and maximum over the samples, in trainer steps.
+* **trained**: mean trained length over mean offered length; **steady trained**: the same in the
+  steps between the first and the drain; **tenth kept**: the trained share of the longest tenth;
+  **step KS**: the Kolmogorov-Smirnov distance of a step's lengths from all lengths, above chance.
+* **discarded**: tokens thrown away per trained token; **re-prefilled**: millions of tokens whose KV
+  was computed again.
 
-`!` after a name: it trained less than 0.99 of the offered length or kept less than 0.98 of the
-longest tenth, so its speed is bought with length. `~`: all of it, but less than 0.95 in the steady
-steps, the long samples at the end.
+`!` after a name: the policy trained less than 0.99 of the offered length or kept less than 0.98 of
+the longest tenth, so shorter samples are part of its speed. `~`: it trained all of it, but less
+than 0.95 in the steady steps, because long samples come at the end.
 """
 
 COLUMNS = (
@@ -176,8 +176,8 @@ def _document(
         epochs=", ".join(f"{trace} {TRACES[trace]} times" for trace in options.traces),
         baseline=BASELINE,
     )
-    yield "## In short\n"
-    yield "Speed-up: the geometric mean over a scenario's traces, with the marks of any of them.\n"
+    yield "## Summary\n"
+    yield "Speed-up: the geometric mean over a scenario's traces, with the marks of all of them.\n"
     yield from _summary(tables, policies)
     for (scenario, trace), table in tables.items():
         yield f"\n## {trace} on {scenario}\n"
@@ -192,10 +192,10 @@ def _document(
 
 def _interval(draws: int) -> str:
     if not draws:
-        return "this time without intervals, which `make zoo` has"
+        return "here without intervals, which `make zoo` adds"
     return (
         "and the brackets are the 95 % interval of `simulators/replay/comparison.py`, from\n"
-        f"{draws} resamples of the trace's prompts on each of which both are replayed anew"
+        f"{draws} resamples of the trace's prompts; both policies are replayed anew on each"
     )
 
 
