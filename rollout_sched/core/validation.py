@@ -1,4 +1,4 @@
-"""What a caller may not ask. Checked before anything is applied, so that a CallerError changes
+"""Checks of what a caller asks. They run before anything is applied, so that a CallerError changes
 nothing.
 """
 
@@ -52,8 +52,8 @@ def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
     made = [segment.tokens for segment in event.made]
     if any(tokens < 1 for tokens in made) or sum(made) > event.max_tokens:
         raise CallerError(
-            f"request {event.request!r}: segments of {made} tokens are no response of at most "
-            f"{event.max_tokens}"
+            f"request {event.request!r}: segments of {made} tokens are not a response of at most "
+            f"{event.max_tokens} tokens"
         )
     needed = event.prompt_tokens + event.max_tokens
     _check_fits(f"request {event.request!r}", needed, scheduler.books.fleet.kv.largest)
@@ -74,7 +74,7 @@ def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
     if event.version < newest and not scheduler.decider.updater.loads:
         raise CallerError(
             f"instance {name!r} joined with version {event.version}, but the trainer brings "
-            f"{newest} to the instances itself: it may join once it has that"
+            f"{newest} to the instances itself; the instance can join once it has that version"
         )
     others = [i.kv_tokens for i in scheduler.books.fleet.instances.values() if i.id != name]
     largest = max(scheduler.books.groups, key=lambda group: group.tokens, default=None)
@@ -87,7 +87,7 @@ def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
     newest = scheduler.books.progress.version
     told_how = event.version == newest and event.loads and not scheduler.decider.updater.loads
     if event.version <= newest and not told_how:
-        raise CallerError(f"version {event.version} was published after {newest}; versions grow")
+        raise CallerError(f"version {event.version} is not after {newest}; versions must increase")
     progress = scheduler.books.progress
     if progress.in_batch and event.loads:
         raise CallerError(
@@ -103,11 +103,11 @@ def _restored(scheduler: Scheduler, event: Restored) -> None:
         or scheduler.books.fleet.instances
     )
     if begun or scheduler.books.progress.trainer_waiting or scheduler.books.progress.closed:
-        raise CallerError("only a scheduler that has not begun can be restored; make a new one")
+        raise CallerError("only a scheduler without events can be restored; make a new one")
     here, wanted = event.state.run.in_batch, scheduler.books.progress.prompts_per_step
     if here >= wanted:
         raise CallerError(
-            f"{here} groups of the present batch were delivered before, but one is to have "
+            f"{here} groups of the current batch were already delivered, but prompts_per_step is "
             f"{wanted}; restore with the prompts_per_step that the run began with"
         )
 
@@ -125,7 +125,7 @@ def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
         )
 
 
-#: Events that a caller is answerable for, and what refuses them.
+#: Events that a caller is responsible for, and the checks that refuse them.
 CHECKS: Final[dict[type[Any], Callable[[Scheduler, Any], None]]] = {
     GroupSubmitted: _group_submitted,
     RequestSubmitted: _request_submitted,

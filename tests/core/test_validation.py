@@ -71,7 +71,7 @@ def test_how_to_load_the_newest_may_be_said_once() -> None:
     told = Told()
     told(WeightsPublished(1, loads=False))
     told(WeightsPublished(1))
-    with pytest.raises(CallerError, match="versions grow"):
+    with pytest.raises(CallerError, match="versions must increase"):
         told(WeightsPublished(1))
 
 

@@ -35,7 +35,7 @@ def test_who_publishes_next_says_what_is_newer_whoever_it_is():
         weights = WeightPublisher(driver, None)
         await weights.publish(1, load, None, wait=False)
         assert weights.newest == 1
-        with pytest.raises(CallerError, match="versions grow"):
+        with pytest.raises(CallerError, match="versions must increase"):
             await weights.publish(1, load, None, wait=False)
         await driver.close()
 

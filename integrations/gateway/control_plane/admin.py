@@ -1,4 +1,4 @@
-"""/admin: instances and pauses."""
+"""The routes of /admin for instances and pauses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, Ne
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 
-class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which instances to pause, by id or URL, all if none are named, and how."""
+class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which instances, by id or URL; all if none are named."""
+
+    instances: list[str] = []
+
+
+class Halt(Named, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which instances to pause, and how."""
 
     mode: Literal["keep", "abort"] = "keep"
     clear_cache: bool = False
-    instances: list[str] = []
 
 
 class Admin:
@@ -54,12 +59,12 @@ class Admin:
         return reply(request, self._gateway.view(supervisor), status)
 
     async def remove(self, request: web.Request) -> web.Response:
-        """At once: what it holds goes on elsewhere."""
+        """Remove an instance at once: its requests continue on other instances."""
         await self._gateway.remove(request.match_info["id"])
         return web.Response(status=204)
 
     async def drain(self, request: web.Request) -> web.Response:
-        """It finishes what it has, takes nothing new, and is removed then."""
+        """The instance finishes its requests, takes no new ones, and is then removed."""
         supervisor = self._gateway.supervisor(request.match_info["id"])
         if not self._gateway.view(supervisor).leaving:
             task = asyncio.create_task(self._gateway.remove(supervisor.name, drain=True))
@@ -82,14 +87,14 @@ class Admin:
             await supervisor.pauses.release()
             return {"held": False}
 
-        return await self._each(request, await read(request, Halt), release)
+        return await self._each(request, await read(request, Named), release)
 
     async def _each(
         self,
         request: web.Request,
-        halt: Halt,
+        named: Named,
         order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]],
     ) -> web.Response:
-        chosen = [self._gateway.supervisor(name) for name in halt.instances]
+        chosen = [self._gateway.supervisor(name) for name in named.instances]
         status, answer = await to_each(chosen or self._gateway.supervisors(), order)
         return reply(request, answer, status)

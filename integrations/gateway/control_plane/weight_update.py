@@ -1,4 +1,4 @@
-"""New weights as a trainer announces them in a message, and how they come to be loaded."""
+"""The message by which a trainer announces new weights, and the loaders made from it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.stored_facts import StoredWeights
 
-#: Between two questions to an instance whose weights somebody else is to load, in seconds.
+#: Seconds between two polls of an instance whose weights the trainer loads itself.
 LOOK_S = 1.0
 
 
 class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load a checkpoint from disk; `{version}` in the path stands for the version.
+    """Load a checkpoint from disk; `{version}` in the path is replaced by the version.
 
     `visible_here`: the gateway's machine sees the path too, and checks it before any pause.
     """
@@ -31,10 +31,10 @@ class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's weight transfer: what its backend wants for the set-up and for the update.
+    """vLLM's weight transfer: the arguments of its backend for the set-up and for the update.
 
-    `update_info` as a list makes one call for each. A `rank_offset` of `init_info` is that of the
-    first instance; the others get what follows.
+    A list as `update_info` makes one call per item. A `rank_offset` in `init_info` is that of the
+    first instance; the others get the ranks that follow.
     """
 
     update_info: dict[str, Any] | list[dict[str, Any]]
@@ -42,10 +42,11 @@ class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Version `version` is ready; exactly one of the three says how an instance gets it.
+    """Version `version` is ready; exactly one of `reload`, `transfer` and `applied` says how an
+    instance gets it.
 
     applied  the trainer has loaded it into every instance itself
-    wait     answer when every instance computes with it
+    wait     answer only when every instance computes with it
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -56,17 +57,17 @@ class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.reload is not None) + (self.transfer is not None) + self.applied != 1:
-            raise ValueError("give one of reload, transfer and applied")
+            raise ValueError("give exactly one of reload, transfer and applied")
 
 
 def stored(update: WeightUpdate) -> bytes:
-    """As a store keeps it (`WeightLoaders.take_up`)."""
+    """The update as the store keeps it (`WeightLoaders.take_up`)."""
     return msgspec.json.encode(update)
 
 
 class WeightLoaders:
-    """Makes a loader of each update; `roots` are the folders in which weights on disk may lie, also
-    those that the bodies of calls name (`paths`)."""
+    """Makes a loader from each update; `roots` are the folders in which weights on disk may lie,
+    also for paths in the bodies of calls (`paths`)."""
 
     def __init__(self, driver: Driver, roots: WeightRoots | None = None) -> None:
         self.paths = NamedWeights(roots or WeightRoots())
@@ -76,14 +77,14 @@ class WeightLoaders:
         self._update_infos: dict[int, Any] = {}
 
     async def of(self, update: WeightUpdate) -> WeightLoader:
-        """Raises CallerError if versions do not grow, or the weights are not where they should be.
+        """Raises CallerError if the version does not increase, or the weights are missing.
 
-        Looking for weights takes its time, in which another update may come: versions are
-        ordered by when they are published, not asked for here.
+        Checking the weights takes time, and another update may come meanwhile: versions are ordered
+        by their publication, not by this call.
         """
         version, newest = update.version, self._driver.view.run.version
         if not self._driver.versions.may_publish(version):
-            raise CallerError(f"version {version} was published after {newest}; versions grow")
+            raise CallerError(f"version {version} is not after {newest}; versions must increase")
         if update.transfer is not None:
             told = msgspec.json.encode(update.transfer)
             await self.paths.check("POST", endpoints.UPDATE_WEIGHTS, told)
@@ -93,8 +94,8 @@ class WeightLoaders:
         return loader
 
     def take_up(self, stored: StoredWeights | None) -> None:
-        """What an earlier run has published is loaded by this one. Of what the trainer had loaded
-        itself nobody knows any more which instances have it: they are asked."""
+        """Load what an earlier run has published. If the trainer had loaded it itself, it is no
+        longer known which instances have it: they are asked."""
         if stored is not None:
             update = msgspec.json.decode(stored.loader, type=WeightUpdate)
             self._driver.take_up_weights(self._loader(update))
@@ -108,7 +109,7 @@ class WeightLoaders:
         return _Applied(self._driver)
 
     def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:
-        """One object for all versions: it knows which instances are set up already."""
+        """One object for all versions, because it knows which instances are already set up."""
         if self._init_info != transfer.init_info:
             self._init_info = transfer.init_info
             self._transfer = WeightTransfer(
@@ -127,10 +128,10 @@ class WeightLoaders:
 
 
 class _Applied:
-    """The trainer has loaded the version into the instances that are here now.
+    """The trainer has loaded the version into the instances that have joined now.
 
-    One that comes later, or was restarted, has other weights, whatever we would like to call them:
-    it is waited for until it says itself that it has the version.
+    An instance that joins later, or was restarted, has other weights: the loader waits until the
+    instance itself reports the version.
     """
 
     brings_weights = False

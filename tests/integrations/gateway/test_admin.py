@@ -96,6 +96,8 @@ def test_a_pause_by_hand() -> None:
             assert (status, answer["succeeded"]) == (200, 2)
             assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
             assert house.driver.supervisors[A].pauses.held
+            status, answer = await house.ask("POST", "/admin/resume", {"mode": "abort"})
+            assert (status, "mode" in answer["error"]["message"]) == (400, True)
             await house.ask("POST", "/admin/resume", {"instances": [A]})
             assert first.calls[-1] == "resume"
             assert second.calls[-1] != "resume"
@@ -115,7 +117,7 @@ def test_weights_that_the_trainer_has_loaded() -> None:
             assert await house.ask("POST", "/admin/weights", body) == (200, {"version": 1})
             assert instance.calls == [("version", 0), ("version", 1)]
             status, said = await house.ask("POST", "/admin/weights", body)
-            assert (status, "versions grow" in said["error"]["message"]) == (400, True)
+            assert (status, "versions must increase" in said["error"]["message"]) == (400, True)
 
     run(scene())
 

@@ -43,7 +43,7 @@ def test_nobody_is_here() -> None:
     async def scene() -> None:
         async with House() as house:
             assert not house.service.gateway.healthy
-            with pytest.raises(NoSuchInstance, match="there are: none"):
+            with pytest.raises(NoSuchInstance, match="known instances: none"):
                 house.service.gateway.supervisor(A)
 
     run(scene())
@@ -99,7 +99,7 @@ def test_weights_are_published_once_and_versions_grow() -> None:
             await gateway.publish(WeightUpdate(2, applied=True, wait=True))
             assert gateway.view(gateway.supervisor(A)).version == 2
             for version in (1, 2):
-                with pytest.raises(CallerError, match="versions grow"):
+                with pytest.raises(CallerError, match="versions must increase"):
                     await gateway.publish(WeightUpdate(version, applied=True))
 
     run(scene())

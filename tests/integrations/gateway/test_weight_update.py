@@ -99,7 +99,7 @@ def test_an_old_version_is_refused_before_it_changes_what_is_known() -> None:
         newest = await weight_loaders.of(WeightUpdate(5, transfer=Transfer({"path": "right"})))
         driver.publish(5, newest)
         for version in (4, 5):
-            with pytest.raises(CallerError, match="versions grow"):
+            with pytest.raises(CallerError, match="versions must increase"):
                 await weight_loaders.of(WeightUpdate(version, transfer=Transfer({"path": "wrong"})))
         await newest(instance, 5)
         updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
