@@ -1,4 +1,4 @@
-"""Admission: how much the scheduler lets pile up on one instance."""
+"""Admission: how many requests the scheduler sends to one instance at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Unbounded(msgspec.Struct, frozen=True):
-    """Everything at once; the queue is inside the instances, where nobody can rebalance it."""
+    """No limit; the queue is inside the instances, where the scheduler cannot rebalance it."""
 
     weighs_tokens = False
 
@@ -23,7 +23,7 @@ class Unbounded(msgspec.Struct, frozen=True):
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """At most `factor` times the sequences the instance runs at once."""
+    """At most `factor` times the sequences that the instance runs at once."""
 
     factor: Positive = 1.0
     weighs_tokens = False
@@ -35,9 +35,9 @@ class Slots(msgspec.Struct, frozen=True):
 class KvTokens(msgspec.Struct, frozen=True):
     """As many as there are slots, while resident and expected tokens fit `fill` of the KV cache.
 
-    Engines admit until they thrash; keeping the sum of expected contexts under the capacity
-    avoids preemptions (ThunderAgent, vllm-router's program scheduling). An idle instance always
-    takes one.
+    Engines admit requests until they thrash; keeping the sum of expected contexts under the
+    capacity avoids preemptions (ThunderAgent, vllm-router's program scheduling). An idle instance
+    always takes one.
     """
 
     fill: Positive = 1.0
@@ -49,11 +49,11 @@ class KvTokens(msgspec.Struct, frozen=True):
 
 
 class KvGrowth(msgspec.Struct, frozen=True):
-    """As many as there are slots, while they fit `fill` of the KV cache once they have grown.
+    """As many as there are slots, while their grown contexts fit `fill` of the KV cache.
 
-    Each is expected to grow to the mean final context of the requests that finished there before it
-    (llm-d's admission of rollouts by estimated KV growth); a prediction that knows better counts
-    through `Instance.tokens`. An idle instance always takes one.
+    Each request is expected to grow to the mean final context of those that finished there before
+    (llm-d's admission of rollouts by estimated KV growth); a better prediction counts through
+    `Instance.tokens`. An idle instance always takes one.
     """
 
     fill: Positive = 1.0
@@ -70,12 +70,12 @@ class KvGrowth(msgspec.Struct, frozen=True):
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """What `AimdConcurrency` keeps of an instance from one report to the next.
+    """The state that `AimdConcurrency` keeps of an instance between reports.
 
-    limit     of its sessions
+    limit     on its sessions
     finished  how many requests had finished there when the limit was last changed
     rest      reports until the limit may change again
-    queued    reports in a row that told of a long queue
+    queued    reports in a row with a long queue
     cut       whether the last change was a cut
     """
 
@@ -87,15 +87,15 @@ class Concurrency(msgspec.Struct, frozen=True):
 
 
 class AimdConcurrency(msgspec.Struct, frozen=True):
-    """A cap on the trajectories of an instance that its gauges raise and cut.
+    """A cap on the trajectories of an instance, raised and cut according to its gauges.
 
-    prime-rl's adaptive concurrency (PrimeIntellect-ai/prime-rl, orchestrator/concurrency.py), for
-    each instance: it starts at KV capacity / `longest` (tokens of the longest context there may be)
-    and grows by 1.25 once so many have finished as it allows, if KV use is below 0.6 and the cap
-    binds. It is cut to in-flight * 0.7 / use where KV use is above 0.8, by 0.8 after a preemption,
-    by 0.9 where for 6 reports in a row half as many waited as ran, and to a half where a cut did
-    not help; then it rests for 6 reports. What runs is never cancelled: that vLLM does itself, by
-    preemption, and the trajectories that are too many run out.
+    prime-rl's adaptive concurrency (PrimeIntellect-ai/prime-rl, orchestrator/concurrency.py), per
+    instance: the cap starts at KV capacity / `longest` (tokens of the longest possible context). It
+    grows by 1.25 once as many requests as it allows have finished, if KV use is below 0.6 and the
+    cap binds. It is cut to in-flight * 0.7 / use if KV use is above 0.8, by 0.8 after a preemption,
+    by 0.9 if for 6 reports in a row half as many requests waited as ran, and to a half if a cut did
+    not help; then it does not change for 6 reports. Running requests are never cancelled: vLLM
+    itself preempts them, and the excess trajectories run to their end.
     """
 
     longest: Annotated[int, msgspec.Meta(ge=1)] = 32_768
@@ -145,10 +145,10 @@ class AimdConcurrency(msgspec.Struct, frozen=True):
 
 
 class SessionLoad(msgspec.Struct, frozen=True):
-    """What `SessionCap` keeps of an instance from one report to the next.
+    """The state that `SessionCap` keeps of an instance between reports.
 
-    share   of what sessions may fill that is left after preemptions
-    tokens  of KV that a session holds, on average
+    share   of the KV that sessions may fill, what is left after preemptions
+    tokens  of KV that a session holds on average
     """
 
     share: float
@@ -158,15 +158,15 @@ class SessionLoad(msgspec.Struct, frozen=True):
 class SessionCap(msgspec.Struct, frozen=True):
     """As many trajectories as the KV cache holds from turn to turn.
 
-    Where it holds fewer, each turn throws out the KV that another trajectory will need when its
-    tool returns, and every turn is prefilled anew. So a trajectory begins where what those that
-    are there hold now, those whose tool works included, and what it will hold in the end fit `fill`
-    of the cache. Where they have outgrown `overfill` of it, the next that return give their KV up
-    and wait until there is room (ThunderAgent's pause and resume under KV pressure, arXiv
-    2602.13692; its cost of a trajectory is prime-rl's, the mean final context). What they hold is
-    what the instance reports for those that run, and our own count for those that do not, a prompt
-    that samples share counted once; a preemption says that it was too much, and takes a fifth of
-    both bounds until they have grown back by 2 % a report.
+    If it holds fewer, each turn evicts KV that another trajectory needs when its tool returns, and
+    every turn is prefilled again. So a trajectory begins only if the KV that the present
+    trajectories hold now, including those whose tool runs, plus the KV that it will hold in the end
+    fit `fill` of the cache. If they have outgrown `overfill` of it, the next ones to return give up
+    their KV and wait until there is room (ThunderAgent's pause and resume under KV pressure, arXiv
+    2602.13692; the cost of a trajectory is prime-rl's, the mean final context). For running
+    trajectories the instance reports what they hold; for the others the policy counts it, with a
+    prompt that samples share counted once. A preemption means that it was too much, and reduces
+    both bounds by a fifth; they grow back by 2 % per report.
     """
 
     fill: Positive = 1.0
@@ -207,7 +207,7 @@ class SessionCap(msgspec.Struct, frozen=True):
 
 
 def _tokens(contexts: Iterable[tuple[Siblings, int]], prompts: set[str]) -> int:
-    """Of the KV of these contexts, without the `prompts` that are there already."""
+    """Tokens of KV of these contexts, without the `prompts` that are counted already."""
     tokens = 0
     for siblings, context_tokens in contexts:
         shared = siblings.id in prompts

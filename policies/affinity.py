@@ -1,4 +1,4 @@
-"""Affinity: does a request of a session go back to where its KV is, whoever has less to do?"""
+"""Affinity: does a request of a session return to its KV, even if others have less load?"""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 MARGIN: Final = 2
-"""requests that home may have more than another without question"""
+"""requests that home may have more than the other instance without a comparison of costs"""
 PREFILL_TOKENS_PER_S: Final = 25_000.0
 WAIT_S: Final = 0.05
-"""that each request more than elsewhere delays one"""
+"""seconds that each request more than on the other instance delays one"""
 
 
 def worth_staying(
@@ -27,9 +27,9 @@ def worth_staying(
     prefill_tokens_per_s: float,
     wait_s: float,
 ) -> bool:
-    """Whether the wait that leaving saves is no more than what computing the context again costs.
+    """Whether the wait that leaving saves costs no more than computing the context again.
 
-    A blind threshold loses 18-20 % to re-prefills (verl PR 6533); a margin of 2 per session won
+    A fixed threshold loses 18-20 % to re-prefills (verl PR 6533); a margin of 2 per session won
     (verl PR 7435).
     """
     ahead = home.in_flight - elsewhere.in_flight
@@ -39,11 +39,11 @@ def worth_staying(
 
 
 class ByCost(msgspec.Struct, frozen=True):
-    """It goes back, unless leaving is worth the re-prefill.
+    """The request returns home, unless leaving is worth the re-prefill.
 
-    Only if home has more than `margin` requests more than the instance that the routing would
-    choose *and* the wait saved, `wait_s` seconds per request of that difference, exceeds what
-    computing the context again costs at `prefill_tokens_per_s`, does it go there.
+    It leaves only if home has more than `margin` requests more than the instance that the routing
+    chose *and* the wait saved (`wait_s` seconds per request of that difference) exceeds the time to
+    compute the context again at `prefill_tokens_per_s`.
     """
 
     margin: Count = MARGIN
@@ -63,7 +63,7 @@ class ByCost(msgspec.Struct, frozen=True):
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """Sessions mean nothing: the routing alone says where a request goes."""
+    """Sessions are ignored: only the routing decides where a request goes."""
 
     keeps_sessions = False
 

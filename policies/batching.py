@@ -13,17 +13,16 @@ from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
-#: Groups of a part of a batch, at least; 0: a batch goes as a whole.
+#: The least groups in a part of a batch; 0: a batch is delivered as a whole.
 PartPrompts = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _batch(progress: Progress, part_prompts: int) -> int:
-    """What the batch lacks, once that is complete; until then a part of it, if that is enough for
-    one.
+    """All groups that the batch lacks, once they are complete; until then a part, if large enough.
 
     Parts go to the trainer as groups become whole, and it accumulates gradients until the batch is
     whole (StreamRL, arXiv 2504.15930, and the stream trainer of RollPacker, arXiv 2509.21009): it
-    trains during the tail instead of after it, on the same groups.
+    trains on the same groups, but during the tail instead of after it.
     """
     complete, missing = progress.complete, progress.missing
     if complete >= missing:
@@ -32,9 +31,9 @@ def _batch(progress: Progress, part_prompts: int) -> int:
 
 
 def _fill(progress: Progress, wanted: int) -> Launch | None:
-    """Launch what is missing to so many groups on the way, deferred ones first.
+    """Launch groups until `wanted` are on the way, deferred ones first.
 
-    None while too few have been submitted for a batch.
+    None while too few groups for a batch have been submitted.
     """
     under_way = progress.on_the_way
     missing = max(0, wanted - under_way)
@@ -46,18 +45,18 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
 
 def _make_up(progress: Progress) -> Launch | None:
-    """In the middle of a round: another group for each that it has lost, and as many more as a
-    batch would be short of."""
+    """Within a round: another group for each that it has lost, and at least enough to fill the
+    batch."""
     wanted = max(progress.prompts_per_step, progress.on_the_way + progress.lost)
     return _fill(progress, wanted) if progress.on_the_way < wanted else None
 
 
 class Sync(msgspec.Struct, frozen=True):
-    """Rounds: the trainer asks, groups start, the batch goes when enough of them are whole.
+    """Rounds: the trainer asks, groups start, and the batch goes when enough of them are whole.
 
-    `over_prompts` starts more groups than a batch takes; what is unfinished when the batch is full
-    is set back (APRIL, arXiv 2509.18521, with partial rollout; thrown away without). Groups that
-    have spent a budget of tokens do not count: others start in their place.
+    `over_prompts` starts more groups than a batch takes; groups that are unfinished when the batch
+    is full are set back (APRIL, arXiv 2509.18521, with partial rollout; without it, thrown away).
+    Groups that have spent a budget of tokens do not count: others start in their place.
     """
 
     over_prompts: AtLeastOne = 1.0
@@ -80,18 +79,19 @@ class TailBatching(msgspec.Struct, frozen=True):
     """Short rounds that set the tail back, and long rounds that collect it.
 
     RollPacker (arXiv 2509.21009, NSDI'26). A short round starts `over_prompts` times the prompts
-    and `over_samples` times the samples; a prompt is done with its first samples, the round with
-    its first prompts; the rest starts over in a long round, which runs when a whole batch of
-    prompts has been set back, without over-sampling. What is left at the end of the data goes
-    into long rounds too, so that no prompt stays behind.
+    and `over_samples` times the samples. A prompt is done with its first samples, the round with
+    its first prompts; the rest starts over in a long round. A long round runs, without
+    over-sampling, when a whole batch of prompts has been set back. At the end of the data, the
+    remaining prompts go into long rounds too, so that none stays behind.
 
-    Nobody is set back from a long round, and so no prompt twice. `long_round_share` of a batch
-    starts one (ours): fresh prompts fill it up, so that its lengths differ less from the others';
-    together with rounds of like lengths fewer tokens are thrown away.
+    A long round sets no prompt back, so no prompt is set back twice. `long_round_share` of a batch
+    starts a long round (our addition): fresh prompts fill it up, so that its lengths differ less
+    from those of other rounds; together with rounds of like lengths fewer tokens are thrown away.
 
-    With `least_gain` (ours) `over_prompts` is the most. Once a cycle of rounds has told how long
-    responses are, as many prompts start as save most steps by `round_cost.py`; and no more than a
-    batch where that is not such a share of them, as on a fleet that is full, or without a tail.
+    With `least_gain` (our addition) `over_prompts` is the maximum. Once a cycle of rounds has shown
+    how long responses are, the number of prompts is the one that saves the most steps by
+    `round_cost.py`; it is just a batch if that saves less than this share of the steps, as on a
+    full fleet, or without a tail.
     """
 
     over_prompts: AtLeastOne = 1.25
@@ -132,12 +132,12 @@ class TailBatching(msgspec.Struct, frozen=True):
 
 
 class Pooled(msgspec.Struct, frozen=True):
-    """Prompts of several batches start together; who is whole first goes first, to the last.
+    """Prompts of several batches start together; groups are delivered as they become whole.
 
     SortedRL (arXiv 2603.23414): a round delivers the first batch that is whole, so that short
-    answers are trained early and long ones together; what is unfinished goes on, or starts over, in
-    the next round, and no fresh prompt starts before the pool of `batches` batches is used up, so
-    that none is starved by newer ones.
+    responses are trained early and long ones together. Unfinished groups go on, or start over, in
+    the next round. No fresh prompt starts before the pool of `batches` batches is used up, so that
+    newer prompts starve none.
     """
 
     batches: Annotated[int, msgspec.Meta(ge=1)] = 4
@@ -181,11 +181,11 @@ class OneStepOff(msgspec.Struct, frozen=True):
 class FullyAsync(msgspec.Struct, frozen=True):
     """Groups start whenever freshness has room; a batch goes when enough of them are whole.
 
-    `max_groups` bounds the groups in flight at once, 0 for no bound but freshness. `max_ahead`
-    bounds those in flight and those that wait for the trainer together, in batches; 0 for no bound.
-    What freshness allows is a burst at the start and a queue of old samples ever after; as many as
-    the fleet needs to be busy are as fast and fresher (verl's staleness_threshold and AReaL's
-    max_concurrent bound the same).
+    `max_groups` bounds the groups in flight, 0 for no bound but freshness. `max_ahead` bounds the
+    groups in flight plus those that wait for the trainer, in batches; 0 for no bound. Without them,
+    freshness allows a burst at the start and a queue of old samples from then on. As many groups as
+    keep the fleet busy are as fast and give fresher samples (verl's staleness_threshold and AReaL's
+    max_concurrent are bounds of this kind).
     """
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -10,7 +10,7 @@ from rollout_sched.core.roles import Request
 
 
 class Never(msgspec.Struct, frozen=True):
-    """Nothing is cut: an instance finishes what it has before it gets weights."""
+    """No request is interrupted: an instance finishes its requests before it gets weights."""
 
     keeps_partial = False
     keeps_kv = False
@@ -22,21 +22,22 @@ class Never(msgspec.Struct, frozen=True):
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """Partial rollout: a request may be cut and goes on from its tokens under newer weights.
+    """Partial rollout: a request may be interrupted and goes on from its tokens under newer
+    weights.
 
-    `kv` = "retain" goes on from the KV cache older weights made (PipelineRL, Magistral),
-    "recompute" makes it anew (AReaL), "verify" makes it anew and keeps, of the tokens that older
-    weights made, the longest prefix that the new ones pass: token i passes with probability
-    min(1, e^leniency p_new / p_old), which with `leniency` 0 is the test of speculative decoding
-    (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, is lenient by 0.5).
-    `at_update` = "in_place" freezes requests where they are, "resubmit" brings them back to be
-    dispatched anew, "drain" lets them finish. What is frozen never comes back to be verified, so
+    `kv` = "retain" goes on from the KV cache that older weights made (PipelineRL, Magistral),
+    "recompute" computes it again (AReaL). "verify" computes it again and keeps, of the tokens that
+    older weights made, the longest prefix that the new weights pass: token i passes with
+    probability min(1, e^leniency p_new / p_old), which with `leniency` 0 is the test of speculative
+    decoding (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, uses leniency 0.5).
+    `at_update` = "in_place" freezes requests where they are, "resubmit" returns them to be
+    dispatched again, "drain" lets them finish. A frozen request never comes back to be verified, so
     "verify" resubmits unless told to drain.
     `segment_tokens` bounds the tokens of one attempt; 0 for no bound. With `segment` = "budget" a
     request that used it up waits for the next round, and other groups start meanwhile (Kimi k1.5's
-    output budget per iteration, arXiv 2501.12599 section 2.6.2). With "chunk" it goes back to the
+    output budget per iteration, arXiv 2501.12599 section 2.6.2). With "chunk" it returns to the
     queue at once and may go on anywhere (Seer's divided rollout, arXiv 2511.14617), which costs a
-    prefill wherever its KV is not.
+    prefill unless it goes on where its KV is.
     """
 
     kv: Literal["retain", "recompute", "verify"] = "recompute"
@@ -52,11 +53,11 @@ class Partial(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "at_update", usual)
         if self.verifies and self.at_update == "in_place":
             raise ValueError(
-                'kv = "verify" needs at_update = "resubmit" or "drain": what is frozen in place '
-                "goes on without being verified"
+                'kv = "verify" needs at_update = "resubmit" or "drain": requests frozen in place '
+                "go on without being verified"
             )
         if self.leniency and not self.verifies:
-            raise ValueError('leniency is for kv = "verify"')
+            raise ValueError('leniency needs kv = "verify"')
 
     @property
     def verifies(self) -> bool:

@@ -19,7 +19,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """None: the trainer waits until its batch is whole, and then takes all GPUs."""
+    """No instance: the trainer waits until its batch is whole, and then takes all GPUs."""
 
     lends = False
 
@@ -32,15 +32,14 @@ class StageFusion(msgspec.Struct, frozen=True):
 
     The inter-stage fusion of RLHFuse (arXiv 2409.13221, NSDI'25), which moves the long tail
     together when about a fifth is left, and the stream trainer of RollPacker (arXiv 2509.21009,
-    NSDI'26), which has half of the GPUs train and accumulate gradients meanwhile; weights change at
-    the end, so that all stays on-policy. Those with the least to move make way: `lent` of
-    the instances, once `whole` of the groups are.
-
-    Too early it loses. So not before what is left, grown as long as it is expected to become, fits
-    `fill` of the KV cache that stays, and its slots; and not before a decode step takes at most
-    `slowdown` times as long on those that stay as it would on all. It reads the weights and
-    all contexts: `weights_tokens` tokens of context take as long as the weights. Instances that
-    serve clients stay.
+    NSDI'26), which uses half of the GPUs to train and accumulate gradients meanwhile; weights
+    change at the end, so that all stays on-policy. The instances with the least to move make way:
+    `lent` of the instances, once `whole` of the groups are whole.
+    Too early, it costs more than it gains. So the remaining requests, at their expected final
+    lengths, must fit `fill` of the KV cache of the instances that stay, and their slots; and a
+    decode step on those must take at most `slowdown` times as long as on all. A decode step reads
+    the weights and all contexts: `weights_tokens` tokens of context take as long as the weights.
+    Instances that serve clients stay.
     """
 
     whole: Share = 0.8
@@ -57,7 +56,7 @@ class StageFusion(msgspec.Struct, frozen=True):
             return ()
         instances = fleet.instances.values()
         if any(instance.status is not InstanceStatus.SERVING for instance in instances):
-            return ()  # some have made way for this batch already, or something is going on
+            return ()  # some have made way for this batch already, or do not serve
         loads = sorted(map(LoadEstimate, instances), key=lambda load: load.tokens)
         some = [load for load in loads if _may_go(load.instance)][: int(self.lent * len(loads))]
         staying = [load for load in loads if load not in some]
@@ -66,7 +65,7 @@ class StageFusion(msgspec.Struct, frozen=True):
         return [load.instance for load in some]
 
     def _bear(self, loads: Sequence[LoadEstimate], staying: Sequence[LoadEstimate]) -> bool:
-        """Whether those that stay can take on all that is left."""
+        """Whether the instances that stay can take on all remaining requests."""
         room = self.fill * sum(load.instance.kv_tokens for load in staying)
         slots = sum(load.instance.slots for load in staying)
         peak = sum(
@@ -83,6 +82,6 @@ class StageFusion(msgspec.Struct, frozen=True):
 
 
 def _may_go(instance: Instance) -> bool:
-    """What is of batches may be interrupted; what clients wait for is not."""
+    """Whether its requests belong to batches: requests of clients are not interrupted."""
     attempts = instance.attempts.values()
     return not instance.leaving and all(a.request.group is not None for a in attempts)

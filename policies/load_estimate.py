@@ -1,28 +1,28 @@
-"""What an instance holds by now, as far as anybody knows.
+"""An estimate of what an instance holds now.
 
-Nobody says how far a running request is, unless answers are streamed. What is known is the last
-poll of its instance: the KV cache in use over the requests that share it is the context that one of
-them has come to on average.
+Unless answers are streamed, no event tells how far a running request is. What is known is the last
+poll of its instance: the KV cache in use, divided by the requests that share it, is the average
+context of one of them.
 """
 
 from __future__ import annotations
 
 from rollout_sched.core.roles import Attempt, Instance
 
-#: A decode step reads the weights and all contexts. So many tokens of context take as long to read
-#: as the weights: a 7B on one H100 and a 32B on two, in the shipped scenarios, are both near it.
+#: A decode step reads the weights and all contexts. This many tokens of context take as long to
+#: read as the weights: a 7B on one H100 and a 32B on two, in the shipped scenarios, are near it.
 WEIGHTS_TOKENS = 250_000.0
 
 
 def decode_step(context: float, weights_tokens: float) -> float:
-    """How long a decode step takes, in readings of the weights."""
+    """Duration of a decode step, in units of the time to read the weights."""
     return 1 + context / weights_tokens
 
 
 class LoadEstimate:
-    """The load of an instance, and what it will be when those that go and come have done so.
+    """The load of an instance now, and after the requests that `add` and `take` move.
 
-    tokens    in its KV cache, or in the queue for it; `found` of them by now
+    tokens    in its KV cache, or in the queue for it; `found` is their number before any move
     requests  that run there, or wait in it
     """
 
@@ -37,14 +37,14 @@ class LoadEstimate:
         self.found = self.tokens = max(self.requests * self._mean, known)
 
     def context(self, attempt: Attempt) -> float:
-        """How many tokens its context has by now."""
+        """The present number of tokens in its context."""
         known = attempt.context_tokens + attempt.tokens
         return known if attempt.tokens else max(known, self._mean)
 
     def tokens_left(self, attempt: Attempt) -> float:
-        """How many it has yet to make: what its siblings say, or once more what it has made.
+        """Tokens it has yet to make: by the estimate of its siblings, or as many as it has made.
 
-        The tail is heavy: who has run for longest runs on for longest.
+        The tail is heavy: the requests that have run the longest run on the longest.
         """
         siblings = attempt.request.siblings
         made = attempt.request.response_tokens + self.context(attempt) - attempt.context_tokens
@@ -52,7 +52,7 @@ class LoadEstimate:
         return min(left if left > 0 else made, siblings.max_tokens - made)
 
     def has_room(self, context: float, fill: float) -> bool:
-        """Whether so many tokens more keep within `fill` of its KV cache, and find a slot."""
+        """Whether `context` more tokens keep within `fill` of its KV cache, and find a slot."""
         instance = self.instance
         fits = self.tokens + context <= fill * instance.kv_tokens
         return fits and self.requests < instance.slots

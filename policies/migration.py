@@ -17,7 +17,7 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """Nobody migrates: a request ends where it was sent."""
+    """No migration: a request ends on the instance where it was sent."""
 
     interval_s = float("inf")
 
@@ -29,16 +29,16 @@ class ByCost(msgspec.Struct, frozen=True):
     """From the fullest instances to the emptiest, as long as it saves more than it costs.
 
     A decode step takes `context_s` longer for each token in the KV cache (the scenario's cost
-    constant of that name). So over the n tokens that it has yet to make, a migrant with a context
-    of c tokens saves itself n * context_s times the difference of the two loads less c, and those
-    it leaves n * context_s * c each; those it comes to lose as much each, and all of them wait
-    for its prefill, c / `prefill_tokens_per_s`. It goes if the savings are `margin` times the
-    prefill: fixed thresholds can lose 18-20 % (verl PR 6533). n is what its siblings
-    say, and without them as much as it has made, for the longest so far go on for longest.
+    constant of that name). Take a migrant with a context of c tokens that has n tokens left to
+    make. Over these it saves itself n * context_s times the difference of the two loads less c, and
+    each request that it leaves n * context_s * c. Each request that it joins loses as much, and all
+    of them wait for its prefill, c / `prefill_tokens_per_s`. It migrates if the savings are
+    `margin` times the prefill: fixed thresholds can lose 18-20 % (verl PR 6533). n is the estimate
+    from its siblings, else as many tokens as it has made, because the longest so far run longest.
 
-    It must fit: `fill` of the KV cache may be taken there. What is left behind is never less
-    than what is there then, so that nobody is sent back because somebody came; and a request
-    migrates `most` times at most.
+    It must fit: at most `fill` of the target's KV cache may be used. The source is never left with
+    less load than the target then has, so that no migrant causes one in the other direction. A
+    request migrates at most `most` times.
     """
 
     context_s: Positive = 3e-8
@@ -58,7 +58,7 @@ class ByCost(msgspec.Struct, frozen=True):
         ]
 
     def _spread(self, full: LoadEstimate, empty: LoadEstimate) -> Iterator[Migrant]:
-        """Who goes from one instance to the other, the one that gains most first."""
+        """The migrants from one instance to the other, the largest gain first."""
         left = [a for a in _movable(full.instance) if a.request.migrations < self.most]
         while left:
             gains = [self._gain(attempt, full, empty) for attempt in left]
@@ -72,7 +72,7 @@ class ByCost(msgspec.Struct, frozen=True):
             yield Migrant(attempt, empty.instance)
 
     def _gain(self, attempt: Attempt, full: LoadEstimate, empty: LoadEstimate) -> float:
-        """Seconds saved, of all requests concerned, less those it has to be worth."""
+        """Seconds saved over all requests concerned, minus the gain that is required."""
         context = full.context(attempt)
         itself = full.tokens - empty.tokens - context
         if itself < context:
@@ -84,14 +84,14 @@ class ByCost(msgspec.Struct, frozen=True):
 
 
 class Repack(msgspec.Struct, frozen=True):
-    """Instances past their plateau are emptied onto others, so that they get weights and prompts.
+    """Empties instances past their plateau onto others, so that they get weights and prompts.
 
     Laminar (arXiv 2510.12633). An instance is past its plateau when nothing waits for it and its KV
-    use has fallen between its last two polls. The emptiest of those go first; each of its requests
+    use has fallen between its last two polls. The emptiest of these are emptied first. Each request
     goes to the fullest instance of its version that has room: at most `fill` of the KV cache, and a
     decode step that takes at most `slowdown` times as long as now, for which Laminar bounds the
     batch (`weights_tokens` tokens of context take as long to read as the weights). Unless all
-    find room, none goes. It pays only where what was emptied gets something to do.
+    requests of an instance find room, none goes. It pays only if the emptied instance gets work.
     """
 
     fill: Share = 0.8
@@ -106,7 +106,7 @@ class Repack(msgspec.Struct, frozen=True):
         for loads in _by_version(fleet):
             loads.sort(key=lambda load: load.tokens)
             receivers = [load for load in loads if load.instance.open_index >= 0]
-            taken: set[str] = set()  # who receives stays, who was emptied receives nothing
+            taken: set[str] = set()  # receivers are not emptied, emptied ones do not receive
             for donor in loads:
                 if donor.instance.id in taken or not self._may_be_emptied(donor):
                     continue
@@ -126,7 +126,7 @@ class Repack(msgspec.Struct, frozen=True):
         return report.kv_usage < before.kv_usage and len(movable) == donor.requests
 
     def _pack(self, donor: LoadEstimate, receivers: list[LoadEstimate]) -> list[Migrant]:
-        """All of its requests, the largest first; nobody if they do not all find room."""
+        """Targets for all its requests, the largest first; empty if they do not all find room."""
         moved: list[tuple[Attempt, LoadEstimate, float]] = []
         attempts = sorted(_movable(donor.instance), key=donor.context, reverse=True)
         for attempt in attempts:
@@ -148,7 +148,7 @@ class Repack(msgspec.Struct, frozen=True):
 
 
 def _by_version(fleet: FleetView) -> list[list[LoadEstimate]]:
-    """The loads of those that run, of one version each."""
+    """The loads of serving and draining instances, one list per version."""
     loads: dict[int, list[LoadEstimate]] = {}
     for instance in fleet.instances.values():
         if instance.status in (InstanceStatus.SERVING, InstanceStatus.DRAINING):
@@ -157,7 +157,7 @@ def _by_version(fleet: FleetView) -> list[list[LoadEstimate]]:
 
 
 def _opposites(loads: list[LoadEstimate]) -> Iterator[tuple[LoadEstimate, LoadEstimate]]:
-    """The fullest with the emptiest open one, the next with the next, until they meet."""
+    """The fullest with the emptiest open one, then the next two, until their loads meet."""
     loads.sort(key=lambda load: load.tokens)
     open_ones = [load for load in loads if load.instance.open_index >= 0]
     for full, empty in zip(reversed(loads), open_ones, strict=False):
@@ -167,9 +167,9 @@ def _opposites(loads: list[LoadEstimate]) -> Iterator[tuple[LoadEstimate, LoadEs
 
 
 def _movable(instance: Instance) -> Iterator[Attempt]:
-    """Those that run and belong to a batch.
+    """The attempts that run and belong to a batch.
 
-    A client's own request stays: what its server makes of a whole chat answer would be lost.
+    A client's own request stays: its server's work on a whole chat answer would be lost.
     """
     for attempt in instance.attempts.values():
         request = attempt.request

@@ -20,7 +20,7 @@ class LongestFirst(msgspec.Struct, frozen=True):
     """The longest expected remainder first, so that the tail starts early (StreamRL).
 
     Before them go the first `probes` samples of every group: once one of them has finished, the
-    group's other samples can be told long from short (Seer's probes, arXiv 2511.14617).
+    group's other samples can be classified as long or short (Seer's probes, arXiv 2511.14617).
     """
 
     probes: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -1,4 +1,4 @@
-"""Prediction: how many response tokens a request will have made in the end."""
+"""Prediction: how many response tokens a request will have in the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_sched.core.roles import Request, Siblings
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """No prediction: only what is known to be there counts."""
+    """No prediction: only tokens that exist already count."""
 
     def estimate(self, siblings: Siblings) -> None:
         return None
@@ -22,7 +22,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class Oracle(msgspec.Struct, frozen=True):
-    """The true length. Only a replay knows it: a reference, not a policy to run."""
+    """The true length. Only a replay knows it: it is a reference, not a policy for real runs."""
 
     lengths: Callable[[str, int], int]
 
@@ -34,12 +34,12 @@ class Oracle(msgspec.Struct, frozen=True):
 
 
 class GroupHistory(msgspec.Struct, frozen=True):
-    """A quantile of the lengths of the siblings, the cap until one has finished (Seer).
+    """A quantile of the lengths of finished siblings; the limit until one has finished (Seer).
 
-    In public traces the other samples of a group predict a response within a factor of 1.2-1.3
-    where a global prior is off by 2-3.4; but an answer that runs away to the cap is a surprise
+    In public traces the other samples of a group predict a response within a factor of 1.2-1.3,
+    while a global prior is off by 2-3.4. But a response that runs up to the limit is unexpected
     within its group, hence a high quantile. "quantile": of the finished siblings. "censored":
-    Kaplan-Meier, in which siblings still running count as longer than what they have made so far.
+    Kaplan-Meier, in which running siblings count as longer than what they have made so far.
     """
 
     quantile: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
@@ -74,9 +74,9 @@ class GroupHistory(msgspec.Struct, frozen=True):
 
 
 class PromptHistory(msgspec.Struct, frozen=True):
-    """A quantile of what the siblings came to, before one has finished of what the prompt did.
+    """A quantile of the lengths of finished siblings, or else of the prompt's earlier responses.
 
-    Without either it is as long as the trainer expects, or as its limit allows (RhymeRL, arXiv
+    Without either it is the length the trainer expects, or else the limit (RhymeRL, arXiv
     2508.18588: a prompt's lengths change little from one epoch to the next).
     """
 
@@ -97,8 +97,8 @@ class PromptHistory(msgspec.Struct, frozen=True):
 
 
 def length_before(siblings: Siblings, quantile: float) -> int:
-    """What a response may come to, before any of the siblings has: a quantile of what the prompt's
-    earlier ones did, else what the trainer expects, else the limit."""
+    """The expected length of a response before any sibling has finished: a quantile of the prompt's
+    earlier lengths, else what the trainer expects, else the limit."""
     history = siblings.history
     known = None if history is None else history.quantile(quantile)
     if known is None:

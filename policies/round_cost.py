@@ -1,11 +1,11 @@
-"""How long rounds take, in decode steps, as far as lengths and the fleet's size tell.
+"""An estimate of the length of rounds in decode steps, from response lengths and fleet size.
 
-A round takes as many steps as its longest response has tokens, and those more that this has to wait
-for a place: with C places for N requests of T tokens a share 1 - C/N of them waits, and the places
-become free at the rate at which C of them make T. That is list scheduling with the longest job
-last (Graham, 1966). And steps grow longer: one reads the weights and all contexts, so that to read
-contexts of c tokens T times takes as long as T c / (n r) steps of n instances, if they read r
-tokens of context in the time of their weights.
+A round takes as many steps as its longest response has tokens, plus the steps that this response
+waits for a place. With C places for N requests of T tokens, a share 1 - C/N of them waits, and the
+places become free at the rate at which C of them make T tokens. That is list scheduling with the
+longest job last (Graham, 1966). Steps also grow longer: each reads the weights and all contexts, so
+reading contexts of c tokens T times takes as long as T c / (n r) steps of n instances, if they read
+r tokens of context in the time of their weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
 
 
 class RoundCost:
-    """Of batches of `prompts` groups that are like `groups`."""
+    """The cost of batches of `prompts` groups that are like `groups`."""
 
     def __init__(self, groups: Sequence[DeliveredGroup], prompts: int, capacity: Capacity) -> None:
         self._groups = sorted(groups, key=_longest)
@@ -27,8 +27,8 @@ class RoundCost:
         self._capacity = capacity
 
     def of(self, over_prompts: float) -> float:
-        """Steps a batch, in the mean, if rounds start so many times the prompts of a batch, and
-        what is too long for them has rounds of its own."""
+        """Mean steps per batch, if rounds start `over_prompts` times the prompts of a batch, and
+        the prompts that are too long for them have rounds of their own."""
         if over_prompts <= 1:
             return self._round(self._groups, self._prompts, None)
         share = 1 / over_prompts
@@ -39,8 +39,8 @@ class RoundCost:
         return share * short + (1 - share) * self._round(late, self._prompts, None)
 
     def _round(self, groups: Sequence[DeliveredGroup], prompts: float, cut: int | None) -> float:
-        """Of so many prompts like these. It ends when all responses are made; with `cut` when
-        those are that have so many tokens."""
+        """The steps of a round of `prompts` prompts like `groups`. It ends when all responses are
+        complete; with `cut`, when those of at most `cut` tokens are."""
         most = _longest(groups[-1]) if cut is None else cut
         lengths = [min(length, most) for group in groups for length in group.lengths]
         made = max(1, sum(lengths))
@@ -58,7 +58,7 @@ class RoundCost:
         return max(0.0, 1 - places / requests) * tokens / places
 
     def _expected_longest(self, groups: Sequence[DeliveredGroup]) -> float:
-        """Of as many groups as a batch has, drawn from these, which ascend."""
+        """The longest response of as many groups as a batch has, drawn from ascending `groups`."""
         number, drawn = len(groups), self._prompts
         return sum(
             _longest(group) * (((place + 1) / number) ** drawn - (place / number) ** drawn)
@@ -67,7 +67,7 @@ class RoundCost:
 
 
 def best_over_prompts(cost: RoundCost, most: float, least_gain: float) -> float:
-    """How many times the prompts of a batch to start: at most `most`, in eighths, and 1 if that
+    """By how much to multiply the prompts of a batch: at most `most`, in eighths, and 1 if that
     does not save the share `least_gain` of the steps."""
     eighths = [1 + eighth / 8 for eighth in range(1, ceil((most - 1) * 8))]
     best = min([*eighths, most], key=cost.of)

@@ -19,7 +19,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class RoundRobin(msgspec.Struct, frozen=True):
-    """The instance whose last request was sent longest ago, whatever it is doing now."""
+    """The instance whose last request was sent longest ago, whatever its load."""
 
     weighs_tokens = False
 
@@ -31,12 +31,12 @@ class RoundRobin(msgspec.Struct, frozen=True):
 
 
 class StaticSplit(msgspec.Struct, frozen=True):
-    """Each instance its contiguous share of the prompts launched together, siblings together.
+    """Each instance gets a contiguous share of the prompts launched together, with all samples.
 
-    What trainers do that know no router: the batch is cut into as many pieces as there are ranks,
-    and each engine keeps its piece to the end (`DataProto.chunk` in verl; HybridFlow,
-    arXiv 2409.19256). Fleets change here and ranks there do not: a share whose instance takes
-    nothing now goes to the least busy one, as do direct requests.
+    What trainers without a router do: the batch is cut into as many pieces as there are ranks, and
+    each engine keeps its piece to the end (`DataProto.chunk` in verl; HybridFlow, arXiv
+    2409.19256). Unlike the ranks there, the fleet here may change: a share whose instance takes no
+    new work goes to the least busy one, as do direct requests.
     """
 
     weighs_tokens = False
@@ -54,7 +54,7 @@ class StaticSplit(msgspec.Struct, frozen=True):
 
 
 class Random(msgspec.Struct, frozen=True):
-    """Any open instance, by seeded chance."""
+    """A random open instance, by seeded chance."""
 
     dice: Dice
     weighs_tokens = False
@@ -67,7 +67,7 @@ class Random(msgspec.Struct, frozen=True):
 
 
 class PowerOfTwo(msgspec.Struct, frozen=True):
-    """The one with fewer requests of two drawn by seeded chance (Mitzenmacher 2001)."""
+    """Of two instances drawn by seeded chance, the one with fewer requests (Mitzenmacher 2001)."""
 
     dice: Dice
     weighs_tokens = False
@@ -100,8 +100,8 @@ class LeastRequests(msgspec.Struct, frozen=True):
 class LeastTokens(msgspec.Struct, frozen=True):
     """The instance with the fewest tokens: resident in KV plus expected by the prediction.
 
-    Rollout imbalance is one of tokens, not of requests (verl issue 658: about 30 % more tokens on
-    the fullest worker than on the emptiest).
+    The imbalance of rollouts is one of tokens, not of requests (verl issue 658: about 30 % more
+    tokens on the fullest worker than on the emptiest).
     """
 
     def load(self, instance: Instance) -> int:
@@ -114,13 +114,13 @@ class LeastTokens(msgspec.Struct, frozen=True):
 class LengthSplit(msgspec.Struct, frozen=True):
     """Requests expected to be long go to instances that run fewer at once, so that each is faster.
 
-    StreamRL's skewness-aware dispatch (arXiv 2504.15930): a long answer's latency is its length
-    times the time per token, which grows with the batch. One instance in `every`, by order of
-    joining, is kept for requests of at least `long` times their limit of response tokens; a request
-    there weighs `weight` times one elsewhere, so that others come only where they would otherwise
-    crowd. What nobody has an idea of is not long. As the batches drain anyway, the replay says that
-    this costs more than it brings (docs/zoo.md); Seer (arXiv 2511.14617) found 0.94-0.99x with true
-    lengths.
+    StreamRL's skewness-aware dispatch (arXiv 2504.15930): the latency of a long response is its
+    length times the time per token, which grows with the batch. One instance in `every`, by order
+    of joining, is reserved for requests expected to reach at least `long` times their limit of
+    response tokens. A request there counts `weight` times one elsewhere, so that other requests
+    come only if the other instances are more crowded. A request without any prediction is not long.
+    Because the batches drain anyway, in the replay this costs more than it gains (docs/zoo.md);
+    Seer (arXiv 2511.14617) found 0.94-0.99x with true lengths.
     """
 
     long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.4
@@ -151,9 +151,9 @@ class LengthSplit(msgspec.Struct, frozen=True):
 class VllmInternalLb(msgspec.Struct, frozen=True):
     """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
 
-    The counts are as old as the last report; meanwhile each request sent counts as one that waits
-    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms, a scenario's `poll_s` is
-    that interval here). It sees neither KV nor what has finished since.
+    The counts are as old as the last report; each request sent since then counts as a waiting one
+    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms; here a scenario's
+    `poll_s` is that interval). It sees neither KV nor requests that have finished since.
     """
 
     weighs_tokens = False
@@ -172,8 +172,9 @@ class GroupTokens(msgspec.Struct, frozen=True):
     """The instance with the fewest tokens; the samples of a long prompt go there together.
 
     A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
-    together. They part where that instance holds more than the emptiest by `margin` such prompts
-    (llm-d's placement of rollout groups; cache_aware routers too fall back to the shortest queue).
+    together. They are split when that instance holds more than the emptiest by `margin` such
+    prompts (llm-d's placement of rollout groups; cache_aware routers also fall back to the shortest
+    queue).
     """
 
     shared_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
@@ -196,12 +197,12 @@ class GroupTokens(msgspec.Struct, frozen=True):
 class SessionAffinity(msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 
-    Who has none goes where the fewest sessions are (prime-rl's sticky routing, PR 3563), for those
-    between two turns will be back; the samples of a prompt of `shared_tokens` or more go where the
-    first of them is, for it is prefilled and kept once there, until that instance is ahead by a
-    whole group. A request leaves home only if that is worth the re-prefill (`policies.affinity`). A
-    home that is full or not serving is left at once. So it keeps sessions, and affinity is not
-    asked.
+    A request without KV goes to the instance with the fewest sessions (prime-rl's sticky routing,
+    PR 3563), because those between two turns will return. Samples of a prompt of `shared_tokens` or
+    more go where the first of them is, because it is prefilled and kept once there, until that
+    instance is ahead by a whole group. A request leaves home only if that is worth the re-prefill
+    (`policies.affinity`); it leaves a home that is full or not serving at once. So this routing
+    keeps sessions, and affinity is not asked.
     """
 
     margin: Annotated[int, msgspec.Meta(ge=0)] = MARGIN
@@ -246,7 +247,7 @@ class SessionAffinity(msgspec.Struct, frozen=True):
 
 
 def _where_siblings_are(request: Request, fleet: FleetView) -> Instance | None:
-    """An open instance that has seen their prompt."""
+    """An open instance that has processed their prompt."""
     for sibling in request.siblings.requests:
         if sibling.last_instance is not None:
             instance = fleet.open_instance(sibling.last_instance)

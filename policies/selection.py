@@ -15,7 +15,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class InOrder(msgspec.Struct, frozen=True):
-    """In the order they came."""
+    """In order of arrival."""
 
     window = 0
 
@@ -26,25 +26,25 @@ class InOrder(msgspec.Struct, frozen=True):
 
 
 class LikeLengths(msgspec.Struct, frozen=True):
-    """Rounds of prompts of like expected length, so that no round waits for a few long ones.
+    """Rounds of prompts of similar expected length, so that no round waits for a few long ones.
 
-    A round lasts as long as its longest response, so what is expected of a prompt is a high
+    A round lasts as long as its longest response, so the expected length of a prompt is a high
     `quantile` of its earlier responses (the tiers of RhymeRL, arXiv 2508.18588; SortedRL, arXiv
-    2603.23414, starts the short ones first). A prompt without history is as long as the trainer
-    expects, else as its limit allows: those that nothing is known of go together, long prompts with
+    2603.23414, starts the short ones first). A prompt without history has the length that the
+    trainer expects, or else its limit: prompts of unknown length go together, long prompts with
     long ones.
 
-    But who trains by length teaches by length. `max_step_bias` bounds that: the Kolmogorov-Smirnov
-    distance between the expected lengths of a round and those of its window is at most that, and
-    one group's share more, where rounds are of one size. That share of a round is of like length;
-    the others are dealt from the window evenly. The dealt are the shortest of the window, the last
-    to decide a round's time, and the longest are cut into runs, one for each round. If what is
-    expected to be longer is longer by chance, the bound holds in expectation for the lengths
-    themselves. 1 is no bound, 0 makes all rounds alike. It is about what starts: what is set back
-    for another round moves both rounds by its share.
+    But training in order of length biases the training by length. `max_step_bias` bounds this: the
+    Kolmogorov-Smirnov distance between the expected lengths of a round and those of its window is
+    at most this value plus one group's share, if rounds are of one size. That share of a round is
+    of similar length; the others are dealt evenly from the window. The dealt groups are the
+    shortest of the window, which are the least likely to decide a round's time, and the longest are
+    cut into runs, one per round. If groups with longer expected lengths are longer in distribution,
+    the bound holds in expectation for the lengths themselves. 1 is no bound, 0 makes all rounds
+    alike. The bound is on what starts: a group that is set back moves both rounds by its share.
 
-    `window`: among the prompts of so many rounds, all of which start before the next ones. `order`:
-    the rounds within a window. What was set back starts over beside the longest ones.
+    `window`: number of rounds whose prompts are chosen from; all start before the next ones.
+    `order`: of the rounds within a window. Groups that were set back start over beside the longest.
     """
 
     window: Annotated[int, msgspec.Meta(ge=1)] = 8
@@ -70,12 +70,12 @@ class LikeLengths(msgspec.Struct, frozen=True):
         return self.expected(group), group.siblings.prompt_tokens
 
     def expected(self, group: Group) -> int:
-        """Response tokens of its longest samples."""
+        """Expected response tokens of the longest samples of a group."""
         return length_before(group.siblings, self.quantile)
 
 
 def _deal(ranked: Sequence[Group], wanted: int) -> list[Group]:
-    """One out of each of so many runs of equal length, the one that came first."""
+    """One group from each of `wanted` runs of equal length: the one that came first."""
     edges = [number * len(ranked) // wanted for number in range(wanted)] if wanted else []
     runs = zip(edges, [*edges[1:], len(ranked)], strict=False)
     return [min(ranked[start:end], key=lambda group: group.serial) for start, end in runs]

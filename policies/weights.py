@@ -11,11 +11,11 @@ from rollout_sched.core.roles import Instance, Progress
 
 
 class Rolling(msgspec.Struct, frozen=True):
-    """So many instances at a time; the others go on with the weights they have.
+    """`at_once` instances at a time; the others go on with the weights they have.
 
-    The fleet never stands still as a whole, at the price of a longer time with mixed versions, for
-    which staleness counts the oldest. The rolling update of service fleets (Kubernetes Deployments,
-    maxUnavailable); updating weights behind a router is asked for in sglang issue 4282.
+    The fleet never stops as a whole, but has mixed versions for longer, and staleness counts the
+    oldest of them. This is the rolling update of service fleets (Kubernetes Deployments,
+    maxUnavailable); sglang issue 4282 asks for weight updates behind a router.
     """
 
     at_once: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -27,9 +27,9 @@ class Rolling(msgspec.Struct, frozen=True):
 class AllAtOnce(msgspec.Struct, frozen=True):
     """Every instance at the same time.
 
-    `when` = "now" does not wait for anything but what the interruption role asks for;
-    "between_batches" waits until no launched group is unfinished. `every`: only when the fleet is
-    so many versions behind (verl's trigger_parameter_sync_step).
+    `when` = "now" waits only for what the interruption role asks for; "between_batches" waits until
+    no launched group is unfinished. `every`: update only when the fleet is that many versions
+    behind (verl's trigger_parameter_sync_step).
     """
 
     when: Literal["now", "between_batches"] = "now"

@@ -1,4 +1,4 @@
-"""Types of the arguments of our commands, for argparse, which shows what they raise."""
+"""Argument types of our commands, for argparse, which shows their errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
 
 
@@ -42,7 +42,7 @@ def share(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """More than 0."""
+    """A number above 0."""
     value = number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 seconds")

@@ -1,4 +1,4 @@
-"""The command line: each of its commands, and those that only show what is shipped."""
+"""The command line: the entry point, and the commands that only show what is shipped."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from rollout_sched.top import command as top
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns: 0 if it went well, 2 for input that cannot be used, 130 if interrupted, 141 if the
-    reader of its output has gone: the codes of a shell.
+    Returns: 0 on success, 2 for unusable input, 130 if interrupted, 141 if the reader of its output
+    has gone: the exit codes of a shell.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_to_nowhere() -> None:
-    """Standard output leads nowhere from here on, so that its flush at exit does not fail again."""
+    """Send standard output nowhere from here on, so that its flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
     check.set_defaults(run=_check)
 
-    commands.add_parser("policies", help="the policies that are shipped").set_defaults(
+    commands.add_parser("policies", help="list the shipped policies").set_defaults(
         run=_list_policies
     )
     guess.add(commands)
@@ -85,7 +85,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "serve",
         help="an OpenAI-compatible gateway to a fleet of vLLM",
-        argument_default=argparse.SUPPRESS,  # what is not given is for Options to say
+        argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
     flags.add_gateway_flags(parser)
     retuner.add_flags(parser)
@@ -93,7 +93,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("demo", help="a rollout, live, with a trainer loop and a summary")
+    parser = commands.add_parser("demo", help="a live rollout, with a trainer loop and a summary")
     add = parser.add_argument
     add("--policy", action="append", dest="policies", metavar="NAME_OR_TOML", help="repeatable")
     add(
@@ -102,10 +102,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         dest="instances",
         default=[],
         metavar="URL",
-        help="a vLLM server; repeat for each. Without: two simulated ones",
+        help="URL of a vLLM server; repeatable (default: two simulated servers)",
     )
     add("--weights", default="", metavar="PATH", help="checkpoint to load, {version} in its path")
-    add("--speed", type=float, default=30.0, metavar="X", help="of the simulated instances")
+    add("--speed", type=float, default=30.0, metavar="X", help="speed of the simulated instances")
     parser.set_defaults(run=_demo)
 
 
@@ -127,7 +127,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     given = flags.given_options(options)
     if not (given.instances or given.endpoints):
-        raise CallerError("no instance is named: give --instance URL, or --endpoints FILE")
+        raise CallerError("no instance is named: use --instance URL or --endpoints FILE")
     serve(given, retuner.attachment(options))
 
 

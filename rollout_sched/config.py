@@ -1,8 +1,8 @@
-"""A TOML file in, a scheduler out: the policies we ship, and the errors a typo gets.
+"""Policy files: reads a TOML file, reports errors in it, and builds a scheduler from it.
 
-A policy file has one table per role; `use` names what answers it, the other keys are its
-parameters. Left out, a role gets its default. `use = "package.module:Class"` takes a class of the
-user's own; its constructor's parameters become the keys of the table.
+A policy file has one table per role; `use` names the policy, the other keys are its parameters. A
+role that is left out gets its default. `use = "package.module:Class"` takes a class of the user's
+own; its constructor's parameters become the keys of the table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Lengths = Callable[[str, int], int]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-#: Of a policy or a scenario; shipped ones have 1 or 2 KB.
+#: Largest size of a policy or a scenario file; shipped ones have 1 or 2 KB.
 MOST_BYTES = 256 * 1024
 
 REGISTRY: dict[str, dict[str, Any]] = {
@@ -125,27 +125,26 @@ DEFAULTS = {
     "lending": "none",
 }
 
-#: Constructor parameters that the assembly supplies, not the file.
+#: Constructor parameters that `PolicyFile.build` supplies, not the file.
 SUPPLIED = ("dice", "lengths")
 
-#: The table of settings for a live fleet, and that of what its samples are worth.
+#: The table of settings for a live fleet, and that for the rewards of its samples.
 LIVE = "live"
 REWARDS = "rewards"
 
-#: Keys beside the tables: what the policy is, where it comes from, and what it does otherwise.
+#: Keys beside the tables: what the policy is, its source, and how it differs from that.
 PROSE = ("about", "source", "differs")
 
 
 class ConfigError(CallerError):
-    """A configuration file cannot be used; the text names the file, the key path, the remedy."""
+    """A configuration file cannot be used; the text names the file, the key path and the remedy."""
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
     """A policy as read: checked, but not yet bound to a seed or a trace.
 
-    `live`, `rewards`: the tables for a live fleet, which `read_table` checks; replays know no such
-    things.
-    `differs`: what the system it is named after does otherwise, and why.
+    `live`, `rewards`: the tables for a live fleet, which `read_table` checks; replays do not use
+    them. `differs`: what the system it is named after does differently, and why.
     """
 
     name: str
@@ -157,7 +156,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
     differs: str = ""
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
-        """The roles, with dice from `seed`. `lengths` is for the oracle and only in replays.
+        """The roles, with dice from `seed`. `lengths` is for the oracle, and only in replays.
 
         Raises ConfigError if the policy needs true lengths and none are given.
         """
@@ -204,7 +203,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
 def load_policy(name_or_path: str) -> PolicyFile:
     """Read a shipped policy by name or a TOML file by path, and check every key.
 
-    Raises ConfigError naming the file and the key path.
+    Raises ConfigError that names the file and the key path.
     """
     name, table = read_toml(name_or_path, "policies/presets", "policy")
     return parse_policy(name, table)
@@ -236,7 +235,7 @@ def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
 
 
 def read_table(name: str, path: str, table: Mapping[str, Any], kind: type[S]) -> S:
-    """A table as a struct. Raises ConfigError naming the key and the nearest known one."""
+    """A table as a struct. Raises ConfigError that names the key and the nearest known one."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for key in table:
         if key not in hints:
@@ -245,7 +244,7 @@ def read_table(name: str, path: str, table: Mapping[str, Any], kind: type[S]) ->
 
 
 def shipped(room: str) -> list[str]:
-    """The names of the TOML files in a room of the package, such as "policies/presets"."""
+    """The names of the TOML files in a folder of the package, such as "policies/presets"."""
     folder = files("rollout_sched").joinpath(room)
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
@@ -263,13 +262,14 @@ def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, A
             f"{', '.join(shipped(room))}"
         )
     length = path.stat().st_size
-    if length > MOST_BYTES:  # the parser's time grows with the square of some files
+    if length > MOST_BYTES:  # for some files, the parser's time grows with the square of the size
         raise ConfigError(
-            f"{name_or_path}: {length:,} bytes, a {noun} has at most {MOST_BYTES:,}: another file?"
+            f"{name_or_path}: {length:,} bytes, but a {noun} has at most {MOST_BYTES:,}; name the "
+            f"right file"
         )
     try:
         return path.stem, tomllib.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # no TOML, numbers too long, nested too deeply
+    except (ValueError, RecursionError) as error:  # no TOML, too long numbers, too deep nesting
         raise ConfigError(f"{name_or_path}: not valid TOML: {error}") from error
 
 
@@ -280,7 +280,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_key(name: str, path: str, known: Iterable[str]) -> ConfigError:
-    """The error for a key nobody reads."""
+    """The error for an unknown key."""
     known = list(known)
     allowed = ", ".join(known) if known else "nothing"
     key = path.rsplit(".", 1)[-1]
@@ -288,7 +288,7 @@ def unknown_key(name: str, path: str, known: Iterable[str]) -> ConfigError:
 
 
 def check_finite(name: str, path: str, value: Any) -> None:
-    """TOML has inf and nan, but no setting means anything with them."""
+    """Refuse inf and nan, which TOML allows but no setting can use."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name}: {path} = {value}: expected a finite number")
 
@@ -327,18 +327,18 @@ def _find_class(name: str, role: str, use: Any) -> Any:
 
 
 def imported(path: str, use: str, noun: str = "function") -> Any:
-    """What a user names as package.module:attribute. Raises ConfigError, at this key path."""
+    """What a user names as package.module:attribute. Raises ConfigError with this key path."""
     module, _, attribute = use.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module may raise anything
         raise ConfigError(f"{path}: cannot import {use!r}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{path}: {use!r} is {found!r}, which is no {noun}")
+        raise ConfigError(f"{path}: {use!r} is {found!r}, which is not a {noun}")
     return found
 
 
-@cache  # of a class; to read its annotations takes a millisecond
+@cache  # per class, because reading its annotations takes a millisecond
 def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     hints = _hints(cls)
     if not isinstance(cls, type) or not issubclass(cls, msgspec.Struct):
@@ -351,7 +351,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
 
 
 def _hints(of: Any) -> dict[str, Any]:
-    """Its annotations, or none if they name what exists for type checkers only."""
+    """Its annotations, or none if they use names that exist only for type checkers."""
     try:
         return typing.get_type_hints(of, include_extras=True)
     except (NameError, TypeError):

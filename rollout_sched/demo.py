@@ -1,9 +1,9 @@
-"""`rollout-sched demo`: a rollout, live, from the trainer's first prompt to its last batch.
+"""`rollout-sched demo`: a live rollout, from the trainer's first prompt to its last batch.
 
-A gateway in front of two instances, a trainer that takes batches and publishes weights, and in the
-end what the journal says about it. The instances are simulated servers that replay a recorded
-maths rollout in scaled time, and beside each live figure stands what the replay said beforehand;
-or they are the vLLM servers you name.
+It runs a gateway in front of two instances, and a trainer that takes batches and publishes weights,
+and prints what the journal says about the run. The instances are simulated servers that replay a
+recorded maths rollout in scaled time, and the table shows the replay's prediction beside the live
+figures; or they are the vLLM servers you name.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ START_S = 60.0
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `demo` is told.
+    """The options of `demo`.
 
     policies   run one after the other
     instances  URLs of vLLM servers; none: simulated ones
-    weights    with `instances`: the checkpoint each training step loads, `{version}` in its path
-    speed      simulated seconds in a second
+    weights    with `instances`: the checkpoint to load after each training step, with `{version}`
+    speed      simulated seconds per second
     """
 
     policies: Sequence[str] = POLICIES
@@ -57,7 +57,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoResult(msgspec.Struct):
-    """One policy's run; seconds are simulated ones where the instances are."""
+    """The run of one policy, in simulated seconds if the instances are simulated."""
 
     policy: str
     live: Summary
@@ -66,7 +66,7 @@ class DemoResult(msgspec.Struct):
 
 
 def demo(options: DemoOptions) -> None:
-    """Run it and print the table. Raises CallerError if it cannot be run."""
+    """Run the demo and print the table. Raises CallerError if it cannot be run."""
     if options.instances and not options.weights:
         raise CallerError("--weights is missing: the checkpoint to load after each training step")
     console = Console()
@@ -116,7 +116,7 @@ async def _train(
     speed: float,
     console: Console,
 ) -> None:
-    """The trainer: batches in, a training step's time, new weights out."""
+    """The trainer: it takes batches, waits for the training time, and publishes weights."""
     with _progress(console) as bar:
         task = bar.add_task(policy, total=len(prompts))
         async with RolloutScheduler.connect(url) as rollouts:
@@ -134,7 +134,7 @@ async def _train(
 
 
 def _recorded_prompts(trace: Trace, world: Scenario) -> list[Prompt]:
-    """As long as they were recorded, and asking for responses as long as those were."""
+    """Prompts of the recorded lengths, each asking for responses of the recorded lengths."""
     prompts = []
     for number, samples in enumerate(list(trace.groups.values())[: STEPS * PROMPTS_PER_STEP]):
         lengths = [sample.response_tokens for sample in samples]
@@ -151,7 +151,7 @@ def _recorded_prompts(trace: Trace, world: Scenario) -> list[Prompt]:
 
 
 def _made_up_prompts() -> list[Prompt]:
-    """For a real model, of which nothing is known: a few ids end a response, so lengths vary."""
+    """Prompts for any real model: a few ids end a response, so that lengths vary."""
     sampling = {"temperature": 1.0, "logprobs": 0, "stop_token_ids": list(range(300, 312))}
     return [
         Prompt(
@@ -168,7 +168,7 @@ def _made_up_prompts() -> list[Prompt]:
 def _result(
     policy: str, record: Path, world: Scenario | None, speed: float, samples: int
 ) -> DemoResult:
-    """What the journal says, told once more to a scheduler of the same policy."""
+    """The result of the journal, replayed with a scheduler of the same policy."""
     header, entries = journal.read(record)
     loaded = load_policy(policy)
     scheduler = loaded.scheduler(header.prompts_per_step, version=header.version, seed=header.seed)
@@ -202,7 +202,7 @@ def _gateway(policy: str, urls: list[str], record: Path) -> AbstractContextManag
 
 @contextmanager
 def _serving(arguments: list[str], says: str) -> Iterator[str]:
-    """A command of ours that serves, and the URL it says it serves at."""
+    """Run one of our commands that serve; yields the URL that it prints."""
     command = [sys.executable, "-m", "rollout_sched", *arguments]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
@@ -223,7 +223,7 @@ def _url(process: subprocess.Popen[bytes], said: Path, says: str) -> str:
             if says in line:
                 return line.partition(says)[2].split()[0]
         time.sleep(0.05)
-    raise CallerError(f"{process.args!r} did not come up:\n{said.read_text()[-2000:]}")
+    raise CallerError(f"{process.args!r} did not start:\n{said.read_text()[-2000:]}")
 
 
 # -- what is shown -----------------------------------------------------------------------------

@@ -11,9 +11,9 @@ _T = TypeVar("_T")
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """As `asyncio.run`, on uvloop where there is one for the platform."""
+    """Like `asyncio.run`, on uvloop if the platform has it."""
     make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-    with contextlib.suppress(ImportError):  # it is not built for Windows
+    with contextlib.suppress(ImportError):  # uvloop does not exist for Windows
         import uvloop
 
         make_loop = uvloop.new_event_loop

@@ -1,8 +1,9 @@
 """The journal: the ordered record of (now, event) from which everything else follows.
 
-Replaying it through a scheduler of the same policy, prompts per step, version and seed gives the
-same actions and the same state: that is recovery after a crash, and the proof that nothing else
-goes in. JSON lines: a header with `schema`, then one `{"now": seconds, "event": {...}}` a line.
+A replay through a scheduler of the same policy, prompts per step, version and seed gives the same
+actions and the same state: this is the recovery after a crash, and the proof that the scheduler has
+no other input. JSON lines: a header with `schema`, then one `{"now": seconds, "event": {...}}` per
+line.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = "rollout-sched-journal/1"
 
-#: Bytes that are written at once.
+#: Bytes to write at once.
 PORTION = 2**16
 
 _GZIP = b"\x1f\x8b"
@@ -42,7 +43,7 @@ class JournalError(CallerError):
 
 
 class JournalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a journal was recorded under; `part`: how many files it had filled before this one."""
+    """The settings of the recorded run; `part`: how many files the run filled before this one."""
 
     schema: str
     policy: str
@@ -60,9 +61,9 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class LineFile:
-    """A new file of whole lines, whatever the disk does. Raises OSError.
+    """A new file that holds whole lines even after disk errors. Raises OSError.
 
-    `over`: whether one that is there already is written over.
+    `over`: whether to overwrite an existing file.
     """
 
     def __init__(self, path: str | Path, *, over: bool) -> None:
@@ -71,15 +72,15 @@ class LineFile:
         self._size = 0
 
     def append(self, lines: bytes, *, sync: bool = False) -> None:
-        """With `sync`, until they are on disk. After an error the file ends with its last whole
-        line."""
+        """Append lines; with `sync`, wait until they are on disk. After an error the file ends with
+        its last whole line."""
         left = memoryview(lines)
         try:
             while left:
                 left = left[self._file.write(left) :]
         except OSError:
             whole = lines.rfind(b"\n", 0, len(lines) - len(left)) + 1
-            with contextlib.suppress(OSError):  # what is cut is also known to readers
+            with contextlib.suppress(OSError):  # readers also know how to handle a cut line
                 self._file.truncate(self._size + whole)
             raise
         self._size += len(lines)
@@ -125,20 +126,20 @@ class JournalWriter:
 
 
 def line_of(record: JournalHeader | Entry) -> bytes:
-    """Raises ValueError or OverflowError for what JSON cannot hold."""
+    """The record as a line. Raises ValueError or OverflowError for what JSON cannot hold."""
     return _ENCODER.encode(record) + b"\n"
 
 
 def earlier(path: str | Path) -> Path:
-    """Where a file that was full goes, when its journal goes on in another."""
+    """Where a full file of a journal is moved when the journal continues in a new one."""
     return Path(f"{path}.1")
 
 
 def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
-    """The header and the entries of a journal, with those of the file that it has filled before.
-    Raises JournalError naming the line.
+    """The header and the entries of a journal, including those of the file that it filled before.
+    Raises JournalError that names the line.
 
-    A last line that was cut, as by a crash, is taken as the end, and logged.
+    An incomplete last line, as after a crash, counts as the end, and is logged.
     """
     header, entries = _read(path)
     if not header.part:
@@ -147,8 +148,8 @@ def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     first, begun = _read(before) if before.exists() else (header, iter(()))
     if first != msgspec.structs.replace(header, part=0):
         raise JournalError(
-            f"{path}: it begins in the middle of a run, whose first file is gone: {before} would be"
-            f" that; only what begins with the first event can be told again"
+            f"{path} begins in the middle of a run, and its first file, {before}, is missing or of"
+            f" another run; only a journal from the first event on can be replayed"
         )
     return first, chain(begun, entries)
 
@@ -162,7 +163,7 @@ def _read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
 
 
 def replay(scheduler: Scheduler, entries: Iterable[Entry]) -> Iterator[tuple[Entry, list[Action]]]:
-    """Handle every entry; yields it with the actions the scheduler answered."""
+    """Handle every entry; yields it with the actions the scheduler returned."""
     for entry in entries:
         yield entry, scheduler.handle(entry.event, entry.now)
 

@@ -1,6 +1,6 @@
-"""Logs for whoever runs this for days: a line for each thing that happens, with time and level.
+"""Logs for operators: one line per event, with time and level.
 
-A record may carry `extra={"fields": {...}}`: what the line says, for programs.
+A record may carry `extra={"fields": {...}}`: the content of the line, for programs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Format = Literal["text", "json"]
 
 
 def set_up(level: Level, form: Format, stream: TextIO | None = None) -> None:
-    """Write what this process logs, from this level on, in this form; by default to stderr. Where
-    somebody has seen to that already, as a test does, nothing is changed."""
+    """Log in this form from this level on, to `stream` or else stderr. If logging is configured
+    already, as by a test, nothing is changed."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _time(record: logging.LogRecord) -> str:
-    """In UTC, to the millisecond, as RFC 3339 has it."""
+    """The time in UTC, to the millisecond, in the format of RFC 3339."""
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class TextLines(logging.Formatter):
-    """Time, level, where, what."""
+    """Lines of time, level, logger and message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -41,7 +41,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, the record's fields, and what was raised."""
+    """One object per line: time, level, logger, message, the record's fields, and any exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -1,5 +1,5 @@
-"""Retunes a live scheduler: every so many steps the recent past is replayed in a side process, and
-parameters that would have been better are adopted when the next batch has gone to the trainer.
+"""Retunes a live scheduler: every N steps, a side process replays the recent past, and parameters
+that would have been better are adopted after the next batch has gone to the trainer.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from rollout_sched.simulators.tune.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 
-#: Steps that the recent past must hold: with fewer it is mostly the beginning and the end that are
-#: replayed.
+#: Least number of steps in the recent past: with fewer, the replay is mostly its beginning and end.
 LEAST_STEPS = 4
 
-#: Where the policy bounds no staleness, nothing of it is exceeded.
+#: The staleness limit if the policy has none, so that it is never exceeded.
 NO_BOUND = 10**9
 
-#: Puts a question to somebody, off the event loop; `stopped()` says that nobody waits any more.
+#: Answers a question outside of the event loop; `stopped()` tells that the answer is not needed.
 Ask = Callable[[Question, Callable[[], bool]], Better | None]
 
 
 class RetunePlan(msgspec.Struct, frozen=True):
-    """steps     between two looks at the past, which is as long
+    """steps     between two looks at the past, which has as many steps
     scenario  the fleet, as for a replay
-    limits    what may not be exceeded; what the policy file says of staleness holds besides
+    limits    limits not to exceed, in addition to the staleness bound of the policy file
     """
 
     steps: int
@@ -58,33 +57,33 @@ class RetunePlan(msgspec.Struct, frozen=True):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `serve`."""
+    """The flags of `serve` for retuning."""
     group = parser.add_argument_group("retuning", "by replays of the recent past; see docs/tune.md")
     add = group.add_argument
-    add("--retune", type=_steps, metavar="steps=N", help="look at the last N steps every N steps")
-    add("--retune-scenario", metavar="NAME_OR_TOML", help="the fleet, as `replay` takes it")
+    add("--retune", type=_steps, metavar="steps=N", help="replay the last N steps every N steps")
+    add("--retune-scenario", metavar="NAME_OR_TOML", help="the fleet, as for `replay`")
     add(
         "--retune-length-bias",
         type=share,
         default=0.01,
         metavar="B",
-        help="over a run, at most; as --max-length-bias of `tune` (default: 0.01)",
+        help="largest bias over a run, as --max-length-bias of `tune` (default: 0.01)",
     )
     add(
         "--retune-step-bias",
         type=share,
         default=0.1,
         metavar="C",
-        help="of a step, at most; as --max-step-bias of `tune` (default: 0.1)",
+        help="largest bias of a step, as --max-step-bias of `tune` (default: 0.1)",
     )
 
 
 def attachment(options: argparse.Namespace) -> Attach | None:
-    """What `serve` is to attach; None where nothing was asked for. Raises CallerError."""
+    """What `serve` must attach; None if retuning was not asked for. Raises CallerError."""
     if getattr(options, "retune", None) is None:
         return None
     if getattr(options, "retune_scenario", None) is None:
-        raise CallerError("--retune needs --retune-scenario: the fleet that is to be replayed")
+        raise CallerError("--retune needs --retune-scenario: the fleet to replay")
     policy = load_policy(options.policy)
     bound = staleness_bound(policy.build().freshness)
     limits = HardLimits(
@@ -107,16 +106,16 @@ def _steps(text: str) -> int:
 
 
 def ask_a_process(question: Question, stopped: Callable[[], bool]) -> Better | None:
-    """Answered in a process of its own, which ends with the answer or when `stopped`."""
+    """Answer in a process of its own, which ends with the answer or when `stopped`."""
     with WorkerPool(better, jobs=1) as workers:
         answers = workers.answers([question], lambda: 0.0 if stopped() else 60.0)
         return next(answers, None)
 
 
 class Retuner:
-    """An observer of a live scheduler. Make it inside a running event loop.
+    """An observer of a live scheduler. Create it inside a running event loop.
 
-    adopted  what has been adopted, in order
+    adopted  the adopted changes, in order
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Retuner:
             self._step_over()
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for an answer."""
         self._closed = True
         if self._asking is not None:
             await asyncio.wait({self._asking})
@@ -170,11 +169,11 @@ class Retuner:
             self._found = await asyncio.to_thread(self._ask, question, lambda: self._closed)
         except (CallerError, TraceError) as error:
             log.warning("retuning: the recent steps cannot be replayed: %s", error)
-        except Exception:  # the rollouts go on as they do
-            log.exception("retuning")
+        except Exception:  # a failure of retuning must not stop the rollouts
+            log.exception("retuning failed")
         else:
             if self._found is None and not self._closed:
-                log.info("retuning: nothing is better by more than the spread")
+                log.info("retuning: no candidate is better by more than the spread")
 
     def _question(self, past: TraceFold) -> Question:
         trace = past.trace("recent")

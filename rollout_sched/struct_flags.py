@@ -1,7 +1,7 @@
-"""Command-line flags for the fields of a struct, which stays the one place that knows them.
+"""Command-line flags for the fields of a struct, so that only the struct defines them.
 
-A flag has the field's name, type and default, and says what the struct's docstring says of it: a
-line `name  what it means`, two spaces or more between, and the indented lines that follow.
+A flag has the field's name, type and default. Its help is the field's line in the struct's
+docstring: `name  what it means`, with two or more spaces between, and the indented lines after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINE = re.compile(r"(\w+)\s{2,}(\S.*)")
 
 
 def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> None:
-    """A flag for each field; one that is not given leaves nothing behind."""
+    """Add a flag for each field; a flag that is not given sets no attribute."""
     hints = typing.get_type_hints(kind, include_extras=True)
     about = meanings(kind)
     for field in msgspec.structs.fields(kind):
@@ -52,7 +52,7 @@ def given_flags(options: argparse.Namespace, kind: type[msgspec.Struct]) -> dict
 
 
 def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What the docstring says of each field."""
+    """The text of each field in the docstring."""
     known = {field.name for field in msgspec.structs.fields(kind)}
     said: dict[str, str] = {}
     name = ""

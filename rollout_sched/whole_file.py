@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of `path` at the end of the block, when all of it is
-    on the disk. If the block raises, what was there stays. Raises OSError."""
+    """A file to write, which replaces `path` at the end of the block, after all of it is on the
+    disk. If the block raises, the old file stays. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with draft.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Actions: what the scheduler orders. Imperative; a driver carries them out in this order."""
+"""Actions: the orders of the scheduler. A driver carries them out in the order returned."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
 class Dispatch(_Action, frozen=True):
     """Send a request to an instance: `context_tokens` in, at most `max_new_tokens` out.
 
-    `salt` names the prefix cache it may read and fill (vLLM's `cache_salt`): the current version
-    for fresh KV, an older one to go on from KV made under that version. `response_tokens` of the
-    context were generated in earlier attempts, `computed_tokens` went through an instance before;
-    `turn` counts the turns of a trajectory that are over. `group` and `index` say which sample of
-    which group it is; "" for a direct request.
+    `salt` names the prefix cache that the instance may read and fill (vLLM's `cache_salt`): the
+    current version for fresh KV, an older one to continue from KV made under that version.
+    `response_tokens` of the context were generated in earlier attempts, `computed_tokens` were
+    already processed by an instance; `turn` counts the finished turns of a trajectory. `group` and
+    `index` name the group and the sample within it; `group` is "" for a direct request.
 
-    `draft` are the leading response tokens, as (version, tokens) pairs in order, that are to be
-    verified first: a PrefixVerified comes before anything else of the attempt. What is rejected may
-    be made anew beyond `max_new_tokens`. `ends`: the draft is a whole response; if all of it has
-    passed, a RequestFinished follows at once.
+    `draft` is the leading response tokens to verify first, as ordered (version, tokens) pairs: a
+    PrefixVerified arrives before any other event of the attempt. The instance may regenerate
+    rejected tokens in addition to `max_new_tokens`. `ends`: the draft is a whole response; if all
+    of it passes, a RequestFinished follows at once.
     """
 
     request: str
@@ -45,7 +45,7 @@ class Dispatch(_Action, frozen=True):
 
 
 class Interrupt(_Action, frozen=True):
-    """Stop an attempt; its answer is a RequestInterrupted, or a RequestFinished that was faster."""
+    """Stop an attempt. It answers RequestInterrupted, or RequestFinished if it finished first."""
 
     request: str
     attempt: int
@@ -53,7 +53,7 @@ class Interrupt(_Action, frozen=True):
 
 
 class Pause(_Action, frozen=True):
-    """Stop an instance. "keep": its requests freeze; "abort": they come back interrupted."""
+    """Stop an instance. "keep" freezes its requests; "abort" returns them as interrupted."""
 
     instance: str
     mode: Literal["keep", "abort"]
@@ -68,34 +68,37 @@ class UpdateWeights(_Action, frozen=True):
 
 
 class Resume(_Action, frozen=True):
-    """Let a paused instance go on."""
+    """Let a paused instance continue."""
 
     instance: str
 
 
 class Release(_Action, frozen=True):
-    """An instance that was leaving has finished what it had: let it go."""
+    """A leaving instance has finished its attempts: let it go."""
 
     instance: str
 
 
 class Lend(_Action, frozen=True):
-    """Stop an instance, which holds no work: the trainer may have its GPUs until it gives them
-    back, which is an InstanceReturned. Its KV cache is not needed any more."""
+    """Stop an instance that holds no work, and lend its GPUs to the trainer until the trainer
+    returns it (InstanceReturned). Its KV cache is no longer needed."""
 
     instance: str
 
 
 class Reclaim(_Action, frozen=True):
-    """What was lent is needed again: the trainer is to give it back."""
+    """The scheduler needs a lent instance again: ask the trainer to return it."""
 
     instance: str
 
 
 class Judge(_Action, frozen=True):
-    """Say whether a group is to be trained, that is whole and was submitted to be judged: the
-    answer is a GroupJudged with the same number. It holds no slot meanwhile. Asked anew, by another
-    number, after a restart, and where it became whole again after it had started over."""
+    """Ask whether a whole group that was submitted to be judged is to be trained.
+
+    The answer is a GroupJudged with the same number. The group holds no slot meanwhile. After a
+    restart, or when a group that started over is whole again, the scheduler asks again with a new
+    number.
+    """
 
     group: str
     judgement: int
@@ -105,9 +108,9 @@ class Judge(_Action, frozen=True):
 class Deliver(_Action, frozen=True):
     """Hand a batch, or one more part of it, to the trainer: whole groups, oldest first.
 
-    `version` is the trainer's, the same for all parts of a batch. `part` counts them from 0; the
-    `last` one makes the batch whole. It has no samples where what was missing will never come.
-    `missing` groups are what the last one is short of, for no more are coming.
+    `version` is the trainer's, the same for all parts of a batch. `part` counts the parts from 0;
+    the `last` part makes the batch whole. The last part has no samples if the missing groups will
+    never come. `missing` is the number of groups that the last part lacks because no more come.
     """
 
     batch: int
@@ -125,14 +128,14 @@ class Answer(_Action, frozen=True):
 
 
 class Discard(_Action, frozen=True):
-    """Throw away the `tokens` a request has made. `ends`: the request itself is over.
+    """Throw away `tokens` tokens of a request. `ends`: the request itself is over.
 
-    `attempt`: only what that attempt made; 0: everything kept so far, but of "rejected" the last
-    `tokens` that were generated, or everything where a tool has answered one of those.
-    Reasons: "rejected" (newer weights do not pass it), "surplus" (more samples than the group
-    needs), "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (it
-    cannot be what it says), "oversized" (no instance that was ever here can hold it), "filtered"
-    (judged, and not to be trained), "failed", "withdrawn".
+    `attempt`: throw away only the tokens of that attempt. 0 means all tokens kept so far; but for
+    reason "rejected" the last `tokens` generated ones, or all if a tool has answered one of those.
+    Reasons: "rejected" (newer weights reject them), "surplus" (more samples than the group needs),
+    "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (the report
+    cannot be true), "oversized" (no instance so far could hold the request), "filtered" (judged,
+    and not to be trained), "failed", "withdrawn".
     """
 
     request: str

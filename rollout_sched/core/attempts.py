@@ -1,4 +1,4 @@
-"""The ledger of attempts: what each made is kept, wasted, or abandoned before it is answered."""
+"""The ledger of attempts: whether the tokens of an attempt are kept, wasted or abandoned."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ OfAttempt = (
 
 
 class AttemptLedger:
-    """Books of what attempts made. What an answer says is believed as far as it can be true.
+    """Records what attempts made. An answer is accepted as far as it can be true.
 
-    Attempts are fencing tokens: an answer to any but the one in flight is an anomaly.
+    Attempts are fencing tokens: an answer to an attempt that is not in flight is an anomaly.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AttemptLedger:
         self._out = out
 
     def find(self, event: OfAttempt) -> Attempt | None:
-        """The attempt in flight that an event is about."""
+        """The attempt in flight that an event is about; None, and an anomaly, without one."""
         attempt = self._fleet.attempts.get(event.attempt)
         if attempt is None or attempt.request.id != event.request:
             self._anomalies["unknown_attempt"] += 1
@@ -53,7 +53,7 @@ class AttemptLedger:
         return attempt
 
     def possible(self, attempt: Attempt, tokens: int) -> int:
-        """What an attempt can have made that is said to have made `tokens`, which it cannot."""
+        """Limit an impossible token count of an attempt to the possible range."""
         self._anomalies["tokens_out_of_range"] += 1
         return min(max(0, tokens), attempt.max_new_tokens)
 
@@ -78,7 +78,7 @@ class AttemptLedger:
             self._out.append(discard(attempt.request, attempt.tokens, reason, attempt=attempt.id))
 
     def abandon(self, request: Request, reason: str) -> None:
-        """Nobody wants what the request's attempt will answer; its slot is free when it has."""
+        """Drop the future answer of the request's attempt; the slot is free once it answers."""
         attempt = request.attempt
         if attempt is None:
             return
@@ -88,9 +88,11 @@ class AttemptLedger:
             self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     def _true_spans(self, attempt: Attempt, spans: Spans) -> Spans:
-        """The spans the instance reported, or the oldest version they can be if they lie.
+        """The spans that the instance reported; if they cannot be true, all tokens count as made by
+        the version at dispatch.
 
-        Our own book says what was loaded there when; a span outside of it is an anomaly.
+        The scheduler knows which versions were loaded when; a span that contradicts it is an
+        anomaly.
         """
         if not spans:
             return ((attempt.version, attempt.tokens),)

@@ -1,4 +1,4 @@
-"""Who rests after a failure, and who has rested."""
+"""Rests after failures: which instances and requests rest, and until when."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from heapq import heappop, heappush
 from rollout_sched.core.actions import Action, Wake
 from rollout_sched.core.model import Instance, Request
 
-#: A rest is doubled for each failure in a row, so often at most.
+#: Each failure in a row doubles the rest, at most this many times.
 MOST_DOUBLINGS = 6
 
 
 class Backoff:
     """Instances and requests that rest until `rests_until`, earliest first.
 
-    `first_s`: seconds of the first rest in a row.
+    `first_s`: length of the first rest, in seconds.
     """
 
     def __init__(self, first_s: float, out: list[Action]) -> None:
@@ -25,7 +25,7 @@ class Backoff:
         self._wake_at = float("inf")
 
     def rest(self, who: Instance | Request, before: int, now: float) -> None:
-        """Let `who` rest, who has rested `before` times in a row."""
+        """Start a rest of `who`, after `before` earlier rests in a row."""
         at = now + self.first_s * 2 ** min(before, MOST_DOUBLINGS)
         who.rests_until = at
         self._serial += 1
@@ -34,14 +34,14 @@ class Backoff:
             self._wake(at)
 
     def wake(self, now: float) -> list[Instance | Request]:
-        """Those whose rest is over by now; they rest no longer.
+        """Return those whose rest is over, and end their rest.
 
-        A clock may ring a hair too early: nobody must be forgotten.
+        A timer may fire slightly too early: those still resting get another Wake.
         """
         over: list[Instance | Request] = []
         while self._rests and self._rests[0][0] <= now:
             at, _, who = heappop(self._rests)
-            if who.rests_until == at:  # else it was let go earlier
+            if who.rests_until == at:  # else its rest ended earlier
                 who.rests_until = 0.0
                 over.append(who)
         self._wake_at = float("inf")

@@ -1,10 +1,10 @@
-"""Whose fault a failed attempt was: the request's or the instance's.
+"""Whether the request or the instance is at fault for a failed attempt.
 
-One failure does not tell. The request is tried elsewhere, and what comes of that does: if it
-succeeds there, the instance was at fault; if it goes on failing, the request was. Until then nobody
-is punished for it but the request, which waits longer each time. So a request that makes every
-server fail ("poison") costs nobody else anything, and an instance that fails now and then goes on
-working.
+One failure does not tell. The request is tried on another instance: if it succeeds there, the first
+instance was at fault; if it keeps failing, the request is at fault. Until that is known, only the
+request is penalised: it waits longer after each failure. So a request that makes every server fail
+("poison") costs no other request and no instance anything, and an instance that fails now and then
+keeps working.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from rollout_sched.core.model import Instance, Request
 
-#: An instance rests when so many requests in a row have failed there and succeeded elsewhere.
+#: An instance rests when this many requests in a row failed there and succeeded elsewhere.
 FAULTS_TO_REST = 3
 
 
 def suspect(request: Request, instance: Instance) -> None:
-    """An attempt failed, and either may be at fault."""
+    """An attempt failed, and the request or the instance may be at fault."""
     request.failures += 1
     if instance.id not in request.failed_on:
         request.failed_on += (instance.id,)
@@ -26,13 +26,14 @@ def suspect(request: Request, instance: Instance) -> None:
 
 
 def acquit(instance: Instance) -> None:
-    """It has answered: what failed there before says nothing about it."""
+    """The instance has answered: its earlier failures no longer count."""
     instance.faults = instance.rests = 0
     instance.suspects.clear()
 
 
 def succeed(request: Request, instances: Mapping[str, Instance]) -> list[Instance]:
-    """It got an answer, so where it failed the instance was at fault; returns who is to rest."""
+    """The request got an answer, so the instances where it failed were at fault. Returns those that
+    must rest."""
     at_fault = []
     for instance in _failed_on(request, instances):
         if request.id in instance.suspects:
@@ -46,7 +47,7 @@ def succeed(request: Request, instances: Mapping[str, Instance]) -> list[Instanc
 
 
 def forget(request: Request, instances: Mapping[str, Instance]) -> None:
-    """It is over without an answer: it blames nobody."""
+    """The request ended without an answer: it blames no instance."""
     for instance in _failed_on(request, instances):
         instance.suspects.discard(request.id)
     request.failed_on = ()

@@ -1,4 +1,4 @@
-"""The books of a run: all that a scheduler remembers, but for its requests (`work`)."""
+"""The books of a run: all state of a scheduler except its requests (see `work`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rollout_sched.core.siblings import DirectSiblings
 
 
 class Books:
-    """Those of a run that begins.
+    """The books at the start of a run.
 
-    anomalies       what the world said that cannot be true or came too late, by kind
-    prompt_lengths  None where no role looks at them
+    anomalies       counts, by kind, of events that cannot be true or came too late
+    prompt_lengths  None if no role uses them
     """
 
     def __init__(self, roles: Roles, prompts_per_step: int, version: int) -> None:

@@ -1,7 +1,7 @@
-"""What to do after an event: the roles are asked, in an order that matters.
+"""What to do after an event: asks the roles, in a fixed order.
 
-A delivery may end the round, the end of a round may let weights in, new weights may let groups
-start, and groups that start are dispatched.
+The order matters: a delivery may end the round, the end of a round may allow a weight update, new
+weights may let groups start, and groups that start are dispatched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollout_sched.core.work import Work
 
 
 class Decider:
-    """Who asks the roles. What they want done goes to `out`."""
+    """Asks the roles and appends the resulting actions to `out`."""
 
     def __init__(self, roles: Roles, books: Books, work: Work, out: list[Action]) -> None:
         fleet, samples, progress = books.fleet, books.sample_buffer, books.progress
@@ -54,7 +54,8 @@ class Decider:
         self._out = out
 
     def decide(self, now: float) -> None:
-        """Asking the group-level roles for nothing would cost more than most events do."""
+        """Ask the roles. It asks the group-level roles only if something changed: asking them
+        costs more than most events do."""
         progress, fleet, waiting = self._progress, self._fleet, self._requests.waiting
         changed = again = progress.dirty
         while again:
@@ -66,7 +67,7 @@ class Decider:
             self._launcher.launch()
             if progress.spent:
                 self._launcher.renew_budgets()
-            # A group that is launched may be whole: nothing of it has to be verified any more.
+            # A launched group may be whole at once, if none of it has to be verified any more.
             again = progress.dirty and self._verifies
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):

@@ -16,8 +16,9 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 
 
 class Deliverer:
-    """Asks the batching how many groups make a batch, or a part of it, and the freshness whether
-    they may go: whatever stays behind can still go in time. The end of a batch is that of a round.
+    """Asks the batching how many groups make a batch or a part of it, and the freshness whether the
+    groups that stay behind could still be delivered in time. The end of a batch is the end of its
+    round.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Deliverer:
         self._out = out
 
     def deliver(self) -> None:
-        """The trainer waits: hand over its batch, or a part of it, if the batching says so and
-        what stays behind can still go in time."""
+        """The trainer waits: deliver its batch, or a part of it, if the batching says so and the
+        groups that stay behind can still be delivered in time."""
         progress = self._progress
         missing = progress.missing
         if not missing:
             if progress.in_batch:
-                self._hand_over([], last=True)  # what it lacked will never come
+                self._hand_over([], last=True)  # the missing groups will never come
             return
         size = self._roles.batching.batch(progress)
         if not size:
@@ -75,30 +76,33 @@ class Deliverer:
         self._hand_over(groups, last=len(groups) == missing)
 
     def _leaves_too_old(self, groups: list[Group]) -> bool:
-        """Whether some that stay behind could no longer go in time if these went."""
+        """Whether delivering these groups would leave others that can no longer go in time."""
         progress = self._progress
         remaining = self._sample_buffer.remaining(groups, progress.fleet_version)
         places = progress.missing - len(groups)
         return self._roles.freshness.must_wait(progress, remaining, places)
 
     def _start_late_over(self) -> bool:
-        """Where a version took no batch, its places are lost, and more is open than can go in time,
-        whatever waits: what is too much starts over, of the oldest the unfinished first, and of
-        those the last to be launched. Returns whether there was any.
+        """Start over the groups that cannot be delivered in time, whichever groups wait.
 
-        Nobody starts over again and again while the trainer waits. What is open has a bound that
-        versions and places alone say (`policies.freshness.Bounded`), and what is open changes no
-        place: groups that have spent a budget are open, and the batch lacks as many whatever state
-        the others are in. Once what was too much has gone, only a launch opens more, and that asks
-        for room first; a batch, or a part of it, takes as many places as groups. So it is too much
-        again only after a version that took no batch, or where an instance made older tokens than
-        it was said to.
+        If a version took no batch, its places are lost, and more groups are open than can be
+        delivered in time. Of these the excess starts over: of the groups with the oldest version
+        first the unfinished ones, and among those the last to be launched. Returns whether any
+        group started over.
 
-        And then the run comes to an end of every batch. As long as it lacks groups, some are under
-        way: who has spent a budget goes on where nobody else can (`Launcher.renew_budgets`), and if
-        the batch must wait, the oldest of those set back do (`Launcher.recall_oldest`), among which
-        is who is due if nothing due is under way. Each that goes on makes a token or finishes, none
-        is thrown away, and a response has a limit.
+        No group starts over again and again while the trainer waits. The bound on open groups
+        depends on versions and places alone (`policies.freshness.Bounded`), and open groups do not
+        change the number of places: groups that have spent a budget are open, and the batch lacks
+        the same number whatever state the others are in. Once the excess has started over, only a
+        launch opens more groups, and a launch first asks for room; a batch, or a part of it, takes
+        as many places as groups. So an excess comes back only after another version that took no
+        batch, or if an instance made older tokens than it reported.
+
+        So every batch completes. As long as the batch lacks groups, some run: groups that have
+        spent a budget continue if no others can (`Launcher.renew_budgets`). If the batch must
+        wait, the oldest groups that were set back continue (`Launcher.recall_oldest`); these
+        include the one that is due if no group that is due runs. Each request that continues makes
+        a token or finishes, no token is thrown away, and a response has a limit.
         """
         if not self._too_many_open():
             return False
@@ -110,14 +114,14 @@ class Deliverer:
         return True
 
     def _too_many_open(self) -> bool:
-        """Those that were never dispatched may yet be of the newest version."""
+        """Groups that were never dispatched may still get the newest version."""
         progress = self._progress
         remaining = self._sample_buffer.remaining([], progress.version)
         return self._roles.freshness.must_wait(progress, remaining, progress.lacking)
 
     def _fewer(self, groups: list[Group]) -> list[Group]:
-        """As many of these, which may not all go, as may: each more takes the place of one that
-        stays behind, so if so many may go, fewer may."""
+        """The largest number of these groups that may go, if not all may. Each delivered group
+        takes the place of one that stays behind, so if n groups may go, fewer may go too."""
         may, may_not = 0, len(groups)
         while may_not - may > 1:
             middle = (may + may_not) // 2
@@ -128,7 +132,7 @@ class Deliverer:
         return groups[:may]
 
     def _hand_over(self, groups: list[Group], *, last: bool) -> None:
-        """A batch, or the next part of it."""
+        """Deliver a batch, or the next part of it."""
         progress, sample = self._progress, self._finished.of
         samples = tuple(sample(request) for group in groups for request in group.finished)
         short = progress.lacking - len(groups) if last else 0

@@ -17,8 +17,9 @@ from rollout_sched.core.verification import Verification
 
 
 class Dispatcher:
-    """Takes requests in the order in which they wait, and asks the routing where each goes, or the
-    affinity, where it has been before. One for which no open instance will do is set aside."""
+    """Takes waiting requests in order and asks the routing for an instance for each; for a request
+    of a session, the affinity decides whether it returns to its last instance instead. A request
+    that no open instance suits is set aside."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Dispatcher:
         self._out = out
 
     def dispatch(self) -> None:
-        """As many as there are instances open for."""
+        """Dispatch until no instance is open or no request can go."""
         waiting, fleet, routing = self._requests.waiting, self._fleet, self._roles.routing
         capped = fleet.sessions.bound is not None
         waiting.recall()
@@ -51,7 +52,7 @@ class Dispatcher:
             if request is None:
                 return
             if capped and not fleet.sessions.taking and request.home is None:
-                return  # and whoever comes after it has no home either
+                return  # the requests after it have no home either
             instance = self._migrator.meant_for(request) or routing.choose(request, fleet)
             if instance is None:
                 return
@@ -69,7 +70,7 @@ class Dispatcher:
             self._send(request, instance)
 
     def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
-        """Where its session was last, if that is open and worth it."""
+        """The last instance of its session, if that is open and the affinity prefers it."""
         if request.last_instance is None:
             return elsewhere
         home = self._fleet.open_instance(request.last_instance)
@@ -83,7 +84,7 @@ class Dispatcher:
         return self._fleet.may_take(request, instance)
 
     def _elsewhere(self, request: Request) -> Instance | None:
-        """An open instance that it fits on, one where it has not failed if there is any."""
+        """An open instance that the request fits on, if possible one where it has not failed."""
         load, fleet = self._roles.routing.load, self._fleet
         fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
         return min(

@@ -1,17 +1,17 @@
-"""Errors, by whose fault they are; a module of its own because no exception is compiled."""
+"""Errors, by who is at fault. A module of its own, because exceptions are not compiled."""
 
 
 class RolloutError(Exception):
-    """The root of every error rollout_sched raises on purpose."""
+    """The base class of all errors that rollout_sched raises on purpose."""
 
 
 class CallerError(RolloutError, ValueError):
-    """The caller asked for something impossible; nothing was changed. The text says what to do."""
+    """The caller asked for something impossible; nothing was changed. The text gives the remedy."""
 
 
 class PolicyError(RolloutError, RuntimeError):
-    """A policy answered with something that may not be done, such as a closed instance."""
+    """A policy returned a decision that is not allowed, such as a closed instance."""
 
 
 class IllegalMove(RolloutError, RuntimeError):
-    """A request was asked to move in a way the life-cycle table does not know; it did not move."""
+    """The life-cycle table has no such move for the request or group; its state did not change."""

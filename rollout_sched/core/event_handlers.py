@@ -1,6 +1,6 @@
-"""What each event changes, by who says it. What to do about it the scheduler decides afterwards.
+"""What each event changes, by sender. The scheduler decides on the consequences afterwards.
 
-A CallerError was raised before (`validation.py`): what arrives here is applied.
+`validation.py` has already raised any CallerError: events that arrive here are applied.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from rollout_sched.core.model import Attempt, Group, Instance, InstanceStatus, R
 from rollout_sched.core.roles import Roles
 from rollout_sched.core.work import Work
 
-#: A request that was stopped so often by somebody else is given up. A trainer that drives the
-#: weights around us may stop a long one once for each of its steps.
+#: The scheduler gives up a request that others have stopped this often. A trainer that updates the
+#: weights around us may stop a long request once in each of its steps.
 MOST_UNASKED_ABORTS = 60
 
 
 class TrainerEvents:
-    """What the trainer says."""
+    """Events from the trainer."""
 
     def __init__(self, roles: Roles, books: Books, work: Work, decider: Decider) -> None:
         self._groups = books.groups
@@ -85,10 +85,13 @@ class TrainerEvents:
         self._progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
-        """What is too old starts over; and where an instance that has yet to be told is too old
-        itself, so does all that could still be sent there. Then nothing of a group is: nothing is
-        launched before the fleet is young enough, and it only grows younger. What is paced is never
-        found there if every version has taken a batch. Where old tokens are masked, they stay."""
+        """Groups that are too old start over. If an instance that was not told to update yet is too
+        old itself, groups that could still be sent there start over too.
+
+        After that, no group is too old: nothing is launched before the fleet is young enough, and
+        the fleet only gets younger. Paced groups never start over here if every version has taken a
+        batch. If old tokens are masked, groups stay.
+        """
         self._progress.version = event.version
         self._progress.dirty = True
         self._lender.published(event.version, loads=event.loads)
@@ -104,7 +107,7 @@ class TrainerEvents:
 
 
 class ClientEvents:
-    """What clients say that wait for one response each."""
+    """Events from clients that wait for one response each."""
 
     def __init__(self, books: Books, work: Work) -> None:
         self._requests = work.requests
@@ -147,7 +150,7 @@ class ClientEvents:
 
 
 class InstanceEvents:
-    """What instances say, and what is noticed of them."""
+    """Events from instances, and observations of them."""
 
     def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
         self._fleet = books.fleet
@@ -164,7 +167,7 @@ class InstanceEvents:
     def joined(self, event: InstanceJoined, now: float) -> None:
         before = self._fleet.instances.get(event.instance)
         if before is not None:
-            # It restarted before anybody noticed: what it held is gone.
+            # It restarted before the loss was noticed: its attempts are gone.
             self._lose(before)
         instance = self._fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
         self._updater.joined(instance, self._out)
@@ -255,12 +258,12 @@ class InstanceEvents:
             else:
                 self._ledger.keep(attempt, ())
         for attempt in wanted:
-            # The first to go on may complete its group and so end a sibling that was here too.
+            # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
                 self._outcomes.go_on(attempt.request)
 
     def _refuse_oversized(self) -> None:
-        """Requests that came before anybody knew how much fits need not wait for ever."""
+        """End requests that came before the KV sizes were known and that fit on no instance."""
         most = self._fleet.kv.most
         for request in list(self._requests.waiting):
             if request.group is None and request.context_tokens + request.remaining_tokens > most:
@@ -268,7 +271,7 @@ class InstanceEvents:
 
 
 class AttemptEvents:
-    """What becomes of attempts."""
+    """Events about attempts."""
 
     def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
         self._fleet = books.fleet
@@ -292,7 +295,7 @@ class AttemptEvents:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
-        if attempt.abandoned:  # whoever holds them is told to throw them away when it ends
+        if attempt.abandoned:  # the tokens are thrown away when the attempt ends
             return
         self._requests.expectations.learn(attempt.request.siblings)
         self._requests.expectations.expect_running(attempt.request)
@@ -305,7 +308,7 @@ class AttemptEvents:
             self._anomalies["verified_unasked"] += 1
             return
         self._verification.passed(attempt, event.tokens)
-        self._progress.dirty = True  # a batch may have waited for what is younger now
+        self._progress.dirty = True  # a batch may have waited for this group to become younger
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -349,11 +352,11 @@ class AttemptEvents:
         if event.reason == "failed":
             self._outcomes.give_up(request)
         else:
-            request.turn -= 1  # a turn that no tool has answered may yet be made anew
+            request.turn -= 1  # a turn that no tool has answered may have to be made again
             self._outcomes.finish(request, event.reason)
 
     def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
-        """The request whose turn this attempt made; None if nobody waits for its tool."""
+        """The request whose turn this attempt made; None if it does not wait for a tool."""
         request = self._requests.get(event.request)
         if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
             self._anomalies["unknown_turn"] += 1
@@ -366,7 +369,7 @@ class AttemptEvents:
             return
         request = attempt.request
         if request.state is RUNNING and self._requests.room_for(request):
-            # Whoever pauses that instance may do so for a while.
+            # Another party pauses that instance, perhaps for a while.
             request.unasked_aborts += 1
             if request.unasked_aborts > MOST_UNASKED_ABORTS:
                 self._outcomes.give_up(request)
@@ -378,7 +381,7 @@ class AttemptEvents:
         self._check_age(attempt, event.spans)
 
     def _check_age(self, attempt: Attempt, spans: Spans) -> None:
-        """Its instance had older weights than it was said to have."""
+        """Check the age of the group if its instance had older weights than we knew."""
         group = attempt.request.group
         if spans and spans[0][0] < attempt.version and group is not None:
             self._outcomes.groups.check_age(group)
@@ -388,7 +391,7 @@ class AttemptEvents:
         if attempt is None:
             return
         if event.blame == "instance" and not attempt.instance.rests_until:
-            # What fails while it rests was sent before: the same incident, however many there are.
+            # Attempts that fail while it rests were sent before: they are the same incident.
             self._rest(attempt.instance, now)
         self._free(attempt)
         if attempt.abandoned:
@@ -412,13 +415,13 @@ class AttemptEvents:
         self._outcomes.go_on(request)
 
     def _may_try_elsewhere(self, request: Request) -> bool:
-        """Once, and only where it has not failed: who fails more often waits."""
+        """Once, and only on an instance where it has not failed; after more failures it waits."""
         return request.failures == 1 and len(self._fleet.instances) > len(request.failed_on)
 
     def _close(
         self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
     ) -> Attempt | None:
-        """Free the slot and keep the tokens; None if nobody wants this answer any more."""
+        """Free the slot and keep the tokens; None if the answer is no longer wanted."""
         attempt = self._ledger.find(event)
         if attempt is None:
             return None
@@ -443,7 +446,7 @@ class AttemptEvents:
         return attempt
 
     def _unverified(self, attempt: Attempt) -> None:
-        """It went on from a draft that nobody has verified: what it made counts for nothing."""
+        """The attempt continued from an unverified draft: throw away what it made."""
         self._anomalies["draft_not_verified"] += 1
         self._ledger.waste(attempt, "untrue")
         attempt.tokens = 0
@@ -451,7 +454,7 @@ class AttemptEvents:
         self._outcomes.go_on(attempt.request)
 
     def _free(self, attempt: Attempt) -> None:
-        """The instance holds the attempt no longer."""
+        """The instance no longer holds the attempt."""
         instance = attempt.instance
         self._fleet.close(attempt)
         if not instance.attempts:
@@ -461,7 +464,7 @@ class AttemptEvents:
                 self._out.append(Release(instance.id))
 
     def _rest(self, instance: Instance, now: float) -> None:
-        """Give an instance that is at fault time to recover before it gets more work."""
+        """Let an instance that is at fault rest before it gets more work."""
         self._backoff.rest(instance, instance.rests, now)
         instance.rests += 1
         instance.faults = 0

@@ -1,4 +1,4 @@
-"""The table of events: what applies each. None of it knows the scheduler, so there is no cycle."""
+"""The table of event handlers. No handler knows the scheduler, so there is no import cycle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Handlers = dict[type[Any], Callable[[Any, float], None]]
 def event_table(
     roles: Roles, books: Books, work: Work, decider: Decider, tuning: Tuning, out: list[Action]
 ) -> Handlers:
-    """By the type of event. What is ordered goes to `out`."""
+    """Handlers by event type. They append actions to `out`."""
     trainer = TrainerEvents(roles, books, work, decider)
     client = ClientEvents(books, work)
     instance = InstanceEvents(books, work, decider, out)

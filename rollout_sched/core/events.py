@@ -1,9 +1,9 @@
-"""Events: what the world tells the scheduler. Facts, in the past tense.
+"""Events: what happened, as told to the scheduler. Facts, in the past tense.
 
-Each carries only what a live fleet could say. `attempt` is the fencing token that the matching
-`Dispatch` carried; answers to any other attempt are counted and dropped. `spans` are
-(version, tokens) pairs in order, as vLLM >= 0.32 reports them; empty means the world does not know,
-and then the tokens count as made by the version the instance had at dispatch.
+Each event carries only what a live fleet can report. `attempt` is the fencing token of the matching
+`Dispatch`; answers to any other attempt are counted and dropped. `spans` are ordered
+(version, tokens) pairs, as vLLM >= 0.32 reports them; empty means unknown, and then the tokens
+count as made by the version that the instance had at dispatch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout_sched.core.samples import Segment
 
 Spans = tuple[tuple[int, int], ...]
 
-#: Whose fault a failed attempt is.
+#: Who is at fault for a failed attempt.
 Blame = Literal["request", "instance", "unclear"]
 
 
@@ -35,9 +35,9 @@ class InstanceJoined(_Event, frozen=True):
 
 
 class InstanceLost(_Event, frozen=True, omit_defaults=True):
-    """An instance died or was removed; whatever it held is gone but for the tokens streamed.
+    """An instance died or was removed; its work is gone except for the tokens already streamed.
 
-    asked  somebody has removed it: nothing went wrong
+    asked  it was removed on purpose, not by a failure
     """
 
     instance: str
@@ -46,7 +46,7 @@ class InstanceLost(_Event, frozen=True, omit_defaults=True):
 
 
 class InstanceLeaving(_Event, frozen=True):
-    """An instance is to go: it finishes what it has and takes nothing new."""
+    """An instance will leave: it finishes its attempts and takes nothing new."""
 
     instance: str
 
@@ -68,10 +68,10 @@ class InstanceReported(_Event, frozen=True):
 class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`.
 
-    prompt           names the prompt, and is equal in every epoch; "": as the group
-    history          response lengths of earlier samples of it, as far as the trainer knows some
-    expected_tokens  of one response, as far as the trainer has an idea; 0: none
-    judged           once whole it is to be judged (see Judge), and delivered only if it is kept
+    prompt           names the prompt, and is equal in every epoch; "": the group's own name
+    history          response lengths of earlier samples of the prompt that the trainer knows
+    expected_tokens  the length of one response that the trainer expects; 0: unknown
+    judged           once whole, the group is judged (see Judge), and delivered only if it is kept
     """
 
     group: str
@@ -85,8 +85,8 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
 
 
 class GroupJudged(_Event, frozen=True):
-    """What a whole group is worth, as the Judge with this number asked: it is "kept", "filtered",
-    since there is nothing to learn from it, or "failed", for nobody could tell."""
+    """The answer to the Judge with this number: the group is "kept", "filtered" (there is nothing
+    to learn from it) or "failed" (it could not be judged)."""
 
     group: str
     judgement: int
@@ -94,12 +94,13 @@ class GroupJudged(_Event, frozen=True):
 
 
 class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
-    """A client waits for this one response, whatever the batches do: it goes out when finished.
+    """A client waits for this one response; it goes out when finished, independent of batches.
 
-    `group` names its siblings, for prediction; `session` the conversation it belongs to, whose
-    last instance has its KV cache; "" for none. `priority` is as in vLLM: the least goes first, and
-    what is of a group has 0. Its id is the driver's and is never used again. `made`: leading tokens
-    of the response, under an earlier scheduler, from which it goes on; `ends`: they are all of it.
+    `group` names its siblings, for prediction. `session` is the conversation it belongs to, whose
+    last instance has its KV cache; "" for none. `priority` is as in vLLM: the lowest goes first,
+    and requests of a group have 0. The driver chooses the id and never uses it again. `made`:
+    leading tokens of the response that it made under an earlier scheduler and continues from;
+    `ends`: they are the whole response.
     """
 
     request: str
@@ -113,23 +114,23 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
 
 
 class RequestWithdrawn(_Event, frozen=True):
-    """The client of a RequestSubmitted has gone: nobody wants the response any more."""
+    """The client of a RequestSubmitted has gone: the response is no longer wanted."""
 
     request: str
 
 
 class SessionEnded(_Event, frozen=True):
-    """No further request of this session will come."""
+    """No further request of this session comes."""
 
     session: str
 
 
 class SubmissionsClosed(_Event, frozen=True):
-    """No further group will come, so the last batches may be short."""
+    """No further group comes, so the last batches may be short."""
 
 
 class TokensArrived(_Event, frozen=True):
-    """A stream said that the attempt has made `tokens` tokens so far (cumulative)."""
+    """The stream of an attempt reports that it has made `tokens` tokens so far (cumulative)."""
 
     request: str
     attempt: int
@@ -138,7 +139,7 @@ class TokensArrived(_Event, frozen=True):
 
 class PrefixVerified(_Event, frozen=True):
     """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
-    attempt goes on from there. Where that lies before what a tool has answered, none have."""
+    attempt continues from there. If that position is before a tool's answer, none have passed."""
 
     request: str
     attempt: int
@@ -165,7 +166,7 @@ class TurnFinished(_Event, frozen=True):
 
 
 class ToolReturned(_Event, frozen=True):
-    """The observation that follows the turn made by `attempt`; the trajectory may go on."""
+    """The observation that follows the turn made by `attempt`; the trajectory may continue."""
 
     request: str
     attempt: int
@@ -173,8 +174,8 @@ class ToolReturned(_Event, frozen=True):
 
 
 class TrajectoryEnded(_Event, frozen=True):
-    """No turn follows the one made by `attempt`: the tool says so ("stop"), there is no room for
-    what it returned ("length"), or it failed."""
+    """No turn follows the one made by `attempt`: the tool ended the trajectory ("stop"), its
+    observation does not fit ("length"), or the tool failed ("failed")."""
 
     request: str
     attempt: int
@@ -182,7 +183,7 @@ class TrajectoryEnded(_Event, frozen=True):
 
 
 class RequestInterrupted(_Event, frozen=True):
-    """The attempt was stopped from outside after `tokens` tokens, all of which we have."""
+    """The attempt was stopped from outside after `tokens` tokens; all of them have arrived."""
 
     request: str
     attempt: int
@@ -193,9 +194,9 @@ class RequestInterrupted(_Event, frozen=True):
 class RequestFailed(_Event, frozen=True):
     """The attempt gave no answer.
 
-    blame   whose fault it is: the "request"'s, which no instance would answer; the "instance"'s,
-            which was never reached; or "unclear" (see `core.blame`)
-    usable  False if what its stream has brought cannot be true, and is not gone on from
+    blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
+            not be reached), or "unclear" (see `core.blame`)
+    usable  False if the streamed tokens cannot be true, so that the request does not keep them
     """
 
     request: str
@@ -208,8 +209,8 @@ class RequestFailed(_Event, frozen=True):
 class WeightsPublished(_Event, frozen=True, omit_defaults=True):
     """The trainer has finished a step; `version` is ready to be loaded.
 
-    `loads`: by us, where UpdateWeights says so. Else whoever trains brings it to the instances, and
-    WeightsUpdated says which of them has it.
+    `loads`: we load it, by UpdateWeights. Otherwise the trainer brings it to the instances, and
+    WeightsUpdated says which of them have it.
     """
 
     version: int
@@ -223,35 +224,35 @@ class InstancePaused(_Event, frozen=True):
 
 
 class WeightsUpdated(_Event, frozen=True):
-    """An instance now computes with `version`: as UpdateWeights ordered, or found there, because
-    somebody else has loaded it."""
+    """An instance now computes with `version`: an UpdateWeights ordered it, or we found it there
+    because another party loaded it."""
 
     instance: str
     version: int
 
 
 class Retuned(_Event, frozen=True):
-    """Parameters of the policy have other values from now on: role -> parameter -> value (see
+    """Policy parameters have new values from now on: role -> parameter -> value (see
     `core.tuning`)."""
 
     parameters: dict[str, dict[str, int | float]]
 
 
 class GateClosed(_Event, frozen=True):
-    """Somebody else has an instance in hand: it goes on with what it has and is sent nothing new
-    until GateOpened."""
+    """Another party controls an instance: it continues its attempts and gets nothing new until
+    GateOpened."""
 
     instance: str
 
 
 class GateOpened(_Event, frozen=True):
-    """What closed the gate of an instance is over."""
+    """The reason for a closed gate is over: the instance may get new work."""
 
     instance: str
 
 
 class InstanceReturned(_Event, frozen=True):
-    """The trainer has given an instance back that was lent to it (see Lend)."""
+    """The trainer has returned an instance that was lent to it (see Lend)."""
 
     instance: str
 
@@ -259,9 +260,9 @@ class InstanceReturned(_Event, frozen=True):
 class BatchRequested(_Event, frozen=True):
     """The trainer is idle and wants the next batch.
 
-    With `parts` it takes groups of it as they become whole, where the policy hands them out so.
-    Said again before the last part has come, it only changes that. With `shares_gpus` it trains on
-    the instances' GPUs, and begins on those that are lent to it (see Lend).
+    With `parts` the trainer takes groups of the batch as they become whole, if the policy delivers
+    them so. If it is sent again before the last part, it only changes these flags. With
+    `shares_gpus` it trains on the instances' GPUs, and starts on those lent to it (see Lend).
     """
 
     parts: bool = False
@@ -273,7 +274,7 @@ class Woke(_Event, frozen=True):
 
 
 class Restored(_Event, frozen=True):
-    """An earlier scheduler of this run has ended, and left `state`. Told before anything else, not
+    """An earlier scheduler of this run has ended and left `state`. Sent before any other event, not
     earlier than `state.run.now`. Instances join again, and clients ask again, by their own events.
     """
 

@@ -1,6 +1,4 @@
-"""How long requests are expected to become, and the order in which they wait, which may follow
-from that.
-"""
+"""Expected lengths of requests, and the order in which they wait, which may depend on these."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from rollout_sched.core.waiting import WaitingQueue
 
 
 class Expectations:
-    """Asks the prediction, and the ordering for the keys of who waits; both are asked anew when
-    what they look at has changed."""
+    """Asks the prediction for lengths, and the ordering for the keys of waiting requests. It asks
+    again when the inputs of either change."""
 
     def __init__(self, roles: Roles, fleet: Fleet, waiting: WaitingQueue) -> None:
         self._prediction = roles.prediction
@@ -27,18 +25,18 @@ class Expectations:
         self._waiting = waiting
 
     def enqueue(self, request: Request) -> None:
-        """It waits from now on."""
+        """The request waits from now on."""
         request.expected_tokens = self._prediction.expect(request)
         if request.priority and not self._prioritised:
             self._prioritise()
         self._waiting.add(request, self._key(request))
 
     def rerank(self, request: Request) -> None:
-        """Something has changed that the order of who waits may look at."""
+        """Something changed that the waiting order may depend on."""
         self._waiting.rerank(request, self._key(request))
 
     def learn(self, siblings: Siblings) -> None:
-        """One made progress; if that changes the estimate, ask again for the others."""
+        """One sibling made progress; if the estimate changes, ask again for the others."""
         estimate = self._prediction.estimate(siblings)
         if estimate == siblings.estimate:
             return
@@ -52,7 +50,7 @@ class Expectations:
                 self.expect_running(request)
 
     def expect_running(self, request: Request) -> None:
-        """What is expected of a request in flight matters only where tokens are weighed."""
+        """Update the expected tokens of a request in flight, if any role weighs tokens."""
         attempt = request.attempt
         if attempt is None or not self._weigh_tokens:
             return
@@ -68,14 +66,14 @@ class Expectations:
             self.rerank(request)
 
     def _prioritise(self) -> None:
-        """From the first that has a priority on, keys tell it: for nobody they need not."""
+        """Put priorities into the keys, from the first request that has one."""
         self._prioritised = True
         for request in list(self._waiting):
             self.rerank(request)
         self._waiting.rebuild()
 
     def _key(self, request: Request) -> Any:
-        """Where sessions are bounded, those that go on where their KV is pass first."""
+        """If sessions are bounded, requests that go on where their KV is pass first."""
         key = self._ordering.key(request)
         if self._prioritised:
             key = (request.priority, key)

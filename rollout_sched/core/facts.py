@@ -1,6 +1,6 @@
-"""Which facts of a run change, event by event: what has to be written down to outlive a scheduler.
+"""Which facts of a run each event changes: what must be written down to outlive a scheduler.
 
-Law (`tests/laws/test_facts.py`): the fold of all changes is the state, at every point of a run.
+Law (`tests/laws/test_restarts.py`): at every point of a run, the fold of all changes is the state.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ OfRequest = (
 )
 ToRequest = Dispatch | Discard | Interrupt
 
-# To look a type up takes a fifth of the time that isinstance takes for so many.
+# A lookup by type takes a fifth of the time of isinstance for this many types.
 _OF_REQUEST: Final = frozenset(get_args(OfRequest))
 _TO_REQUEST: Final = frozenset(get_args(ToRequest))
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What has changed since somebody last asked.
+    """What has changed since the last call of `changes`.
 
-    gone       groups that are delivered or lost
-    recent     all of it; None if it has not changed
-    delivered  what has gone to the trainer
+    gone       groups that were delivered or lost
+    recent     the complete list; None if it has not changed
+    delivered  deliveries to the trainer
     """
 
     run: RunFacts
@@ -65,10 +65,10 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class FactRecorder:
-    """Follows a scheduler, from its first event on; `observe` is to be called after each.
+    """Follows a scheduler from its first event; call `observe` after each event.
 
-    An event costs the name of what it changed. The facts themselves are put together when
-    `changes` is called, once for all that has happened to a group since.
+    Per event it records only the names of what changed. `changes` builds the facts themselves,
+    once per changed group.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -81,8 +81,8 @@ class FactRecorder:
         self._now: float | None = None
 
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> str | None:
-        """An event has been handled. Returns the request whose facts it changes; None: no
-        request's alone."""
+        """An event has been handled. Returns the request whose facts it changes; None if it is not
+        about a single request."""
         self._now = now
         about: Any = event
         request: str | None = about.request if type(event) in _OF_REQUEST else None
@@ -104,7 +104,7 @@ class FactRecorder:
         return request
 
     def changes(self) -> Changes | None:
-        """Since it was last asked; None if nothing has happened."""
+        """All changes since the last call; None if nothing has happened."""
         now, self._now = self._now, None
         if now is None:
             return None
@@ -122,7 +122,7 @@ class FactRecorder:
         return changes
 
     def _touch_group_of(self, name: str) -> None:
-        """What has ended since has moved its group, or was none of a group's."""
+        """A request that has ended since needs nothing: it moved its group, or it had none."""
         request = self._scheduler.work.requests.get(name)
         if request is not None and request.group is not None:
             self._touched[request.group] = None
@@ -135,7 +135,7 @@ class FactRecorder:
                 here.append(group_facts(group, self._scheduler))
                 continue
             self._prompts[group.prompt] = None
-            if group.id not in self._scheduler.books.groups:  # else it has been submitted anew
+            if group.id not in self._scheduler.books.groups:  # else it was submitted again
                 gone.append(group.id)
         self._touched.clear()
         return tuple(here), tuple(gone)
@@ -149,7 +149,7 @@ class FactRecorder:
 
 
 class FoldedFacts:
-    """Changes, one after the other, folded into the state they lead to."""
+    """The state that a sequence of changes leads to."""
 
     def __init__(self) -> None:
         self._run = RunFacts()
@@ -162,7 +162,7 @@ class FoldedFacts:
         for group in changes.groups:
             self._groups[group.group] = group
         for name in changes.gone:
-            self._groups.pop(name, None)  # one may come and go between two looks
+            self._groups.pop(name, None)  # a group may come and go between two calls
         for prompt in changes.prompts:
             self._prompts[prompt.prompt] = prompt
         if changes.recent is not None:

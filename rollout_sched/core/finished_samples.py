@@ -13,7 +13,7 @@ from rollout_sched.core.serials import Serials
 
 
 class FinishedSamples:
-    """How old each is depends on the trainer's version, so it is put together when it goes."""
+    """Builds samples when they go out, because their age depends on the trainer's version."""
 
     def __init__(
         self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
@@ -52,7 +52,7 @@ class FinishedSamples:
         )
 
     def judge(self, group: Group) -> None:
-        """Ask whether a group that is whole is to be trained."""
+        """Ask whether a whole group is to be trained."""
         group.judgement = self._serials.next()
         samples = tuple([self.of(request) for request in group.finished])
         self._out.append(Judge(group.id, group.judgement, samples))

@@ -13,15 +13,15 @@ from rollout_sched.core.open_instances import OpenInstances
 from rollout_sched.core.roles import SessionAdmission
 from rollout_sched.core.session_room import SessionRoom
 
-# Looking a member up in its enum costs as much as the rest of the test in `touch`.
+# An enum member lookup costs as much as the rest of the test in `touch`.
 SERVING: Final = InstanceStatus.SERVING
 
 
 class Fleet:
-    """Every instance we know of and every attempt in flight.
+    """All known instances and all attempts in flight.
 
-    kv        how much they hold
-    sessions  where another session may begin
+    kv        KV cache sizes of the instances
+    sessions  which instances may take a new session
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Fleet:
         self._admits = admits
         self._versions: Counter[int] = Counter()
         self._joined = 0
-        self.dispatched = 0  # the number of the last attempt
+        self.dispatched = 0  # the id of the last attempt
 
     # -- read by policies ------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ class Fleet:
         return found if found is not None and found.open_index >= 0 else None
 
     def may_take(self, request: Request, instance: Instance) -> bool:
-        """Whether its KV cache and its sessions have room for it."""
+        """Whether the instance has room for the request in its KV cache and its sessions."""
         return self.kv.fits(request, instance) and self.sessions.may_begin(request, instance)
 
     # -- facts derived from the instances --------------------------------------------------
@@ -76,7 +76,7 @@ class Fleet:
         return instance
 
     def lose(self, instance: Instance) -> list[Attempt]:
-        """Forget an instance; its attempts are closed and returned."""
+        """Remove an instance; its attempts are closed and returned."""
         del self.instances[instance.id]
         self._count_version(instance.version, -1)
         attempts = list(instance.attempts.values())
@@ -125,13 +125,13 @@ class Fleet:
         self.touch(instance)
 
     def keep(self, request: Request, instance: Instance) -> None:
-        """A turn is over: its KV stays there for the next one."""
+        """A turn is over: the instance keeps its KV for the next one."""
         request.home = instance
         instance.kept[request.id] = request
         self.touch(instance)
 
     def leave(self, request: Request) -> None:
-        """Its KV need not be kept any longer."""
+        """The KV of the request need not be kept any longer."""
         instance = request.home
         if instance is not None:
             request.home = None
@@ -139,7 +139,7 @@ class Fleet:
             self.touch(instance)
 
     def finished(self, request: Request) -> None:
-        """It will not come back: its last instance has learnt how long such a context becomes."""
+        """The request is finished: count its final context for its last instance."""
         self.leave(request)
         if not self.counts_finished:
             return
@@ -150,7 +150,7 @@ class Fleet:
             self.touch(instance)
 
     def report(self, instance: Instance, report: InstanceReported) -> None:
-        """A poll of an instance: its load may be another."""
+        """Store a poll of an instance, which may change its load."""
         self.sessions.observe(instance, report)
         instance.report_before = instance.report
         instance.report = report
@@ -158,8 +158,8 @@ class Fleet:
         self.touch(instance)
 
     def shrink(self, attempt: Attempt, context_tokens: int, rejected: int) -> None:
-        """So much of its context is gone, with what tools had returned. It may make as many tokens
-        more as were rejected of its response, and is expected to."""
+        """Remove `context_tokens` tokens from the attempt's context, tool output included. The
+        attempt may make `rejected` tokens more, and is expected to."""
         attempt.context_tokens -= context_tokens
         attempt.max_new_tokens += rejected
         attempt.instance.tokens -= context_tokens
@@ -174,7 +174,7 @@ class Fleet:
         self.touch(instance)
 
     def touch(self, instance: Instance) -> None:
-        """Something that openness or load depends on has changed."""
+        """Something that openness or load depends on has changed: update both."""
         instance.heap_version += 1
         may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
         if may_serve and not instance.gate_closed and self._admits(instance):

@@ -1,8 +1,8 @@
-"""After a restart the fleet gathers before work is sent: else whoever joins first gets all of it.
+"""After a restart, no work is sent until the fleet has gathered: else the first gets all of it.
 
-What ran on a fleet waits then, and its instances join again one after the other, within moments,
-some of them with weights to be loaded first. So nothing is dispatched until as many are here, and
-ready, as were before, or for so long at most: one may be gone for good.
+All requests of the earlier scheduler wait then. The instances join again one after the other,
+within moments, and some must load weights first. So nothing is dispatched until as many instances
+are here and ready as before, or until a time limit: an instance may be gone for good.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from rollout_sched.core.actions import Action, Wake
 from rollout_sched.core.fleet import Fleet
 from rollout_sched.core.progress import RunProgress
 
-#: Seconds, of which an instance that is up needs a fraction.
+#: Seconds. An instance that is up needs only a fraction of it to join.
 PATIENCE_S = 5.0
 
 
 class Gathering:
-    """`expected`: instances that are waited for; 0 at any other time."""
+    """`expected`: number of instances that are waited for; 0 when not gathering."""
 
     def __init__(self, fleet: Fleet, progress: RunProgress, out: list[Action]) -> None:
         self.expected = 0
@@ -26,14 +26,14 @@ class Gathering:
         self._out = out
 
     def begin(self, instances: int, now: float) -> None:
-        """So many were here before."""
+        """Begin to wait for as many instances as were here before."""
         if instances:
             self.expected = instances
             self._until = now + PATIENCE_S
             self._out.append(Wake(self._until))
 
     def holds(self, now: float) -> bool:
-        """Whether those that are here wait for others still; to be asked while any are expected."""
+        """Whether work must still wait for more instances; ask only while some are expected."""
         missing = len(self._fleet.instances) < self.expected or self._progress.updating > 0
         if missing and now < self._until:
             return True

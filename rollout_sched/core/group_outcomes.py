@@ -1,4 +1,4 @@
-"""What becomes of groups: they are launched, set back, start over, are whole, delivered or lost."""
+"""The moves of groups: launched, set back, started over, whole, delivered or lost."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rollout_sched.core.verification import Verification
 
 
 class GroupOutcomes:
-    """Moves groups through `groups.py`, with all that this entails for their requests.
+    """Moves groups through `groups.py`, and moves their requests accordingly.
 
-    budgeted  a group has a budget of tokens for each round
+    budgeted  whether a group has a token budget for each round
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class GroupOutcomes:
         self._progress = progress
 
     def launch(self, group: Group, oversample: float) -> list[Request]:
-        """Make a group whole in requests and let them be dispatched. Returns those that are whole
-        already: there are no newer weights to pass them."""
+        """Create the missing requests of a group and let them be dispatched. Returns those whose
+        response is whole already and needs no verification, because there are no newer weights."""
         self._groups.move(group, LAUNCH)
         self._samples.add(group)
         wanted = ceil(group.samples * oversample - 1e-9)
@@ -74,7 +74,7 @@ class GroupOutcomes:
         return whole
 
     def finished(self, request: Request, group: Group) -> None:
-        """One of its samples is made."""
+        """One sample of the group is finished."""
         if self._verification.on:
             self._verification.renew(group)
         self._groups.touch(group)
@@ -87,7 +87,7 @@ class GroupOutcomes:
                 self.spend(group)
 
     def set_back(self, group: Group) -> None:
-        """The round is over without this group: keep its partial requests, or start it over."""
+        """The round ended without this group: keep its partial requests, or start it over."""
         if self._verification.on or not self._roles.interruption.keeps_partial:
             self.start_over(group, "deferred")
             return
@@ -96,8 +96,8 @@ class GroupOutcomes:
             self._stop(request)
 
     def start_over(self, group: Group, reason: str = "stale") -> None:
-        """Queue a group for a later launch, and throw away every token of it; who verifies keeps
-        them as a draft, of samples that have finished as of others."""
+        """Queue a group for a later launch and throw away all its tokens. If the policy verifies,
+        the tokens stay as drafts, those of finished samples included."""
         self._progress.dirty = True
         self._groups.touch(group)
         if reason == "stale":
@@ -120,15 +120,14 @@ class GroupOutcomes:
         self._samples.remove(group)
 
     def check_age(self, group: Group) -> None:
-        """Some of its tokens are older than they were meant to be: is that too old, it starts
-        over."""
+        """Some tokens of the group are older than expected: start it over if they are too old."""
         oldest = self._roles.freshness.oldest_allowed(self._progress.version)
         known = group.oldest_version
         if group in self._samples and known is not None and known < oldest:
             self.start_over(group)
 
     def deliver(self, group: Group) -> None:
-        """Its samples are on their way to the trainer."""
+        """The samples of the group go to the trainer."""
         self._groups.move(group, DELIVER)
         self._progress.group_delivered(group)
         history = group.siblings.history
@@ -139,7 +138,7 @@ class GroupOutcomes:
         self._let_go(group)
 
     def lose(self, group: Group, why: Literal["failed", "filtered"]) -> None:
-        """It will never be delivered."""
+        """The group will never be delivered."""
         self._progress.dirty = True
         self._progress.group_lost(group)
         self._groups.move(group, FAIL if why == "failed" else FILTER)
@@ -148,13 +147,13 @@ class GroupOutcomes:
         self._let_go(group)
 
     def spend(self, group: Group) -> None:
-        """If nothing of it can go on in this round, others may start in its place."""
+        """If no request of the group can go on in this round, let others start in its place."""
         if group.state is not ACTIVE:
             return
         for request in group.requests:
             parked = request.state is PARKED and not request.rests_until
             if request.state is not FINISHED and (request.ends or not parked):
-                return  # it goes on, or is whole and about to finish
+                return  # this request goes on, or is whole and about to finish
         self._progress.dirty = True
         self._groups.move(group, SPEND)
 
@@ -171,16 +170,16 @@ class GroupOutcomes:
             self._samples.completed(group)
 
     def _let_go(self, group: Group) -> None:
-        """Leave no cycle behind, so that memory does not wait for the garbage collector."""
+        """Break reference cycles, so that memory is freed without the garbage collector."""
         self._samples.remove(group)
         group.siblings.requests.clear()
         group.finished.clear()
 
-    # -- what is too old, where that is verified -------------------------------------------
+    # -- tokens that are too old, if the policy verifies -----------------------------------
 
     def too_early(self, request: Request, group: Group) -> bool:
-        """Whether it would be too old when it is delivered: its round is over, or its last tool has
-        taken longer than its tokens may wait."""
+        """Whether the request would be too old at delivery: its round is over, or its last tool
+        took longer than its tokens may wait."""
         if group.state is DEFERRED:
             return True
         if self._roles.masks:
@@ -189,7 +188,7 @@ class GroupOutcomes:
         return any(segment.version < oldest for segment in request.segments)
 
     def hold(self, request: Request, reason: str) -> None:
-        """It has finished, but too early: what it has made waits to be verified."""
+        """The request has finished, but too early: park it until its response is verified."""
         if self._verification.hold(request, reason, self._requests.room_for(request)):
             request.finish = ""
             self._requests.park(request)
@@ -197,14 +196,14 @@ class GroupOutcomes:
             self._requests.start_over(request, "rejected")
 
     def _set_aside(self, request: Request) -> None:
-        """What it has made is a draft from now on."""
+        """The tokens of the request are a draft from now on."""
         if request.state is FINISHED:
             self.hold(request, request.finish)
         else:
             self._stop(request)
 
     def _stop(self, request: Request) -> None:
-        """It goes on in a later round."""
+        """Stop the request; it goes on in a later round."""
         if request.state is WAITING:
             self._requests.park(request)
         elif request.state is RUNNING:

@@ -1,11 +1,11 @@
-"""The life of a group, as a table, and all groups by where they are in it.
+"""The life of a group as a table, and all groups by their state.
 
 A move that the table does not list is an error and changes nothing. Reading down: a group is
-submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished; on the
-way it may *spend* the round's budget of tokens, or be *set back* to a later round, as may a
-complete one that has grown stale. One that is to be *judged* waits for that once it is whole, and
-is complete if it is *kept*. It is *delivered*, *fails* or is *filtered* exactly once, and is
-forgotten then.
+submitted FRESH, is *launched*, and is *completed* when enough of its requests have finished. On the
+way it may *spend* the round's token budget, or be *set back* to a later round; a complete group
+that has grown stale may be set back too. A group that is to be *judged* waits for the judgement
+once it is whole, and is complete if it is *kept*. It is *delivered*, *fails* or is *filtered*
+exactly once, and is then removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GroupMove(StrEnum):
     """The verbs of the table."""
 
     LAUNCH = "launch"  # its requests may be dispatched
-    SPEND = "spend"  # all that is unfinished of it has used up the round's budget
+    SPEND = "spend"  # all its unfinished requests have used up the round's budget
     SET_BACK = "set back"  # it waits for a later launch
     FILL = "fill"  # enough of its requests have finished
     JUDGE = "judge"  # likewise, and it is to be judged
@@ -59,7 +59,7 @@ MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
     FRESH: {LAUNCH: ACTIVE},
     ACTIVE: {SPEND: SPENT, SET_BACK: DEFERRED, FILL: COMPLETE, JUDGE: JUDGING, FAIL: FAILED},
     SPENT: {LAUNCH: ACTIVE, SET_BACK: DEFERRED},
-    # Its last request may finish after the round did.
+    # The last request of a deferred group may finish after its round.
     DEFERRED: {LAUNCH: ACTIVE, FILL: COMPLETE, JUDGE: JUDGING, FAIL: FAILED},
     JUDGING: {KEEP: COMPLETE, FILTER: FILTERED, SET_BACK: DEFERRED, FAIL: FAILED},
     COMPLETE: {SET_BACK: DEFERRED, DELIVER: DELIVERED},
@@ -68,21 +68,21 @@ MOVES: Final[dict[GroupState, dict[GroupMove, GroupState]]] = {
     FILTERED: {},
 }
 
-#: States of groups that are still here.
+#: States of groups that are neither delivered nor lost.
 HERE: Final = (FRESH, ACTIVE, SPENT, DEFERRED, JUDGING, COMPLETE)
 
 
 class Groups:
-    """Every group that is neither delivered nor lost; those of one state in order of arrival.
+    """Every group that is neither delivered nor lost; groups of one state in order of arrival.
 
-    `touched` are those that came, moved or finished a request since somebody who follows them
-    (`core.facts`) has looked; None while nobody does.
+    `touched` are the groups that arrived, moved or finished a request since the follower
+    (`core.facts`) last looked; None while there is no follower.
     """
 
     def __init__(self) -> None:
         self.touched: dict[Group, None] | None = None
         self._all: dict[str, Group] = {}
-        # A plain dict that loses its first entry again and again looks past all the holes.
+        # Not plain dicts: finding the first entry after many removals at the front scans the holes.
         self._by_state: dict[GroupState, OrderedDict[str, Group]] = {
             state: OrderedDict() for state in HERE
         }
@@ -106,18 +106,18 @@ class Groups:
         return len(self._by_state[state])
 
     def first(self, state: GroupState) -> Group | None:
-        """The one that has been in a state longest."""
+        """The group that has been in the state longest."""
         return next(iter(self._by_state[state].values()), None)
 
     def front(self, state: GroupState, most: int) -> list[Group]:
-        """The first so many of a state, or all there are."""
+        """The first `most` groups of a state, or all if there are fewer."""
         return list(islice(self._by_state[state].values(), most))
 
     def of(self, state: GroupState) -> list[Group]:
         return list(self._by_state[state].values())
 
     def touch(self, group: Group) -> None:
-        """Something of it has changed that neither an event nor an action names."""
+        """Note a change of the group that no event or action names."""
         if self.touched is not None:
             self.touched[group] = None
 

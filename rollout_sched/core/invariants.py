@@ -1,4 +1,4 @@
-"""What must hold after every event, checked from scratch against the books."""
+"""Invariants that hold after every event, checked from scratch against the books."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raise AssertionError naming the first rule that is broken. O(everything)."""
+    """Raise AssertionError that names the first violated rule. O(everything)."""
     _check_instances(scheduler)
     _check_requests(scheduler)
     _check_groups(scheduler)
@@ -31,7 +31,7 @@ def _check_instances(scheduler: Scheduler) -> None:
         assert is_open == any(other is instance for other in fleet.open), f"{instance!r}: open?"
         if is_open:
             assert instance.status is InstanceStatus.SERVING, f"{instance!r} is open"
-            assert not instance.gate_closed, f"{instance!r} is in somebody else's hand, but open"
+            assert not instance.gate_closed, f"{instance!r} is open although its gate is closed"
             assert scheduler.roles.admission.admits(instance), f"{instance!r} is full but open"
         for request in instance.kept.values():
             assert request.home is instance, f"{request!r} has left {instance!r}"
@@ -121,7 +121,7 @@ def _can_go_on(request: Request) -> bool:
 
 
 def _is_draft(scheduler: Scheduler, request: Request) -> bool:
-    """Whether it will be verified before it goes on, or is about to be."""
+    """Whether its tokens will be verified before it goes on, or are about to be."""
     if not scheduler.work.verification.on:
         return False
     attempt = request.attempt

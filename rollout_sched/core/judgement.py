@@ -1,7 +1,7 @@
-"""What becomes of groups that were to be judged: kept, filtered or failed.
+"""Judged groups: kept, filtered or failed.
 
-The core knows neither rewards nor what they are for. It knows that a group which is whole waits
-for somebody to say whether it is to be trained, holds no slot meanwhile, and ages.
+The core knows neither rewards nor their purpose. It knows that a whole group waits for an answer
+whether it is to be trained, and that the group holds no slot meanwhile, but ages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollout_sched.core.sample_buffer import SampleBuffer
 
 
 class Judgement:
-    """Takes the answers to Judge; one to an earlier question about the group is no answer."""
+    """Takes the answers to Judge; an answer to an earlier question about the group is ignored."""
 
     def __init__(
         self,

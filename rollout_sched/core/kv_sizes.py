@@ -1,4 +1,4 @@
-"""How many tokens of KV cache the instances hold, and so what fits where."""
+"""The KV cache sizes of the instances in tokens, and so which request fits where."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rollout_sched.core.model import Instance, Request
 
 
 class KvSizes:
-    """In tokens.
+    """Sizes in tokens.
 
-    largest  of the instances that are here; None if there are none
-    most     of all that were ever here
-    unlike   not all that are here hold as much as that
+    largest  of the current instances; None if there are none
+    most     of all instances so far
+    unlike   whether some current instance holds less than `most`
     """
 
     def __init__(self) -> None:
@@ -21,16 +21,17 @@ class KvSizes:
         self.unlike = False
 
     def measure(self, instances: Iterable[Instance]) -> None:
-        """These are here now."""
+        """Take the sizes of the current instances."""
         sizes = [instance.kv_tokens for instance in instances]
         self.largest = max(sizes, default=None)
         self.most = max([self.most, *sizes])
         self.unlike = any(size < self.most for size in sizes)
 
     def fits(self, request: Request, instance: Instance) -> bool:
-        """Whether all that the request may become fits there, or as much as ever fits anywhere.
+        """Whether the instance holds all that the request may become, or as much as any so far.
 
-        One that fitted an instance that is gone waits for another, rather than be cut short.
+        A request that fitted only on an instance that has gone waits for another one of that size,
+        so that its response is not cut short.
         """
         needed = request.context_tokens + request.remaining_tokens
         return instance.kv_tokens >= needed or instance.kv_tokens >= self.most

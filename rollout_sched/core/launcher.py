@@ -1,4 +1,4 @@
-"""Launches: which groups start, or go on, and when."""
+"""Launches: which groups start or go on, and when."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rollout_sched.core.selection_window import SelectionWindow
 
 
 class Launcher:
-    """Asks the batching how many groups to launch, the freshness for how many there is room, and
-    the selection which. Groups that were set back come before fresh ones."""
+    """Asks the batching how many groups to launch, the freshness how many may be launched, and the
+    selection which ones. Groups that were set back come before fresh ones."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Launcher:
         self._outcomes = outcomes
 
     def launch(self) -> None:
-        """What the batching asks for, as far as the freshness has room for it."""
+        """Launch what the batching asks for, as far as the freshness has room."""
         progress, roles, groups = self._progress, self._roles, self._groups
         launch = roles.batching.launch(progress)
         if launch is None:
@@ -44,9 +44,9 @@ class Launcher:
         elif progress.fleet_version >= roles.freshness.oldest_allowed(progress.version):
             allowed = deferred + fresh
         else:
-            return  # instances that get their weights one after the other still make older tokens
+            return  # instances that have not been updated yet still make older tokens
         launched: list[Group] = []
-        anew: list[Group] = []  # those that were set back and hold no tokens
+        anew: list[Group] = []  # groups that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -68,7 +68,7 @@ class Launcher:
             group.launch_place, group.launch_size = place, len(launched)
 
     def renew_budgets(self) -> None:
-        """Where nothing else can fill the batch, groups that have spent their budget go on."""
+        """If nothing else can fill the batch, groups that have spent their budget go on."""
         progress = self._progress
         while progress.spent and progress.on_the_way < progress.prompts_per_step:
             group = self._groups.first(SPENT)
@@ -76,7 +76,7 @@ class Launcher:
             self._outcomes.launch(group, 1.0)
 
     def recall_oldest(self) -> None:
-        """The batch may be waiting for groups that were set back: the oldest of them go on."""
+        """The batch may wait for groups that were set back: the oldest of these go on."""
         groups = self._groups.of(DEFERRED) + self._groups.of(SPENT)
         set_back = [group for group in groups if group in self._sample_buffer]
         newest = self._progress.fleet_version

@@ -1,14 +1,14 @@
-"""Lending: instances make way for a trainer on their GPUs, before its batch is whole.
+"""Lending: instances make way for a trainer on their GPUs before its batch is whole.
 
-What such an instance has is interrupted and goes on elsewhere with its tokens; when it has answered
-for all of that the trainer may have it, and trains what has been delivered so far:
+The requests of such an instance are interrupted and go on elsewhere with their tokens. When all its
+attempts have answered, the trainer gets the instance and trains what has been delivered so far:
 
     SERVING -> LENDING -> LENT -> SERVING                 it comes back with the weights it had
     SERVING -> LENDING -> LENT -> UPDATING -> ... SERVING  new ones were published meanwhile
                LENDING -> SERVING                          the batch was whole sooner
 
-Where nothing can go on without it, what was lent is reclaimed; so it is when the trainer brings new
-weights by itself, for nothing may go on before all have them.
+Lent instances are reclaimed if no work can go on without them. They are also reclaimed if the
+trainer brings new weights itself, because no work may go on before all instances have these.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LENT: Final = InstanceStatus.LENT
 
 
 class Lender:
-    """Asks the lending role, empties what it names, and knows what the trainer has.
+    """Asks the lending role, empties the instances it names, and knows which are lent.
 
     lending  the role that is asked
-    lends    whether it is asked at all
+    lends    whether the role is asked at all
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Lender:
         self._requests = requests
         self._progress = progress
         self._out = out
-        self._batch = -1  # that instances made way for last: once for each is enough
+        self._batch = -1  # the last batch that instances made way for: they do so once per batch
         self._makes_way: dict[str, Instance] = {}
         self._lent: dict[str, int] = {}  # instance -> the version of the weights it holds
         self._reclaimed: set[str] = set()
 
     def decide(self, changed: bool) -> None:
-        """Instances make way for the trainer, unless work or weights are on their way; `changed`:
-        something may have, that the role looks at."""
+        """Let instances make way for the trainer, unless work waits or weights are on their way.
+        `changed`: something that the role looks at may have changed."""
         if self._requests.waiting.size:
             if not self._fleet.attempts:
                 self._reclaim()
@@ -73,7 +73,7 @@ class Lender:
         return wanted and not progress.update_pending
 
     def _ask(self) -> None:
-        """Have the instances make way that the role names."""
+        """Ask the role, and empty the instances that it names."""
         if self._batch == self._progress.batches:
             return
         chosen = self.lending.choose(self._fleet, self._progress)
@@ -84,13 +84,13 @@ class Lender:
             if instance.status is not SERVING or instance.leaving:
                 raise PolicyError(f"lending chose {instance!r}, which does not serve")
         if len(set(chosen)) >= len(serving):
-            raise PolicyError("lending chose every instance that serves: nobody could go on")
+            raise PolicyError("lending chose all serving instances; at least one must keep serving")
         self._batch = self._progress.batches
         for instance in chosen:
             self._begin(instance)
 
     def emptied(self, instance: Instance) -> None:
-        """The last attempt in flight has answered."""
+        """The last attempt in flight on the instance has answered."""
         if instance.status is LENDING:
             del self._makes_way[instance.id]
             if instance.leaving:
@@ -99,15 +99,15 @@ class Lender:
                 self._lend(instance)
 
     def call_off(self) -> None:
-        """The batch is whole: what has not made way yet need not."""
+        """The batch is whole: instances that have not made way yet need not do so."""
         for instance in self._makes_way.values():
             self._set_status(instance, SERVING)
         self._makes_way.clear()
 
     def published(self, version: int, *, loads: bool) -> None:
-        """What is lent will never generate with older weights, if these are ours to load: it gets
-        them when it is back. Else it comes back with what it has, and work may wait for the trainer
-        to bring it these."""
+        """If we load the new weights, lent instances get them when they return and never generate
+        with older ones. Otherwise they return with the weights they have, and are reclaimed,
+        because work may wait until the trainer brings the new ones."""
         self.call_off()
         for name, held in self._lent.items():
             self._fleet.set_version(self._fleet.instances[name], version if loads else held)
@@ -115,19 +115,19 @@ class Lender:
             self._reclaim()
 
     def found(self, instance: Instance) -> None:
-        """Somebody has loaded other weights into it."""
+        """Another party has loaded other weights into the instance."""
         if instance.id in self._lent:
             self._lent[instance.id] = instance.version
 
     def _reclaim(self) -> None:
-        """Ask for all that was lent, once."""
+        """Ask for each lent instance back, once."""
         for name in self._lent:
             if name not in self._reclaimed:
                 self._reclaimed.add(name)
                 self._out.append(Reclaim(name))
 
     def returned(self, instance: Instance) -> bool:
-        """False if it was not lent."""
+        """The trainer returned an instance. False if it was not lent."""
         if instance.status is not LENT:
             return False
         held = self._forget(instance)

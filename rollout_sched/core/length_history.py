@@ -1,8 +1,8 @@
-"""The history of response lengths by prompt: what earlier groups of a prompt came to.
+"""The history of response lengths by prompt: the lengths of a prompt's earlier groups.
 
-A prompt comes again in every epoch, and its responses are about as long as they were (RhymeRL,
-arXiv 2508.18588, schedules by that). The history is fed by every delivery and begins with what the
-trainer knew of a prompt when it first came; nothing else goes in, so the journal gives it back.
+A prompt comes again in every epoch, and its responses are about as long as before (RhymeRL, arXiv
+2508.18588, schedules by that). The history starts with what the trainer knew of a prompt when it
+first came, and every delivery adds to it. Nothing else does, so the journal can restore it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-#: Lengths that are remembered of a prompt: several groups of the usual sizes, and no more memory
+#: Lengths remembered per prompt: enough for several groups of the usual sizes, and no more memory
 #: than a prompt's name and tokens take elsewhere.
 MOST_LENGTHS = 32
 
 
 class PromptLengths:
-    """What responses to one prompt came to. All groups of the prompt that are here share it.
+    """Response lengths of one prompt, shared by all current groups of the prompt.
 
-    `ascending`: the lengths of the newest deliveries, as many whole ones as there is room for; one
-    that is too large alone is thinned evenly, for its order is that of finishing.
+    `ascending`: the lengths of the newest deliveries, as many whole deliveries as fit. A single
+    delivery that is too large is thinned evenly by rank, because its order is that of finishing.
     """
 
     __slots__ = ("_deliveries", "ascending")
@@ -32,7 +32,7 @@ class PromptLengths:
 
     @property
     def deliveries(self) -> tuple[tuple[int, ...], ...]:
-        """Those remembered, oldest first: to note them one after the other gives the same."""
+        """The remembered deliveries, oldest first; noting them in this order gives the same."""
         return tuple([tuple(delivery) for delivery in self._deliveries])
 
     def note(self, lengths: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class PromptLengths:
         self.ascending = sorted([length for delivery in deliveries for length in delivery])
 
     def quantile(self, share: float) -> int | None:
-        """The least length that this share (0 to 1) of them does not exceed; None without any."""
+        """The least length that this share (0 to 1) of them does not exceed; None if empty."""
         lengths = self.ascending
         if not lengths:
             return None
@@ -55,7 +55,7 @@ class PromptLengths:
 
 
 class LengthHistory:
-    """The prompts by name."""
+    """`PromptLengths` by the name of the prompt."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, PromptLengths] = {}
@@ -70,13 +70,13 @@ class LengthHistory:
         return iter(self._prompts)
 
     def lengths(self) -> dict[str, list[int]]:
-        """All of it, by prompt, ascending."""
+        """All lengths by prompt, ascending."""
         return {prompt: known.ascending for prompt, known in self._prompts.items()}
 
     def of(self, prompt: str, before: Sequence[int] = ()) -> PromptLengths:
-        """A prompt's lengths; `before` is what was known of them when it comes for the first time.
+        """A prompt's lengths; `before` is what was known of them when it first comes.
 
-        A group whose prompt has no name ("") will not be met again, so it is not kept.
+        A prompt without a name ("") cannot be recognised later, so its lengths are not kept.
         """
         if not prompt:
             return PromptLengths(before)
@@ -87,7 +87,7 @@ class LengthHistory:
 
 
 def _thinned(ascending: list[int]) -> list[int]:
-    """At most `MOST_LENGTHS` of them, evenly by rank."""
+    """At most `MOST_LENGTHS` of the lengths, evenly by rank."""
     here, most = len(ascending), MOST_LENGTHS
     if here <= most:
         return ascending

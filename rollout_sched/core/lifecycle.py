@@ -1,8 +1,8 @@
-"""The life of a request, as a table.
+"""The life of a request as a table.
 
 A move that the table does not list is an error and changes nothing. Reading down: a request is
 created PARKED, *returns* to the waiting queue when its group is launched, is *dispatched*, and
-*finishes*; on the way it may be *interrupted*, *parked* in the replay buffer, or *act* between two
+*finishes*. On the way it may be *interrupted*, *parked* in the replay buffer, or *act* between two
 turns. It *ends* exactly once.
 """
 
@@ -45,7 +45,7 @@ FINISH: Final = Move.FINISH
 END: Final = Move.END
 
 MOVES: Final[dict[RequestState, dict[Move, RequestState]]] = {
-    # A whole response waits to be verified, and may turn out to need it no longer.
+    # A whole response that waits to be verified may turn out to need no verification.
     PARKED: {RETURN: WAITING, FINISH: FINISHED, END: ENDED},
     WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
     RUNNING: {

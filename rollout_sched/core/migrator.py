@@ -1,10 +1,10 @@
 """Migration: a running request is interrupted on one instance to go on on another.
 
-It keeps its tokens, whatever the interruption role says of weight updates, for the weights are the
-same there. The answer to the interruption may be late, or another than was asked for: the request
-has finished first, its attempt has failed, its instance is lost; and when it comes the instance
-that was meant may be closed. So that instance is a wish of the request's next dispatch, and
-nothing else: whatever happens in between, the ordinary rules hold.
+The request keeps its tokens even if the interruption role drops them at weight updates, because the
+weights are the same on both instances. The answer to the interruption may be late, or be another
+event: the request finished first, its attempt failed, or its instance was lost. By then the target
+may be closed. So the target is only a preference for the request's next dispatch; whatever happens
+in between, the ordinary rules hold.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ DRAINING: Final = InstanceStatus.DRAINING
 
 
 class Migrator:
-    """Asks the migration role, and remembers where those that were interrupted are to go.
+    """Asks the migration role, and remembers the targets of interrupted requests.
 
     migration  the role that is asked
-    due_at     when it is to be asked next, in seconds: every `interval_s`, once per event at most,
+    due_at     when to ask it next, in seconds: every `interval_s`, at most once per event,
                however large the fleet
     """
 
     def __init__(self, migration: Migration, fleet: Fleet, requests: Requests) -> None:
-        self.due_at = migration.interval_s  # at 0 there is nothing to move; never, if never asked
+        self.due_at = migration.interval_s  # at 0 there is nothing to move; infinity: never asked
         self.migration = migration
         self._fleet = fleet
         self._requests = requests
         self._meant: dict[int, str] = {}  # attempt that was interrupted -> instance
 
     def ask(self, now: float) -> None:
-        """Have those interrupted that the role names, unless others are still on their way.
+        """Interrupt the requests that the role names, unless earlier migrants are still in flight.
 
-        Asked while nothing waits, so that who was interrupted and is not in flight will not come.
+        Asked while nothing waits, so a migrant that is not in flight will not be dispatched.
         """
         self.due_at = now + self.migration.interval_s
         if self._meant:
@@ -52,13 +52,13 @@ class Migrator:
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
             if not self._fleet.sessions.may_begin(attempt.request, instance):
-                continue  # too many sessions are there: it would wait, and now it runs
+                continue  # the target has too many sessions: the request would wait instead of run
             attempt.request.migrations += 1
             self._meant[attempt.id] = instance.id
             self._requests.interrupt(attempt.request)
 
     def meant_for(self, request: Request) -> Instance | None:
-        """Where a request goes on that was interrupted to migrate, if that is open; told once."""
+        """The target of a request that was interrupted to migrate, if open; given only once."""
         if not self._meant:
             return None
         instance = self._meant.pop(request.last_attempt, "")
@@ -69,8 +69,14 @@ class Migrator:
         if request.attempt is not attempt or request.state is not RUNNING:
             raise PolicyError(f"migration chose {request!r}, which does not run")
         if source.status is not SERVING and source.status is not DRAINING:
-            raise PolicyError(f"migration chose {request!r}, which stands still on {source!r}")
+            raise PolicyError(
+                f"migration chose {request!r} on {source!r}, which neither serves nor drains"
+            )
         if instance is source or instance.open_index < 0:
-            raise PolicyError(f"migration of {request!r} from {source!r} to {instance!r}, not open")
+            raise PolicyError(
+                f"migration moves {request!r} from {source!r} to {instance!r}, which is not open"
+            )
         if instance.version != source.version:
-            raise PolicyError(f"migration of {request!r} to other weights, on {instance!r}")
+            raise PolicyError(
+                f"migration moves {request!r} to {instance!r}, which has another version"
+            )

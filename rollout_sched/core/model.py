@@ -1,8 +1,8 @@
-"""The nouns: Instance, Attempt, Siblings, Group, Request, Segment, Sample.
+"""The data classes: Instance, Attempt, Siblings, Group, Request, Segment, Sample.
 
-Everything here holds counts, never tokens: the tokens and their log-probabilities stay with the
-driver. The scheduler alone changes these objects; policies read them. They are plain classes with
-slots, for every event writes a dozen of their fields: a struct takes four times as long for that.
+They hold counts, never tokens: the tokens and their log-probabilities stay with the driver. Only
+the scheduler changes these objects; policies read them. They are plain classes with slots, because
+every event writes a dozen of their fields and a struct takes four times as long for that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RequestState(StrEnum):
 
     WAITING = "waiting"  # may be dispatched now
     RUNNING = "running"  # an attempt is on an instance
-    INTERRUPTING = "interrupting"  # told to stop, its answer has not come yet
+    INTERRUPTING = "interrupting"  # told to stop, has not answered yet
     ACTING = "acting"  # between two turns: a tool or an environment works
     PARKED = "parked"  # in the replay buffer, until its group is launched again
     FINISHED = "finished"  # generation is over, the sample waits for its group
@@ -45,9 +45,9 @@ class GroupState(StrEnum):
 
     FRESH = "fresh"  # submitted, never launched
     ACTIVE = "active"  # launched: its requests may run
-    SPENT = "spent"  # all that is unfinished of it has used up the round's budget of tokens
+    SPENT = "spent"  # all its unfinished requests have used up the round's budget of tokens
     DEFERRED = "deferred"  # set back to a later round, with or without its tokens
-    JUDGING = "judging"  # whole, waits to be judged by who asked for it
+    JUDGING = "judging"  # whole, waits for its judgement
     COMPLETE = "complete"  # whole, waits for its batch
     DELIVERED = "delivered"
     FAILED = "failed"  # it can never be whole, or judged
@@ -55,19 +55,19 @@ class GroupState(StrEnum):
 
 
 class InstanceStatus(StrEnum):
-    """What an instance may be asked to do; `updater.py` and `lender.py` say how it moves."""
+    """What an instance may do; `updater.py` and `lender.py` define how it moves."""
 
     SERVING = "serving"
-    DRAINING = "draining"  # takes nothing new, finishes what it has, then gets its weights
+    DRAINING = "draining"  # takes nothing new, finishes its attempts, then gets its weights
     PAUSING = "pausing"  # told to pause, has not confirmed
     UPDATING = "updating"  # weights are on their way
-    GATED = "gated"  # has its weights, waits for those updated together with it
-    LENDING = "lending"  # makes way for the trainer: what it has goes on elsewhere
+    GATED = "gated"  # has its weights, waits for the instances updated together with it
+    LENDING = "lending"  # makes way for the trainer: its requests go on elsewhere
     LENT = "lent"  # the trainer has its GPUs
-    LOST = "lost"  # gone; only old references still show it
+    LOST = "lost"  # gone; only old references still point to it
 
 
-# Final, so that compiled code need not look them up: that is a call of Python.
+# Final, so that compiled code need not look them up, which would be a Python call.
 _PARKED: Final = RequestState.PARKED
 _FRESH: Final = GroupState.FRESH
 _ACTIVE: Final = GroupState.ACTIVE
@@ -77,16 +77,16 @@ _SERVING: Final = InstanceStatus.SERVING
 class Instance:
     """One inference server we can send requests to.
 
-    `tokens` is the sum over its attempts of the context sent and of the tokens still expected: the
+    `tokens` is the sum over its attempts of the context sent and the tokens still expected: the
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed here since its last answer and may be at fault themselves; `faults`
-    counts those of them that succeeded elsewhere; `rests` its rests since then (see `blame.py`).
-    `report` is its last poll, as old as that is, `report_before` the one before that; `unreported`
-    counts the attempts sent since, and `observed` is what the admission makes of the polls. `kept`
-    are the requests between two turns whose KV is here. `finished` counts those that were finished
-    here, `finished_tokens` the tokens of their contexts, if the admission wants to know. With
-    `gate_closed` somebody else has it in hand, and nothing new is sent there.
-    `open_index`, `heap_version` and `takes_new` are the fleet's.
+    counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
+    `blame.py`). `report` is its last poll, however old, `report_before` the one before that;
+    `unreported` counts the attempts sent since the last poll, and `observed` is what the admission
+    derived from the polls. `kept` are the requests between two turns whose KV is here. `finished`
+    counts the requests that finished here, `finished_tokens` the tokens of their contexts, if the
+    admission needs them. While `gate_closed` is set, another party controls the instance, and
+    nothing new is sent there. `open_index`, `heap_version` and `takes_new` belong to the fleet.
     """
 
     __slots__ = (
@@ -150,7 +150,7 @@ class Instance:
 
     @property
     def sessions(self) -> int:
-        """Requests whose KV is here: those in flight, and those between two turns."""
+        """Requests whose KV is here: those in flight and those between two turns."""
         return len(self.attempts) + len(self.kept)
 
     def __repr__(self) -> str:
@@ -158,13 +158,13 @@ class Instance:
 
 
 class Siblings:
-    """Requests with the same prompt and limit: what the length of one tells about the others.
+    """Requests with the same prompt and limit: the length of one helps to predict the others.
 
-    `lengths` holds the response lengths of those that have finished, ascending; `estimate` is what
-    the prediction made of them. `requests` are those that are here; `joined` counts those that came
-    one by one (direct requests). `prompt` names the prompt wherever it comes again. `history` holds
-    what its earlier responses came to (None where no role asks), `expected_tokens` what the trainer
-    expects of one (0: it has no idea).
+    `lengths` holds the response lengths of finished siblings, ascending; `estimate` is the
+    prediction made from them. `requests` are the current siblings; `joined` counts those that came
+    one by one (direct requests). `prompt` names the prompt in every epoch. `history` holds the
+    lengths of its earlier responses (None if no role uses them), `expected_tokens` the response
+    length that the trainer expects (0: unknown).
     """
 
     __slots__ = (
@@ -208,10 +208,10 @@ class Group:
     """The requests of one prompt, delivered together.
 
     `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
-    that may have made any of its tokens (None: none were made). `groups.py` says how its state
-    moves. `launch_place` is its place, from 0, among the `launch_size` groups last launched with
-    it. `judged`: once whole it is judged before it may be delivered; `judgement` is the number of
-    the Judge that waits for an answer, 0 while none does.
+    that may have made any of its tokens (None: it has no tokens). `groups.py` defines how its state
+    moves. `launch_place` is its position, from 0, among the `launch_size` groups of its last
+    launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the number
+    of the Judge that waits for an answer, 0 if none.
     """
 
     __slots__ = (
@@ -249,12 +249,12 @@ class Group:
 
     @property
     def prompt(self) -> str:
-        """What it is a group of, equal in every epoch."""
+        """The name of its prompt, equal in every epoch."""
         return self.siblings.prompt
 
     @property
     def tokens(self) -> int:
-        """Of the prompt and the longest response it may get."""
+        """The prompt plus the longest response allowed, in tokens."""
         return self.siblings.prompt_tokens + self.siblings.max_tokens
 
     def __repr__(self) -> str:
@@ -265,17 +265,17 @@ class Group:
 class Request:
     """One generation we own, across all its attempts.
 
-    `group` is what it is delivered with; None for a direct request, which is answered by itself.
-    `context_tokens` is what the next attempt has to have in its KV cache: the prompt, everything
-    generated and everything observed. `response_tokens` is what was generated. `expected_tokens`
-    is the predicted total response. `computed_tokens` leading tokens of the context went through an
-    instance before. `home` is the instance that keeps its KV between two turns, None at any other
-    time. `settled_tokens` of the response were made before a tool last returned. `ends`: what it
-    has made is a whole response, if newer weights pass it. `rank` is its entry in the waiting
-    queue, None outside of it. `failures` counts the attempts that failed in a row, on the instances
-    `failed_on`; after one it may rest.
-    `priority`: of those that wait the least goes first, whatever the ordering says.
-    `migrations` counts how often it was interrupted to go on elsewhere.
+    `group` is the group it is delivered with; None for a direct request, which is answered by
+    itself. `context_tokens` is what the next attempt must have in its KV cache: the prompt,
+    everything generated and everything observed. `response_tokens` is what was generated.
+    `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
+    context were already processed by an instance. `home` is the instance that keeps its KV between
+    two turns, otherwise None. `settled_tokens` of the response were made before a tool last
+    returned. `ends`: its tokens are a whole response if newer weights accept them. `rank` is its
+    entry in the waiting queue, None if it does not wait. `failures` counts the attempts that failed
+    in a row, on the instances `failed_on`; after one it may rest. `priority`: of the waiting
+    requests the lowest goes first, whatever the ordering says. `migrations` counts how often it was
+    interrupted to go on elsewhere.
     """
 
     __slots__ = (
@@ -349,7 +349,7 @@ class Request:
 
     @property
     def active(self) -> bool:
-        """Whether it may run now, as far as its group is concerned."""
+        """Whether its group, if any, lets it run now."""
         return self.group is None or self.group.state is _ACTIVE
 
     @property
@@ -359,12 +359,12 @@ class Request:
 
     @property
     def resumed(self) -> bool:
-        """True when an earlier attempt left something to go on from."""
+        """True if earlier attempts left tokens to go on from."""
         return self.response_tokens > 0
 
     @property
     def known_tokens(self) -> int:
-        """Response tokens we know of, those of the running attempt included."""
+        """Known response tokens, including those of the running attempt."""
         running = self.attempt.tokens if self.attempt is not None else 0
         return self.response_tokens + running
 
@@ -375,8 +375,8 @@ class Request:
 class Attempt:
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
-    `abandoned` is the reason its tokens are no longer wanted; the instance still holds the slot
-    until it has answered. `draft_tokens` are to be verified before it makes any.
+    `abandoned` is the reason why its tokens are no longer wanted; the instance still holds the slot
+    until it has answered. `draft_tokens` must be verified before it makes new ones.
     """
 
     __slots__ = (

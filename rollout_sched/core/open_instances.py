@@ -1,10 +1,10 @@
 """The open instances, and which of them is least loaded.
 
-`least()` must not cost more as the fleet grows, so they sit in a heap of (load, serial, heap
-version). A change bumps the instance's, which makes its entry stale, and notes that it has moved;
-the new entry is made when somebody next asks, for most changes are answers after which nothing is
-dispatched. Stale entries are dropped when they surface, and the heap is rebuilt when they outnumber
-live ones, so every operation is O(log instances) amortised.
+`least()` must not cost more as the fleet grows, so open instances are in a heap of (load, serial,
+heap version). A change increases the instance's heap version, which makes its entry stale, and
+marks it as moved. The new entry is made at the next query, because no dispatch follows most
+changes. Stale entries are dropped when they reach the top, and the heap is rebuilt when they
+outnumber live ones, so every operation is O(log instances) amortised.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Heap = list[tuple[Any, int, int, Instance]]
 
 
 class OpenInstances:
-    """`open` lists them, each at its `open_index`, which is -1 for all others."""
+    """`open` lists the open instances by their `open_index`, which is -1 for all others."""
 
     def __init__(self, load: Callable[[Instance], Any]) -> None:
         self.open: list[Instance] = []
         self._load = load
         self._heap: Heap = []
-        self._moved: set[Instance] = set()  # open or not, their entries are stale
+        self._moved: set[Instance] = set()  # open or not: their entries are stale
 
     def least(self) -> Instance | None:
-        """The one of least load; the one that joined first among equals."""
+        """The open instance of least load; among equals, the one that joined first."""
         if self._moved:
             self._settle()
         heap = self._heap
@@ -40,14 +40,14 @@ class OpenInstances:
         return None
 
     def put(self, instance: Instance) -> None:
-        """It is open, and its load may be another."""
+        """The instance is open, and its load may have changed."""
         if instance.open_index < 0:
             instance.open_index = len(self.open)
             self.open.append(instance)
         self._moved.add(instance)
 
     def remove(self, instance: Instance) -> None:
-        """It is open no more; the last of the list takes its place."""
+        """The instance is no longer open; the last of the list takes its place."""
         last = self.open.pop()
         if last is not instance:
             self.open[instance.open_index] = last
@@ -55,7 +55,7 @@ class OpenInstances:
         instance.open_index = -1
 
     def _settle(self) -> None:
-        """Give those that have moved their new place in the heap."""
+        """Make new heap entries for the instances that have moved."""
         heap, moved = self._heap, self._moved
         if len(heap) + len(moved) > 64 + 4 * len(self.open):
             heap[:] = [(self._load(i), i.serial, i.heap_version, i) for i in self.open]
@@ -67,7 +67,7 @@ class OpenInstances:
                 continue
             entry = (self._load(instance), instance.serial, instance.heap_version, instance)
             if heap and heap[0][3] is instance:
-                heapreplace(heap, entry)  # its old entry is stale: spare the pop
+                heapreplace(heap, entry)  # its old entry is stale: saves the pop
             else:
                 heappush(heap, entry)
         moved.clear()

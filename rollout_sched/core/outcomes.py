@@ -1,4 +1,4 @@
-"""What becomes of requests beyond a single attempt: they go on, are finished, or given up."""
+"""What happens to requests between attempts: they go on, are finished, or are given up."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rollout_sched.core.verification import Verification
 
 
 class Outcomes:
-    """Moves requests on when an attempt, a turn or a rest is over.
+    """Moves requests when an attempt, a turn or a rest is over.
 
-    groups        what becomes of theirs
-    max_failures  a request that failed so often in a row is given up
+    groups        the moves of their groups
+    max_failures  a request that failed this often in a row is given up
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Outcomes:
         self._out = out
 
     def go_on(self, request: Request) -> None:
-        """To the waiting queue if it may run, to the replay buffer if its group was set back."""
+        """To the waiting queue if the request may run, else to the replay buffer."""
         if not self._requests.room_for(request):
             self.finish(request, "length")
         elif request.active and not request.rests_until:
@@ -57,8 +57,8 @@ class Outcomes:
             self._requests.park(request)
 
     def end_segment(self, request: Request) -> None:
-        """It used up the tokens of one attempt; a budget is renewed by the next round."""
-        request.ends = False  # it went on after its end
+        """It used up the tokens of one attempt; the next round renews a budget."""
+        request.ends = False  # it continued after its end
         if self._budgeted and request.group is not None:
             self._requests.park(request)
             self.groups.spend(request.group)
@@ -85,7 +85,7 @@ class Outcomes:
         self.groups.finished(request, group)
 
     def launch(self, group: Group, oversample: float) -> None:
-        """It may be dispatched, as far as it is not whole."""
+        """Launch a group: let its requests be dispatched, and finish those that are whole."""
         for request in self.groups.launch(group, oversample):
             self._requests.replay_buffer.remove(request)
             self.finish(request, "stop")
@@ -93,25 +93,25 @@ class Outcomes:
             self._verification.renew(group)  # a tool may still be at work on old tokens
 
     def end_direct(self, request: Request, reason: str) -> None:
-        """A direct request is over without an answer."""
+        """A direct request ends without an answer."""
         self._requests.end(request, reason)
         self._leave(request)
 
     def give_up(self, request: Request) -> None:
-        """It cannot be made, and so its group can never be whole."""
+        """The request cannot be made, so its group can never be whole."""
         if request.group is None:
             self.end_direct(request, "failed")
         else:
             self.groups.lose(request.group, "failed")
 
     def _answer(self, request: Request) -> None:
-        """A direct request is finished: it leaves without waiting for anybody."""
+        """A direct request is finished: answer it at once."""
         self._out.append(Answer(self._finished.of(request)))
         self._requests.forget(request)
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """What it taught helps the siblings that are still here."""
+        """Its length updates the prediction for its remaining siblings."""
         self._siblings.leave(request)
         if request.siblings.requests:
             self._requests.expectations.learn(request.siblings)

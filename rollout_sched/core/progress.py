@@ -1,4 +1,4 @@
-"""How far the run is: what batching, freshness and weights policies read."""
+"""How far the run is: what the batching, freshness and weights policies read."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DRAINING, PAUSING, UPDATING = (
     InstanceStatus.UPDATING,
 )
 
-#: Batches whose groups are remembered: a cycle of rounds with an eighth more prompts has nine.
+#: Batches whose groups are remembered. A cycle of rounds with an eighth more prompts has nine.
 RECENT_BATCHES = 12
 
 
 class RunProgress:
-    """The scheduler's own `Progress`: what the trainer said, and views of what lives elsewhere.
+    """The scheduler's `Progress`: what the trainer said, and values read from the other books.
 
     dirty        something has changed since the group-level roles were last asked
-    takes_parts  the trainer takes the present batch in parts
+    takes_parts  the trainer takes the current batch in parts
     shares_gpus  the trainer takes instances that are lent to it
-    parts        of the present batch that have gone
+    parts        parts of the current batch that were delivered
     whole_at     the version that took the last whole batch
-    lost         groups that the round has lost, and that are not made up for yet
+    lost         groups that the round has lost and that are not made up for yet
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class RunProgress:
             self.recent.append(DeliveredGroup(group.siblings.prompt_tokens, lengths))
 
     def group_lost(self, group: Group) -> None:
-        """It fails, is filtered or starts over: another is to take its place in the round."""
+        """A group fails, is filtered or starts over: another must take its place in the round."""
         if self.round is not None and group.state in (ACTIVE, JUDGING, COMPLETE):
             self.lost += 1
 
     def launched(self, launch: Launch, groups: int) -> None:
-        """So many of what the batching asked for: it begins a round, or makes up for groups."""
+        """`groups` groups of `launch` were launched: it begins a round, or makes up for groups."""
         if self.round is None:
             self.round = launch
         self.lost = max(0, self.lost - groups)
@@ -86,7 +86,7 @@ class RunProgress:
         self.parts += 1
 
     def batch_delivered(self) -> None:
-        """Its last part has gone."""
+        """The last part of the batch was delivered."""
         self.batches += 1
         self.parts = self.in_batch = 0
         self.whole_at = self.version
@@ -95,7 +95,7 @@ class RunProgress:
         self.round = None
 
     def restore(self, run: RunFacts, recent: Iterable[DeliveredGroup]) -> None:
-        """Go on where an earlier scheduler of this run has ended."""
+        """Go on from where an earlier scheduler of this run ended."""
         self.version = run.version
         self.trainer_waiting, self.takes_parts = run.trainer_waiting, run.takes_parts
         self.shares_gpus = run.shares_gpus
@@ -111,12 +111,12 @@ class RunProgress:
 
     @property
     def missing(self) -> int:
-        """Groups that the batch lacks and will get: all that are left, where no more are coming."""
+        """Groups that the batch lacks and will get: at most all that are left, once closed."""
         return min(self.lacking, len(self._groups)) if self.closed else self.lacking
 
     @property
     def lacking(self) -> int:
-        """Groups that the batch would take, whether or not there are any."""
+        """Groups that the batch would still take, whether or not there are any."""
         return self.prompts_per_step - self.in_batch
 
     @property

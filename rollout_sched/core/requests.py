@@ -1,4 +1,4 @@
-"""Requests that are here, and their moves through `lifecycle.py` with all that these entail."""
+"""The requests that have not ended, and their moves through `lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout_sched.core.waiting import WaitingQueue
 
 
 class Requests:
-    """Every request that has not ended, by id; those that wait and those that are parked."""
+    """Every request that has not ended, by id, with the waiting queue and the replay buffer."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class Requests:
     # -- moves -----------------------------------------------------------------------------
 
     def create(self, siblings: Siblings, group: Group | None, index: int, name: str) -> Request:
-        """A new request, parked until it is let go in the same breath."""
+        """A new request, parked until the caller moves it on, within the same event."""
         serial = self._serials.next()
         request = Request(name, siblings, group, index, serial, siblings.prompt_tokens)
         self.take_in(request)
         return request
 
     def take_in(self, request: Request) -> None:
-        """It is here from now on."""
+        """Add a request to the books."""
         self._all[request.id] = request
         request.siblings.requests.append(request)
 
     def wait(self, request: Request) -> None:
-        """It may be dispatched (again)."""
+        """The request may be dispatched (again)."""
         self.replay_buffer.discard(request)
         request.rests_until = 0.0
         home = request.home
@@ -78,15 +78,16 @@ class Requests:
         self.expectations.enqueue(request)
 
     def rested(self, request: Request) -> None:
-        """Its rest is over. A client's that has failed itself waits behind all who came meanwhile,
-        so that one that goes on failing takes nobody's place; the trainer's are in its own order.
+        """The rest of the request is over. A direct request that has failed moves behind all that
+        came meanwhile, so that one that keeps failing delays no other; the trainer's keep their
+        order.
         """
         if request.group is None and request.failures:
             request.serial = self._serials.next()
         self.wait(request)
 
     def leave_home(self, request: Request) -> None:
-        """The instance that kept its KV is gone."""
+        """The instance that kept the KV of the request is gone."""
         self._fleet.leave(request)
         if request.state is WAITING:
             self.expectations.rerank(request)
@@ -106,7 +107,7 @@ class Requests:
         self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     def start_over(self, request: Request, reason: str) -> None:
-        """Throw away all that it has made, and park it."""
+        """Throw away all tokens of the request, and park it."""
         self._ledger.abandon(request, reason)
         if request.response_tokens or request.turn:
             self._out.append(discard(request, request.response_tokens, reason))
@@ -121,7 +122,7 @@ class Requests:
             self.park(request)
 
     def end(self, request: Request, reason: str) -> None:
-        """It is over without being delivered or answered."""
+        """The request ends without being delivered or answered."""
         self._ledger.abandon(request, reason)
         self._fleet.leave(request)
         if request.failed_on:
@@ -134,14 +135,14 @@ class Requests:
         self._out.append(discard(request, request.response_tokens, reason, ends=True))
 
     def forget(self, request: Request) -> None:
-        """It has ended: delivered, answered or discarded."""
+        """The request has ended: delivered, answered or discarded."""
         move(request, END)
         del self._all[request.id]
 
     # -- whether they can go on ------------------------------------------------------------
 
     def room_for(self, request: Request) -> int:
-        """Tokens it may still make; observations may have filled the KV cache of any instance."""
+        """Tokens it may still make; observations may have filled the largest KV cache."""
         remaining = request.siblings.max_tokens - request.response_tokens
         most = self._fleet.kv.most
         if not most or request.context_tokens + remaining <= most:

@@ -1,9 +1,9 @@
-"""A fresh scheduler goes on where an earlier one of the same run has ended.
+"""Restoring: a fresh scheduler goes on where an earlier one of the same run ended.
 
-Groups and requests come back where they stood, but nothing runs: who was in flight waits, with what
-was kept of it. Attempts and serials are numbered on, so that an answer to an attempt of the earlier
-scheduler is one to no attempt. Instances join by their own events, as if they came for the first
-time; whom they suspected, who rested, what was lent and who was on the way elsewhere is forgotten.
+Groups and requests come back in their earlier states, but nothing runs: a request that was in
+flight waits, with its kept tokens. Attempt ids and serials continue, so an answer to an attempt of
+the earlier scheduler matches no attempt. Instances join by their own events, as if for the first
+time; suspects, rests, loans and migrations are forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollout_sched.core.run_state import GroupFacts, RequestFacts, RequestStands
 from rollout_sched.core.tuning import Tuning
 from rollout_sched.core.work import Work
 
-#: Who waited or was in flight is as one whose attempt has just ended.
+#: A request that waited or was in flight is treated as one whose attempt has just ended.
 _STATES: Final[dict[RequestStands, RequestState]] = {
     "waiting": INTERRUPTING,
     "parked": PARKED,
@@ -55,8 +55,8 @@ class Restorer:
         state = event.state
         if now < state.run.now:
             raise CallerError(
-                f"the run is at {state.run.now} s, and cannot be restored at {now} s: its time "
-                f"goes on"
+                f"the run is already at {state.run.now} s, so it cannot be restored at the earlier "
+                f"time {now} s"
             )
         self._restore_run(state, now)
         going_on = [
@@ -64,7 +64,7 @@ class Restorer:
             for facts in sorted(state.groups, key=_serial)
             for request in self._restore_group(facts)
         ]
-        for request in going_on:  # the last of them may make a group whole, and so end a sibling
+        for request in going_on:  # an earlier one may complete its group and end a sibling
             if request.id in self._requests:
                 self._outcomes.go_on(request)
 
@@ -85,7 +85,7 @@ class Restorer:
                 _remember(self._lengths.of(prompt.prompt), prompt.deliveries)
 
     def _restore_group(self, facts: GroupFacts) -> list[Request]:
-        """Returns its requests that may go on."""
+        """Returns the requests of the group that may go on."""
         siblings = Siblings(
             facts.group,
             facts.prompt_tokens,

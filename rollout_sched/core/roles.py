@@ -1,7 +1,7 @@
 """Roles: the questions the scheduler asks, one each. A policy is an object that answers one.
 
-Answers are data. A role never changes what it is shown, keeps no clock and rolls no dice of its
-own; where chance is wanted, a seeded `Dice` is handed in.
+Answers are data. A role never changes its arguments, and has no clock and no source of randomness
+of its own; a policy that needs randomness is given a seeded `Dice`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class FleetView(Protocol):
 
     @property
     def instances(self) -> Mapping[str, Instance]:
-        """All that are here, open or not, by name, in the order of their joining."""
+        """All joined instances by name, open or not, in order of joining."""
 
     @property
     def open(self) -> Sequence[Instance]:
-        """Open instances, in no meaningful but in a reproducible order."""
+        """The open instances, in a reproducible but otherwise arbitrary order."""
 
     def least(self) -> Instance | None:
         """The open instance of least load; the one that joined first among equals."""
 
     def open_instance(self, instance: str) -> Instance | None:
-        """That instance if it is open."""
+        """The named instance if it is open."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What the instances that are here hold together; `kv_tokens` in tokens of KV cache."""
+    """The sums over all joined instances; `kv_tokens` in tokens of KV cache."""
 
     instances: int
     slots: int
@@ -53,17 +53,15 @@ class Progress(Protocol):
 
     A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
     of tokens), *deferred* (set back to a later round), *judging* (whole, and waits to be judged) or
-    *complete*; *delivered* in the end.
-    `started` counts the groups, neither fresh nor delivered, that staleness applies to. Of the
-    present batch `in_batch` have gone to the trainer, who takes parts of it, and `missing` have
-    not; that is fewer than fill a batch where no more will come. `on_the_way` are the active, those
-    that are judged, the complete, and those of the present batch that have gone. `lost` counts the
-    groups that the round has lost, failed, filtered or started over, and that no launch has made up
-    for yet. `places` is how many groups the trainer
-    still takes at its version, if it takes one batch at it. `round` is the launch in effect since
-    the last batch was whole. `updating` counts the instances that are getting weights. `recent` are
-    the groups of the last 12 batches, kept only for a batching with an attribute `uses_recent` that
-    is true.
+    *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
+    that staleness applies to. Of the current batch, `in_batch` groups have gone to the trainer, if
+    it takes parts, and `missing` have not; these are fewer than fill a batch if no more groups
+    come. `on_the_way` is the number of active, judging and complete groups, plus `in_batch`. `lost`
+    counts the groups that the round has lost (failed, filtered or started over) and that no launch
+    has made up for yet. `places` is how many groups the trainer still takes at its version, if it
+    takes one batch per version. `round` is the launch in effect since the last batch was whole.
+    `updating` counts the instances that are getting weights. `recent` are the groups of the last 12
+    batches, kept only for a batching whose attribute `uses_recent` is true.
     """
 
     @property
@@ -119,64 +117,64 @@ class Routing(Protocol):
         """A sortable load; `FleetView.least` finds its minimum."""
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        """An open instance, or None to let it wait."""
+        """An open instance, or None to let the request wait."""
 
 
 class Affinity(Protocol):
-    """Does a request of a session go back to where its KV is, though others have less to do?
+    """Does a request of a session return to its KV, even if other instances have less to do?
 
-    A *session* here is the conversation of direct requests that clients name. A routing that sees
-    to that itself says so in an attribute `keeps_sessions` that is true; then nobody else is asked.
+    A *session* here is a conversation of direct requests, as named by the client. If a routing
+    handles sessions itself, its attribute `keeps_sessions` is true and affinity is not asked.
     """
 
     @property
     def keeps_sessions(self) -> bool:
-        """False: never asked."""
+        """False: the role is never asked."""
 
     def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
-        """Both are open: where its session was last, and where the routing would send it."""
+        """`home` is the session's last instance, `elsewhere` the routing's choice; both open."""
 
 
 class Ordering(Protocol):
     """Which waiting request goes first?"""
 
     def key(self, request: Request) -> Any:
-        """A sortable key, least first; equal keys go in order of launch."""
+        """A sortable key, lowest first; equal keys go in order of launch."""
 
 
 class Admission(Protocol):
-    """May this instance take one more request, as far as its own load goes?"""
+    """May this instance take one more request, given its own load?"""
 
     def admits(self, instance: Instance) -> bool: ...
 
 
 class SessionAdmission(Admission, Protocol):
-    """An admission that also bounds whose KV an instance keeps from one turn to the next.
+    """An admission that also bounds the sessions whose KV an instance keeps between turns.
 
-    A *session* of an instance is a request in flight there, or between two turns of which the last
-    was made there. Where an admission answers these, requests that go on where their KV is pass
-    before all others.
+    A *session* of an instance is a request in flight there, or one between two turns whose last
+    turn was made there. With such an admission, requests that go on where their KV is pass before
+    all others.
     """
 
     def observe(self, instance: Instance, report: InstanceReported) -> Any:
-        """What it makes of a poll; `instance.report` and `instance.observed` are still those of the
-        poll before. The scheduler keeps the answer as `instance.observed`."""
+        """A summary of a poll, which the scheduler keeps as `instance.observed`. When asked,
+        `instance.report` and `instance.observed` are still those of the poll before."""
 
     def begins(self, instance: Instance) -> bool:
-        """May it take a request whose KV is not there? True of an instance without sessions."""
+        """May it take a request whose KV is elsewhere? True for an instance without sessions."""
 
     def continues(self, instance: Instance) -> bool:
-        """May a request whose KV is there go on? If not, it waits with those that have none."""
+        """May a request whose KV is there go on? If not, it waits with those that have no KV."""
 
 
 class Prediction(Protocol):
-    """How many response tokens will this request have made in the end?"""
+    """How many response tokens will this request have in the end?"""
 
     def estimate(self, siblings: Siblings) -> int | None:
-        """What is known of the lengths of siblings; asked whenever one of them makes progress.
+        """An estimate from the lengths of siblings; asked whenever one of them makes progress.
 
-        The scheduler keeps the answer as `siblings.estimate` and asks `expect` anew, for every one
-        that is not finished, when it changes. None: nothing.
+        The scheduler keeps the answer as `siblings.estimate`. When it changes, the scheduler asks
+        `expect` again for every unfinished sibling. None: no estimate.
         """
 
     def expect(self, request: Request) -> int: ...
@@ -185,24 +183,24 @@ class Prediction(Protocol):
 class Batching(Protocol):
     """When do groups start, and when is a batch ready?
 
-    One that makes every sample some versions old says so in a class attribute `least_staleness`, so
-    that a tighter bound is refused before a run.
+    A batching that makes every sample some versions old declares a class attribute
+    `least_staleness`, so that a tighter bound is refused before a run.
     """
 
     @property
     def stops_at_delivery(self) -> bool:
-        """True if a whole batch ends the round: what still runs is set back."""
+        """True if a whole batch ends the round and what still runs is set back."""
 
     @property
     def part_prompts(self) -> int:
-        """The least groups of a part of a batch, but for the last one; 0 for no parts."""
+        """The least groups in a part of a batch, except the last part; 0: no parts."""
 
     def launch(self, progress: Progress) -> Launch | None: ...
 
     def batch(self, progress: Progress) -> int:
         """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits.
 
-        Fewer than `progress.missing` are a part, which goes if the trainer takes parts.
+        Fewer than `progress.missing` groups are a part, delivered if the trainer takes parts.
         """
 
 
@@ -211,22 +209,23 @@ class Selection(Protocol):
 
     @property
     def window(self) -> int:
-        """It chooses among the groups of so many rounds, all of which start before the next ones
-        are looked at. 0: they start in the order they came, and it is not asked.
+        """Number of rounds whose groups it chooses from; all of these start before the next window
+        is looked at. 0: groups start in order of arrival, and the role is not asked.
         """
 
     def choose(
         self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
     ) -> Sequence[Group]:
-        """So many of `window`, which holds more, in the order they came; `beside` start with them.
+        """Choose `wanted` groups of `window`, which has more, in order of arrival; `beside` start
+        with them.
 
-        What groups carry: `group.siblings.history`, `.expected_tokens`, `.prompt_tokens` and
+        Useful data of a group: `group.siblings.history`, `.expected_tokens`, `.prompt_tokens` and
         `.max_tokens`.
         """
 
 
 class Freshness(Protocol):
-    """How old may a delivered sample be, and who waits for whom?"""
+    """How old may a delivered sample be, and which groups wait for others?"""
 
     def room(self, progress: Progress) -> int:
         """How many more groups may be launched."""
@@ -235,18 +234,18 @@ class Freshness(Protocol):
         """The oldest version a sample delivered at trainer version `version` may hold."""
 
     def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
-        """True if delivering now would leave groups behind that can no longer be fresh enough.
+        """True if delivering now would leave groups behind that would then become too old.
 
         `remaining`: oldest version -> groups that would still be open after this delivery;
-        `places`: how many groups the present batch would lack after it.
+        `places`: how many groups the current batch would lack after it.
         """
 
 
 class Interruption(Protocol):
     """What happens to a running request when its instance gets weights, or its round ends?
 
-    One whose requests are verified before they go on says so in an attribute `verifies`, with the
-    `leniency` of the test (see `core.verification`); it keeps what is partial, and no KV.
+    If requests are verified before they go on, the policy has an attribute `verifies` and the
+    `leniency` of the test (see `core.verification`); it keeps partial responses, and no KV.
     """
 
     @property
@@ -259,25 +258,25 @@ class Interruption(Protocol):
 
     @property
     def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
-        """Finish first, freeze in place, or come back to be dispatched anew."""
+        """Finish first, freeze in place, or return to be dispatched again."""
 
     @property
     def budgeted(self) -> bool:
-        """True if a request that used up its limit waits for the next round, where the batching
-        works in rounds; False if it goes back to the waiting queue at once."""
+        """If a request used up its limit: True if it waits for the next round, where the batching
+        works in rounds; False if it returns to the waiting queue at once."""
 
     def limit(self, request: Request) -> int | None:
-        """At most so many new tokens in one attempt; None for no such limit."""
+        """The largest number of new tokens in one attempt; None for no limit."""
 
 
 class Weights(Protocol):
-    """Which of the instances with old weights start their update now?"""
+    """Which instances with old weights start their update now?"""
 
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 
 
 class Migrant(msgspec.Struct, frozen=True):
-    """A running attempt to interrupt, and the open instance its request is to go on on."""
+    """A running attempt to interrupt, and the open instance where its request is to go on."""
 
     attempt: Attempt
     instance: Instance
@@ -286,14 +285,14 @@ class Migrant(msgspec.Struct, frozen=True):
 class Migration(Protocol):
     """Which running requests go on elsewhere, and where?
 
-    A migrant keeps its tokens. It costs an interruption, and the prefill of its whole context where
-    it goes on. Only what runs can migrate (`Attempt.request` is RUNNING, on an instance that is
-    SERVING or DRAINING), and only to an open instance of the same version.
+    A migrant keeps its tokens. It costs an interruption, and a prefill of its whole context on the
+    new instance. Only a running request can migrate (`Attempt.request` is RUNNING, on an instance
+    that is SERVING or DRAINING), and only to an open instance of the same version.
     """
 
     @property
     def interval_s(self) -> float:
-        """Asked so often at most, and only while nothing waits; infinity: never."""
+        """Least seconds between two calls; asked only while nothing waits. Infinity: never."""
 
     def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
 
@@ -301,22 +300,22 @@ class Migration(Protocol):
 class Lending(Protocol):
     """Which instances make way for a trainer on their GPUs, before its batch is whole?
 
-    Their requests go on elsewhere, as migrants do. What was lent comes back with the end of the
+    Their requests go on elsewhere, as migrants do. A lent instance returns at the end of the
     training step.
     """
 
     @property
     def lends(self) -> bool:
-        """False: never asked."""
+        """False: the role is never asked."""
 
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
-        """Instances that serve, and not all of them. Asked while nothing waits and no weights are
-        on their way, if the trainer that waits shares the instances' GPUs."""
+        """Serving instances, but not all of them. Asked while nothing waits and no weights are on
+        their way, if the trainer waits and shares the instances' GPUs."""
 
 
 class Roles(msgspec.Struct):
-    """One answerer for every question: what a policy file assembles. Only `core.tuning` puts others
-    in their places, with other parameters."""
+    """One policy for every role, as assembled from a policy file. Only `core.tuning` replaces them,
+    by copies with other parameters."""
 
     routing: Routing
     affinity: Affinity
@@ -333,56 +332,56 @@ class Roles(msgspec.Struct):
 
     @property
     def verifies(self) -> bool:
-        """Whether what older weights made is verified before it goes on."""
+        """Whether tokens of older weights are verified before their request goes on."""
         return bool(getattr(self.interruption, "verifies", False))
 
     @property
     def masks(self) -> bool:
-        """Whether what is too old is delivered, but not to be trained."""
+        """Whether tokens that are too old are delivered, but not trained."""
         return bool(getattr(self.freshness, "masks", False))
 
     @property
     def carries_over(self) -> bool:
-        """Whether a round leaves something behind that could grow stale: not where that starts
-        over, or is verified before it goes on."""
+        """Whether a round leaves tokens behind that could become stale. It does not if they are
+        thrown away or verified before they go on."""
         keeps_old = self.interruption.keeps_partial and not self.verifies
         return keeps_old or not self.batching.stops_at_delivery
 
     @property
     def leniency(self) -> float | None:
-        """Of the test by which drafts are verified; None where they are not."""
+        """The leniency of the test of drafts; None if drafts are not verified."""
         return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
 
     @property
     def uses_history(self) -> bool:
-        """True if selection or prediction looks at `Siblings.history`.
+        """True if selection or prediction reads `Siblings.history`.
 
-        They say so by a class attribute `uses_history = True`; for nobody it is not kept.
+        They declare it by a class attribute `uses_history = True`; else it is not kept.
         """
         return any(getattr(r, "uses_history", False) for r in (self.selection, self.prediction))
 
     @property
     def weigh_tokens(self) -> bool:
-        """False if neither routing nor admission looks at `Instance.tokens`.
+        """False if neither routing nor admission reads `Instance.tokens`.
 
-        They say so by a class attribute `weighs_tokens = False`; it spares asking anew for
-        running requests each time a prediction changes.
+        They declare it by a class attribute `weighs_tokens = False`, which saves new predictions
+        for running requests each time an estimate changes.
         """
         return any(getattr(r, "weighs_tokens", True) for r in (self.routing, self.admission))
 
     @property
     def counts_finished(self) -> bool:
-        """True if the admission looks at `Instance.finished`; it says so by a class attribute."""
+        """True if the admission reads `Instance.finished`; it declares it by a class attribute."""
         return bool(getattr(self.admission, "counts_finished", False))
 
     @property
     def routing_keeps_sessions(self) -> bool:
-        """True if the routing sees to sessions, so that affinity is not asked."""
+        """True if the routing handles sessions itself, so that affinity is not asked."""
         return bool(getattr(self.routing, "keeps_sessions", False))
 
     @property
     def keeps_sessions(self) -> bool:
-        """Whether it means anything to name a session."""
+        """Whether naming a session has any effect."""
         return self.routing_keeps_sessions or self.affinity.keeps_sessions
 
     @property

@@ -1,4 +1,4 @@
-"""What a round begins with, and what the groups of a batch came to. Frozen, compared by value."""
+"""What a round starts with, and the lengths in a delivered group. Frozen, compared by value."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """Start generating: so many deferred groups, then so many fresh ones.
+    """Start generating: `deferred` deferred groups, then `fresh` fresh ones.
 
-    `oversample` multiplies the samples asked of a group; the first to finish are kept.
+    `oversample` multiplies the samples of a group; the first to finish are kept.
     """
 
     fresh: int = 0
@@ -17,7 +17,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class DeliveredGroup(msgspec.Struct, frozen=True):
-    """What a group came to: the response tokens of its samples, in any order."""
+    """A delivered group: the response tokens of its samples, in any order."""
 
     prompt_tokens: int
     lengths: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""What of a run must outlive its scheduler: facts, not the events that led to them.
+"""What must outlive the scheduler of a run: facts, not the events that led to them.
 
 A `RunState` is all that a fresh scheduler needs to go on (see `restorer`). It holds counts and
-names, no tokens and no instances: whose tokens these are the driver knows, and instances join anew.
-A request in flight stands there as if its instance were lost now: with what was streamed of it, and
-without its attempt. Direct requests are not in it, for whoever waited for them is gone.
+names, no tokens and no instances: the driver has the tokens, and instances join again. A request in
+flight is recorded as if its instance were lost now: with its streamed tokens and without its
+attempt. Direct requests are not included, because their clients are gone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     state            "waiting" or in flight; "parked" until its group is launched again, or the
                      round's budget renewed; "acting", with its tool; or "finished"
-    segments         what is kept of it, in order
-    observed_tokens  of its context, what tools have returned
+    segments         its kept tokens, in order
+    observed_tokens  tokens of its context that tools have returned
     """
 
     index: int
@@ -54,7 +54,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     started   whether staleness applies to it
     history   response lengths of a prompt that has no name, by delivery (`LengthHistory`)
-    finished  the indices of those that have finished, in that order
+    finished  the indices of the finished requests, in order of finishing
     """
 
     group: str
@@ -89,30 +89,30 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PromptFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What earlier groups of a prompt came to: response lengths by delivery (`LengthHistory`)."""
+    """Response lengths of a prompt's earlier groups, by delivery (`LengthHistory`)."""
 
     prompt: str
     deliveries: tuple[tuple[int, ...], ...]
 
 
-#: Whose place in the round another takes (`core.progress.RunProgress.group_lost`).
+#: Groups that the round makes up for if it loses them (`core.progress.RunProgress.group_lost`).
 _OF_THE_ROUND: Final = frozenset({"active", "judging", "complete"})
 
 
 class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The counters of a run; most are `core.progress.RunProgress`'s.
 
-    now           of the last event, in seconds of the run
+    now           time of the last event, in seconds of the run
     loads         the newest version is ours to load (`core.updater`)
     whole_at      the version that took the last whole batch
     window        groups of the selection's window that have not started
     serials       the last serial number
-    attempts      the last attempt
-    instances     how many are here and do not leave, or are waited for (`core.gathering`)
-    most_kv_tokens  of the largest instance that was ever here
-    tested, rejected  what has become of drafts (`core.verification`)
+    attempts      the id of the last attempt
+    instances     how many are here and not leaving, or are waited for (`core.gathering`)
+    most_kv_tokens  size of the largest instance so far
+    tested, rejected  results of drafts (`core.verification`)
     tuned         parameters that have been changed (`core.tuning`)
-    lost          groups that the round has lost, and that are not made up for yet
+    lost          groups that the round has lost and that are not made up for yet
     """
 
     now: float = 0.0
@@ -139,9 +139,10 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     lost: int = 0
 
     def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:
-        """Where not all groups can be gone on with as they were written. What the round has lost is
-        made up for, as where a group fails or starts over. The window has lost what was its own;
-        what starts over came before all that is outside of it, so it is of the window again.
+        """The counters if not all groups can go on as written. The round makes up for groups that
+        it has lost, as when a group fails or starts over. The window shrinks by the groups it has
+        lost; a launched group that starts over came before all groups outside the window, so it
+        belongs to the window again.
         """
         in_order = sorted(written, key=lambda group: group.serial)
         of_window = [group.group for group in in_order if group.state == "fresh"][: self.window]
@@ -155,7 +156,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of it. Groups and prompts in any order; `recent` as in `core.roles.Progress`."""
+    """The whole state. Groups and prompts in any order; `recent` as in `core.roles.Progress`."""
 
     run: RunFacts = RunFacts()
     groups: tuple[GroupFacts, ...] = ()

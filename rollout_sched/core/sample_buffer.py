@@ -1,8 +1,8 @@
 """The sample buffer: groups that hold tokens or will soon, by age, and the whole ones to deliver.
 
 A group is *started* from its launch (or its first kept token) until it is delivered or starts over.
-Finished members that wait for a slow sibling age like everything else, so age belongs to the group:
-the oldest version that may have made any of its tokens.
+Finished members that wait for a slow sibling age too, so age belongs to the group: it is the oldest
+version that may have made any of its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _oldest_first(group: Group) -> tuple[int, int]:
 
 
 class SampleBuffer:
-    """Started groups indexed by oldest version, complete ones in order of delivery."""
+    """Started groups indexed by oldest version, and complete ones in order of delivery."""
 
     def __init__(self) -> None:
         self._started: dict[str, Group] = {}
@@ -47,13 +47,13 @@ class SampleBuffer:
         self._started[group.id] = group
 
     def note_version(self, group: Group, version: int) -> None:
-        """Tokens of this group may now be as old as `version`."""
+        """The group may now have tokens as old as `version`."""
         known = group.oldest_version
         if known is None or known > version:
             self.set_version(group, version)
 
     def set_version(self, group: Group, version: int | None) -> None:
-        """Its oldest tokens may be as old as this; None: it has none that count."""
+        """Set the oldest version the group may have tokens of; None: it has none that count."""
         if group.oldest_version is not None:
             self._forget_version(group)
         group.oldest_version = version
@@ -64,8 +64,8 @@ class SampleBuffer:
         self._complete.add(group)
 
     def remove(self, group: Group) -> None:
-        """The group was delivered or starts over: nothing of it ages any more."""
-        self._started.pop(group.id, None)  # a draft is not started, and may fail all the same
+        """The group was delivered or starts over: it no longer ages."""
+        self._started.pop(group.id, None)  # a group of drafts is not started, but may fail too
         self._complete.discard(group)
         self.set_version(group, None)
 
@@ -83,7 +83,7 @@ class SampleBuffer:
         ]
 
     def unfinished(self, since: int) -> list[Group]:
-        """Started groups without tokens older than `since` that lack some."""
+        """Started groups that lack samples and hold no tokens older than `since`."""
         return [
             group
             for group in self._started.values()
@@ -92,15 +92,15 @@ class SampleBuffer:
         ]
 
     def remaining(self, taken: Iterable[Group], undated: int) -> dict[int, int]:
-        """Groups left per oldest version once `taken` have gone.
+        """Groups left per oldest version after `taken` were delivered.
 
-        Groups launched but never dispatched count as `undated`, the oldest they can become.
+        Groups launched but never dispatched count as `undated`, the oldest version they can get.
         """
         left = {version: len(groups) for version, groups in self._by_version.items()}
         waiting = len(self._started) - sum(left.values())
         for group in taken:
             if group.oldest_version is None:
-                waiting -= 1  # answers without a token have no age
+                waiting -= 1  # a group whose answers have no tokens has no age
             else:
                 left[group.oldest_version] -= 1
         if waiting:

@@ -1,4 +1,4 @@
-"""What is handed out: segments and samples. Frozen, compared by value, and they survive JSON."""
+"""Segments and samples, as handed out. Frozen, compared by value, and they survive JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens of one request made under one version on one instance.
 
-    `verified`: older versions have made them, and this one has passed them (see `verification`).
-    `masked`: they are too old to be trained, and are only what the others follow.
+    `verified`: older versions made the tokens, and this one has accepted them (see `verification`).
+    `masked`: the tokens are too old to be trained, and serve only as context for the others.
     """
 
     version: int
@@ -22,10 +22,9 @@ class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
     """A finished request as the trainer receives it.
 
-    `staleness` is the trainer's version at delivery minus the oldest version in `segments` that are
-    trained. `masked_tokens` of the response are not.
-    `finish` is "stop" or "length". `verified_tokens` of the response were verified, not made, by
-    the version that they count as.
+    `staleness` is the trainer's version at delivery minus the oldest version in the `segments` that
+    are trained. `masked_tokens` of the response are not trained. `finish` is "stop" or "length".
+    `verified_tokens` of the response were not made but verified by the version that they count as.
     """
 
     request: str

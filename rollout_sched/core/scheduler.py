@@ -1,7 +1,7 @@
-"""The scheduler: events in, actions out. The only place that decides.
+"""The scheduler: events in, actions out. All decisions are made here.
 
 `handle` checks one event (`validation`), applies it (`event_table`), and then lets the roles decide
-(`decider`). There is no clock, no coroutine, no chance and no I/O in here.
+(`decider`). It uses no clock, no coroutine, no randomness and no I/O.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Scheduler:
     """Rollout scheduling for one trainer and one fleet.
 
     `prompts_per_step`: groups in a batch. `version`: the trainer's version at the start.
-    `max_failures`: a request that failed so often in a row takes its group down with it.
-    `backoff_s`: how long a request rests before it is tried once more, or an instance that is at
-    fault before it gets more work; doubled for each time in a row up to 64 times.
+    `max_failures`: if a request fails this often in a row, its group is lost. `backoff_s`: how long
+    a request rests before it is tried again, or an instance that is at fault before it gets more
+    work; doubled for each time in a row, up to 64 times.
 
-    What came too late changes nothing; token counts and versions that cannot be true are replaced
-    by the nearest that can. `view.anomalies` counts both, by kind.
+    Events that come too late change nothing; impossible token counts and versions are replaced by
+    the nearest possible ones. `view.anomalies` counts both, by kind.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Scheduler:
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
-        """Apply `event`, which happened at `now` (seconds), and say what to do about it.
+        """Apply `event`, which happened at `now` (seconds), and return the resulting actions.
 
         Raises CallerError, with nothing changed, if the caller asked for the impossible.
         """

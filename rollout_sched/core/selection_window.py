@@ -1,8 +1,8 @@
-"""The window of fresh groups among which the selection chooses those that start together.
+"""The window of fresh groups from which the selection chooses those that start together.
 
-It is taken in whole, so many rounds of groups in the order they came, and every group in it starts
-before one that came later. So nobody is passed over for more rounds than the window holds, whatever
-the policy prefers, and all its rounds together are what the trainer submitted.
+The window takes in several rounds of groups at once, in order of arrival, and every group in it
+starts before any group that came later. So no group is passed over for more rounds than the window
+holds, whatever the policy prefers, and all its rounds together are what the trainer submitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollout_sched.core.roles import Selection
 
 
 class SelectionWindow:
-    """The first fresh groups, up to `left`, are those of the window that have not started.
+    """The first `left` fresh groups are the groups of the window that have not started.
 
     selection  the role that is asked
     """
@@ -28,7 +28,7 @@ class SelectionWindow:
         self._prompts_per_step = prompts_per_step
 
     def take(self, wanted: int, beside: Sequence[Group]) -> list[Group]:
-        """So many fresh groups (there are as many) to start now; `beside` start with them."""
+        """`wanted` fresh groups (there are enough) to start now; `beside` start with them."""
         rounds = self.selection.window
         if not rounds:
             return self._groups.front(FRESH, wanted)
@@ -51,6 +51,6 @@ class SelectionWindow:
         if len(chosen) != wanted or len(names) != wanted or not names <= known:
             raise PolicyError(
                 f"selection chose {len(chosen)} group(s), {len(names & known)} of the window's "
-                f"{len(window)}; wanted were {wanted} different ones of it"
+                f"{len(window)}; it must choose {wanted} different ones of the window"
             )
         return chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Serials:
-    """Numbers from 1. `last` is the one given out last; a run that is restored goes on from it."""
+    """Numbers from 1. `last` is the last one given out; a restored run continues from it."""
 
     def __init__(self) -> None:
         self.last = 0

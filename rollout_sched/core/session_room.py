@@ -1,4 +1,4 @@
-"""Where another session may begin, if anybody bounds those of an instance."""
+"""Which instances may take a new session, if the admission bounds sessions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rollout_sched.core.roles import SessionAdmission
 
 
 class SessionRoom:
-    """`taking` counts the open instances that take new ones (`Instance.takes_new`).
+    """`taking` counts the open instances that take new sessions (`Instance.takes_new`).
 
-    bound    who says which do; None if nobody bounds sessions
+    bound    the admission that bounds sessions; None if there is none
     """
 
     def __init__(self, bound: SessionAdmission | None) -> None:
@@ -18,7 +18,7 @@ class SessionRoom:
         self.taking = 0
 
     def may_begin(self, request: Request, instance: Instance) -> bool:
-        """Whether there is room for it; one that has KV somewhere is not asked."""
+        """Whether there is room; a request that has KV somewhere is not checked."""
         return instance.takes_new or self.bound is None or request.home is not None
 
     def observe(self, instance: Instance, report: InstanceReported) -> None:
@@ -26,12 +26,12 @@ class SessionRoom:
             instance.observed = self.bound.observe(instance, report)
 
     def update(self, instance: Instance) -> None:
-        """It is open, and something has changed."""
+        """The instance is open, and something has changed."""
         if self.bound is not None:
             self._take_new(instance, self.bound.begins(instance))
 
     def close(self, instance: Instance) -> None:
-        """It is open no more."""
+        """The instance is no longer open."""
         self._take_new(instance, False)
 
     def _take_new(self, instance: Instance, takes_new: bool) -> None:

@@ -1,17 +1,17 @@
-"""Sessions: where the conversations of direct requests were last, for who has their KV cache."""
+"""Sessions: the last instance of each conversation of direct requests, which has its KV cache."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: A client that never says that a session has ended must not fill the memory.
+#: Clients that never end their sessions must not fill the memory.
 LIMIT = 100_000
 
 
 class Sessions:
-    """Session -> the instance its last request was sent to; the longest unused are forgotten.
+    """Session -> the instance of its last request; the least recently used are forgotten.
 
-    `moves` counts the requests that were sent elsewhere than the one before.
+    `moves` counts the requests that were sent to another instance than the one before.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -33,5 +33,5 @@ class Sessions:
             self._instances.popitem(last=False)
 
     def end(self, session: str) -> bool:
-        """False if it is not known."""
+        """False if the session is unknown."""
         return self._instances.pop(session, None) is not None

@@ -1,20 +1,20 @@
-"""Direct requests that may be told apart by nothing but chance: what one teaches helps the others.
+"""Direct requests that differ only by chance: the length of one helps to predict the others.
 
-A client that waits for one response belongs to no batch, but to the requests of equal group name,
-prompt length and limit that are here with it; who differs in those is no help for prediction.
+A client that waits for one response belongs to no batch. Its siblings are the current requests with
+the same group name, prompt length and limit; others do not help the prediction.
 """
 
 from __future__ import annotations
 
 from rollout_sched.core.model import Request, Siblings
 
-#: Siblings that are remembered together. Each answer teaches all of them, so a client that never
-#: changes its group would make every request dearer than the one before.
+#: Siblings per set. Each answer updates all of them, so without a bound a client that never changes
+#: its group would make every request more expensive than the one before.
 MOST_SIBLINGS = 64
 
 
 class DirectSiblings:
-    """The siblings that a new direct request would join."""
+    """The sibling sets that a new direct request can join."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int, int], Siblings] = {}
@@ -26,7 +26,7 @@ class DirectSiblings:
         return list(self._open.values())
 
     def join(self, name: str, prompt_tokens: int, max_tokens: int) -> Siblings:
-        """Those it joins; they count it."""
+        """The siblings that the request joins; it is counted there."""
         key = (name, prompt_tokens, max_tokens)
         siblings = self._open.get(key)
         if siblings is None or siblings.joined >= MOST_SIBLINGS:
@@ -35,7 +35,7 @@ class DirectSiblings:
         return siblings
 
     def leave(self, request: Request) -> None:
-        """It is over."""
+        """The request is over."""
         siblings = request.siblings
         siblings.requests.remove(request)
         key = (siblings.id, siblings.prompt_tokens, siblings.max_tokens)

@@ -1,4 +1,4 @@
-"""A scheduler's state as facts, as they stand (see `run_state`)."""
+"""A scheduler's present state as facts (see `run_state`)."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
 
 
 def prompt_facts(prompt: str, lengths: LengthHistory) -> PromptFacts:
-    """Of a prompt that is known there."""
+    """Facts of a prompt that `lengths` knows."""
     return PromptFacts(prompt, lengths.of(prompt).deliveries)
 
 
 def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
-    """Of a group that is here."""
+    """Facts of a group that is neither delivered nor lost."""
     siblings, lengths = group.siblings, scheduler.books.prompt_lengths
     history: tuple[tuple[int, ...], ...] = ()
     if siblings.history is not None and lengths is not None and siblings.prompt not in lengths:
@@ -106,7 +106,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
 
 
 def _request_facts(request: Request) -> RequestFacts:
-    """As if the instance that it runs on were lost now."""
+    """Facts as if the instance that the request runs on were lost now."""
     segments, computed_tokens = request.segments, request.computed_tokens
     context_tokens = request.context_tokens
     attempt = request.attempt
@@ -133,7 +133,7 @@ def _request_facts(request: Request) -> RequestFacts:
 
 
 def _stands(request: Request) -> RequestStands:
-    """One that rests after a failure waits: what of that was an instance's fault is forgotten."""
+    """A request that rests after a failure waits: blame on instances is not recorded."""
     if request.state is FINISHED:
         return "finished"
     if request.state is ACTING:

@@ -1,8 +1,8 @@
-"""Parameters of a policy that change while it runs.
+"""Policy parameters that can change during a run.
 
-A policy says by `tunable` which of its parameters may: numbers that it looks at each time it is
-asked. What is kept in order by a policy's answers (routing, ordering, admission, prediction), and
-what the user bounds (freshness), is not changed in a run.
+The attribute `tunable` of a policy names them: numbers that it reads each time it is asked.
+Policies whose answers define a sort order (routing, ordering, admission, prediction), and bounds
+that the user sets (freshness), do not change during a run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TUNABLE_ROLES: Final = ("batching", "selection", "migration", "lending")
 
 
 def check_parameters(roles: Roles, parameters: Parameters) -> None:
-    """Raises CallerError for what cannot be changed, or not to that value."""
+    """Raises CallerError for parameters that cannot change, or not to the given value."""
     for role, values in parameters.items():
         if role not in TUNABLE_ROLES:
             raise CallerError(
-                f"{role} does not change while it runs; parameters of {', '.join(TUNABLE_ROLES)} do"
+                f"{role} cannot change during a run; parameters of {', '.join(TUNABLE_ROLES)} can"
             )
         tuned(role, getattr(roles, role), values)
 
@@ -41,8 +41,8 @@ def tuned(role: str, policy: Any, values: dict[str, int | float]) -> Any:
         if name not in tunable:
             known = ", ".join(tunable) or "none"
             raise CallerError(
-                f"{role}.{name} of {type(policy).__name__} does not change while it runs; "
-                f"parameters that do: {known}"
+                f"{role}.{name} of {type(policy).__name__} cannot change during a run; "
+                f"parameters that can: {known}"
             )
     try:
         return msgspec.convert({**msgspec.structs.asdict(policy), **values}, type(policy))
@@ -51,9 +51,9 @@ def tuned(role: str, policy: Any, values: dict[str, int | float]) -> Any:
 
 
 class Tuning:
-    """Hands a policy with other parameters to who asks it.
+    """Replaces policies by copies with other parameters.
 
-    told  every value that is other than the policy file's
+    told  every value that differs from the policy file
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Tuning:
         self._change(event.parameters)
 
     def restore(self, parameters: Parameters) -> None:
-        """What an earlier scheduler of the run was told, unless the policy file has become another
-        one to which that does not apply."""
+        """Apply what an earlier scheduler of the run was told, unless the policy file has changed
+        so that it no longer applies."""
         try:
             check_parameters(self._roles, parameters)
         except CallerError:

@@ -1,17 +1,18 @@
-"""Weight updates, instance by instance, in the order that neither hangs nor kills work.
+"""Weight updates, per instance, in an order that neither blocks nor kills requests.
 
-The gate closes first (an instance that is not SERVING takes nothing), then running work drains,
-freezes or comes back, then the weights are loaded, then the gate opens:
+The gate closes first (an instance that is not SERVING takes nothing new), then running requests
+drain, freeze or come back, then the weights are loaded, then the gate opens:
 
     SERVING -> DRAINING ----------> UPDATING -> GATED -> SERVING      at_update = "drain"
     SERVING -> PAUSING -> (paused)  UPDATING -> GATED -> SERVING      "in_place", "resubmit"
     SERVING ----------------------> UPDATING -> GATED -> SERVING      nothing in flight
 
-Where the trainer brings the weights itself (`loads` is False), nothing is ordered: what it has
-loaded is *found* on one instance after the other.
+If the trainer brings the weights itself (`loads` is False), the scheduler orders nothing: the new
+version is *found* on one instance after the other.
 
-Instances whose updates began together form a *cohort* and open together: were each opened as it is
-ready, the first would be sent everything that waits. Frozen requests go on without waiting for it.
+Instances whose updates began together form a *cohort* and open together. If each opened as soon as
+it was ready, the first one would get all waiting requests. Frozen requests go on without waiting
+for the cohort.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rollout_sched.core.roles import Interruption, Progress, Weights
 
 
 class _Cohort:
-    """Instances updated together, and the names of those that are not ready yet."""
+    """Instances updated together, and the ids of those that are not ready yet."""
 
     def __init__(self, members: Sequence[Instance]) -> None:
         self.members = tuple(members)
@@ -52,8 +53,8 @@ class WeightUpdater:
         self._interruption = interruption
 
     def publish(self, version: int, *, loads: bool = True) -> None:
-        """`loads` as in WeightsPublished. The newest version may be published again, as ours to
-        load: then those get it that have not."""
+        """`loads` as in WeightsPublished. The newest version may be published again with `loads`:
+        then instances that do not have it get it."""
         self.version = version
         self.loads = loads
         if not loads:
@@ -65,7 +66,7 @@ class WeightUpdater:
                 self.outdated[instance.id] = instance
 
     def joined(self, instance: Instance, out: list[Action]) -> None:
-        """A newcomer with old weights must not serve them."""
+        """An instance that joins with old weights is updated before it serves."""
         if self.loads and instance.version < self.version:
             self._gather([instance])
             self._load(instance, out)
@@ -78,7 +79,7 @@ class WeightUpdater:
         self._cohorts.pop(instance.id, None)
 
     def start(self, progress: Progress, out: list[Action]) -> list[Instance]:
-        """Begin the updates the weights role asks for; returns the instances told to abort."""
+        """Start the updates the weights role asks for; returns the instances told to abort."""
         chosen = self._weights.choose(tuple(self.outdated.values()), progress)
         for instance in chosen:
             if self.outdated.get(instance.id) is not instance:
@@ -88,7 +89,7 @@ class WeightUpdater:
         return [instance for instance in chosen if self._begin(instance, out)]
 
     def paused(self, instance: Instance, out: list[Action]) -> bool:
-        """False if no pause of this instance was asked for."""
+        """False if this instance was not told to pause."""
         if instance.status is not InstanceStatus.PAUSING:
             return False
         self._paused[instance.id] = instance
@@ -96,14 +97,14 @@ class WeightUpdater:
         return True
 
     def emptied(self, instance: Instance, out: list[Action]) -> bool:
-        """The last attempt in flight has answered; True if that lets the weights in."""
+        """The last attempt in flight has answered; True if the weights can now be loaded."""
         if instance.status is not InstanceStatus.DRAINING:
             return False
         self._load(instance, out)
         return True
 
     def updated(self, instance: Instance, version: int, out: list[Action]) -> bool:
-        """False if no update of this instance was under way."""
+        """False if no update of this instance was in progress."""
         if instance.status is not InstanceStatus.UPDATING:
             return False
         self._fleet.set_version(instance, version)
@@ -116,8 +117,8 @@ class WeightUpdater:
         return True
 
     def found(self, instance: Instance, version: int) -> bool:
-        """Somebody else has loaded it. False if that is no news: versions only grow, and who comes
-        back with older weights has been lost before."""
+        """Another party has loaded this version. False if it is not newer: versions only grow, and
+        an instance that returns with older weights was lost before."""
         if version <= instance.version:
             return False
         self._fleet.set_version(instance, version)
@@ -126,7 +127,7 @@ class WeightUpdater:
         return True
 
     def _gather(self, instances: Sequence[Instance]) -> None:
-        """Make a cohort; who still waits behind the gate of another leaves that one."""
+        """Make a cohort; an instance that still waits in another cohort leaves that one."""
         cohort = _Cohort(instances)
         for instance in instances:
             before = self._cohorts.get(instance.id)
@@ -140,7 +141,7 @@ class WeightUpdater:
             self._leave(cohort, instance)
 
     def _leave(self, cohort: _Cohort, instance: Instance) -> None:
-        """The last to be ready opens the gate for all who are still in the cohort."""
+        """The last instance to be ready opens the gate for all that are still in the cohort."""
         cohort.waiting.discard(instance.id)
         if cohort.waiting:
             return
@@ -169,12 +170,12 @@ class WeightUpdater:
             return
         self._set_status(instance, InstanceStatus.UPDATING)
         if not instance.attempts:
-            # It holds no work, so it will never again generate with what it has.
+            # It holds no work, so it will never generate with its present weights again.
             self._fleet.set_version(instance, self.version)
         out.append(UpdateWeights(instance.id, self.version))
 
     def _leave_as_it_is(self, instance: Instance, out: list[Action]) -> None:
-        """It made way for weights that are not ours to load any more."""
+        """The instance was stopped for weights that we no longer load."""
         if self._paused.pop(instance.id, None) is not None:
             out.append(Resume(instance.id))
         self._set_status(instance, InstanceStatus.GATED)

@@ -1,15 +1,15 @@
-"""Verified resume: tokens that older weights made are kept as far as newer weights pass them.
+"""Verified resume: tokens that older weights made are kept as far as newer weights accept them.
 
-What was interrupted or set back has to be prefilled again before it can go on, and that prefill
-tells what the new weights think of the tokens. So they are the *draft* of speculative decoding
-(Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318): the longest prefix whose tokens
-pass its test is kept, and the rest is made anew. What is kept is distributed as if the new weights
-had made it, so it counts as theirs. SPEC-RL (arXiv 2509.23232) does so with the responses of
-earlier epochs, inside a trainer.
+A request that was interrupted or set back must be prefilled again before it can go on, and that
+prefill gives the probabilities of its tokens under the new weights. So the tokens are used as the
+*draft* of speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318):
+the longest prefix whose tokens pass its test is kept, and the rest is generated again. Kept tokens
+are distributed as if the new weights had made them, so they count as theirs. SPEC-RL (arXiv
+2509.23232) does this with the responses of earlier epochs, inside a trainer.
 
-The driver has the tokens, so it makes the test and rolls the dice: a Dispatch names the draft, a
-PrefixVerified says how much of it was kept. Whoever verifies has no old tokens in what waits, for
-that is tested before it goes on: a group is as old as what of it is finished or under way.
+The driver has the tokens, so it makes the test and draws the random numbers: a Dispatch names the
+draft, a PrefixVerified says how much of it was kept. With verification, waiting requests hold no
+old tokens, because these are tested first: a group is as old as its finished and running requests.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rollout_sched.core.model import Attempt, Group, Request
 from rollout_sched.core.sample_buffer import SampleBuffer
 from rollout_sched.core.samples import Segment
 
-#: A draft is cut where but e^-3, one in twenty, would come so far: to prefill more would cost more
-#: than it saves. That is known once so many drafts were rejected somewhere; so few tokens times
-#: versions are always tested, so that it is noticed when the policy comes to drift less.
+#: A draft is cut at the length that only e^-3, one draft in twenty, would reach: to prefill more
+#: would cost more than it saves. The rate is known once _KNOWN drafts were rejected. _FEWEST tokens
+#: times versions are always tested, so that the scheduler notices when the policy drifts less.
 _FAR = 3.0
 _KNOWN = 16
 _FEWEST = 16.0
 
 
 class Verification:
-    """Drafts, what is kept of them, and how old that leaves their groups.
+    """Drafts, the kept part of each, and the resulting age of their groups.
 
-    `on`: whether the policy verifies. Direct requests are never verified: nobody trains on them,
-    and their clients need not have asked for log-probabilities.
+    `on`: whether the policy verifies. Direct requests are never verified: they are not trained on,
+    and their clients may not have asked for log-probabilities.
 
-    What has become of earlier drafts tells how far one comes: of tokens times the versions they are
-    behind, so many were `tested` for each that was `rejected`.
+    Earlier drafts tell how far a draft gets: `tested` counts their kept tokens times the versions
+    they were behind, `rejected` the drafts that were not kept whole.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Verification:
         self._out = out
 
     def trim(self, request: Request, version: int) -> None:
-        """Give up what would hardly pass under this version, before anybody prefills it."""
+        """Drop tokens that are unlikely to pass under this version, before they are prefilled."""
         if request.group is None or self.rejected < _KNOWN:
             return
         room = max(_FEWEST, _FAR * self.tested / self.rejected)
@@ -75,8 +75,8 @@ class Verification:
             kept += segment.tokens
 
     def draft(self, request: Request, version: int) -> Spans:
-        """The leading response tokens, by the versions they count as, up to the last that is older
-        than `version`; all of a whole response."""
+        """The leading response tokens, by the versions they count as, up to the last one older than
+        `version`; if the response is whole, all its tokens."""
         if request.group is None or not request.segments:
             return ()
         spans = [(segment.version, segment.tokens) for segment in request.segments]
@@ -85,8 +85,8 @@ class Verification:
         return tuple(spans)
 
     def passed(self, attempt: Attempt, tokens: int) -> None:
-        """So many leading tokens of the attempt's draft have passed; the rest goes, with all that
-        follows it."""
+        """`tokens` leading tokens of the attempt's draft have passed; the rest is dropped, with all
+        that follows it."""
         request, draft = attempt.request, attempt.draft_tokens
         kept = min(max(0, tokens), draft)
         if kept != tokens:
@@ -106,12 +106,12 @@ class Verification:
             self.renew(request.group)
 
     def hold(self, request: Request, reason: str, room: int) -> bool:
-        """It has finished and is to be verified as a whole. One that ended at a limit, or has no
-        `room` for another token, gives up its last one, whatever that is, and goes on as any other.
-        False if there is nothing to verify, or no end to come to again.
+        """Keep a finished response as a draft to be verified. A response that ended at a limit, or
+        without `room` for another token, drops its last token, whatever it is, and goes on as any
+        other. False if there is nothing to verify, or no token that can be dropped.
 
-        Where the model ended by itself, its last token must be tested like the others: were it
-        always drawn anew, the end of a response would have to be drawn twice.
+        If the model ended by itself, its last token must be tested like the others: if it were
+        always sampled again, the end of a response would have to be sampled twice.
         """
         if reason == "stop" and room and request.response_tokens:
             request.ends = True
@@ -122,11 +122,11 @@ class Verification:
         return True
 
     def renew(self, group: Group) -> None:
-        """Less of it is old than was."""
+        """Update the age of the group, some of whose old tokens are gone or were verified."""
         if group not in self._samples:
             return
         if any(r.state is FINISHED and not r.segments for r in group.requests):
-            return  # an answer without tokens is as old as what is known of it
+            return  # an answer without tokens keeps the age that is known of it
         ages = [age for age in map(_age, group.requests) if age is not None]
         self._samples.set_version(group, min(ages, default=None))
 
@@ -136,7 +136,7 @@ class Verification:
             self.tested += segment.tokens * max(0, version - segment.version)
 
     def _cut(self, request: Request, kept: int) -> None:
-        """Keep so many response tokens. What tools have answered cannot be cut: then all goes."""
+        """Keep `kept` response tokens. Tokens that a tool has answered are not cut: then all go."""
         if kept < request.settled_tokens:
             kept = 0
         rejected = request.response_tokens - kept
@@ -152,7 +152,7 @@ class Verification:
         request.segments = _leading(request.segments, kept)
 
     def _relabel(self, request: Request, draft: int, attempt: Attempt) -> None:
-        """What is left of the draft counts as made by the version that has verified it."""
+        """The kept part of the draft counts as made by the version that verified it."""
         tokens = min(draft, request.response_tokens)
         if tokens:
             made = request.segments[len(_leading(request.segments, tokens)) :]
@@ -161,7 +161,7 @@ class Verification:
 
 
 def _leading(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
-    """The segments of the first so many tokens."""
+    """The segments of the first `tokens` tokens."""
     kept: list[Segment] = []
     for segment in segments:
         if not tokens:
@@ -174,7 +174,7 @@ def _leading(segments: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
 
 
 def _age(request: Request) -> int | None:
-    """The oldest version that counts of what it has; None if all of it will be verified first."""
+    """The oldest version of its tokens; None if all of them will be verified first."""
     if request.attempt is not None:
         return request.attempt.version
     if request.state is FINISHED or request.state is ACTING:

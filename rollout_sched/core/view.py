@@ -1,4 +1,4 @@
-"""All that anybody outside the core may read."""
+"""All that code outside the core may read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rollout_sched.core.work import Work
 
 
 class RunView(Progress, Protocol):
-    """How far the run is: what policies are shown, how many batches were delivered,
-    and how many groups the present one would take."""
+    """How far the run is: what policies see, the number of delivered batches, and the number of
+    groups that the current batch would still take."""
 
     @property
     def batches(self) -> int: ...
@@ -29,12 +29,12 @@ class RunView(Progress, Protocol):
 
 
 class SchedulerView:
-    """A scheduler as drivers, gateways and metrics see it. It always shows the present.
+    """A scheduler as drivers, gateways and metrics see it. It always shows the present state.
 
-    anomalies       what the world said that cannot be true or came too late, by kind
-    keeps_partial   whether who was interrupted goes on from its tokens
+    anomalies       counts, by kind, of events that cannot be true or came too late
+    keeps_partial   whether an interrupted request goes on from its tokens
     leniency        of the test of drafts (see `core.verification`); None: nothing is verified
-    keeps_sessions  whether it means anything to name a session
+    keeps_sessions  whether naming a session has any effect
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SchedulerView:
 
     @property
     def tuned(self) -> Parameters:
-        """Parameters of the policy that have been changed since it began."""
+        """Parameters of the policy that have changed since the run began."""
         return self._tuning.told
 
     @property
@@ -86,33 +86,33 @@ class SchedulerView:
 
     @property
     def instances(self) -> Collection[Instance]:
-        """Those that have joined."""
+        """The instances that have joined."""
         return self._fleet.instances.values()
 
     def instance(self, name: str) -> Instance | None:
         return self._fleet.instances.get(name)
 
     def least_loaded(self) -> Instance | None:
-        """An instance that may be asked something: the least loaded, or any if all are full."""
+        """The least loaded open instance, or any instance if none is open."""
         return self._fleet.least() or next(iter(self._fleet.instances.values()), None)
 
     def versions_of(self, attempt: int) -> tuple[int, int] | None:
-        """The oldest and the newest version that may have made tokens of an attempt, by what is
-        known of its instance; None if nobody wants its answer any more."""
+        """The oldest and the newest version that may have made tokens of an attempt, as far as its
+        instance is known; None if the answer is no longer wanted."""
         found = self._fleet.attempts.get(attempt)
         if found is None or found.abandoned:
             return None
         return found.version, found.instance.version
 
     def is_stopping(self, attempt: int) -> bool:
-        """Whether nobody wants this attempt to go on: it was interrupted, abandoned or is over."""
+        """Whether the attempt should not go on: it was interrupted, abandoned or is over."""
         found = self._fleet.attempts.get(attempt)
         if found is None or found.abandoned:
             return True
         return found.request.state is INTERRUPTING
 
     def going_on(self, dispatch: Dispatch) -> Dispatch:
-        """How an attempt in flight goes on once its draft has been verified."""
+        """The dispatch of an attempt in flight as it continues after its draft was verified."""
         attempt = self._fleet.attempts[dispatch.attempt]
         return replace(
             dispatch,
@@ -126,13 +126,13 @@ class SchedulerView:
         )
 
     def is_acting(self, request: str, attempt: int) -> bool:
-        """Whether the tool is waited for that follows the turn made by this attempt."""
+        """Whether the request waits for the tool that follows the turn made by this attempt."""
         found = self._requests.get(request)
         return found is not None and found.state is ACTING and found.last_attempt == attempt
 
     def to_judge(self, request: str) -> DeliveredSample | None:
-        """The sample, if it is finished and its group is judged once whole: what it is worth may be
-        found out at once."""
+        """The sample, if it is finished and its group is judged once whole: its reward may be
+        computed at once."""
         found = self._requests.get(request)
         if found is None or found.state is not FINISHED:
             return None
@@ -140,18 +140,18 @@ class SchedulerView:
         return self._finished.of(found) if judged else None
 
     def is_judged(self, group: str, judgement: int) -> bool:
-        """Whether the answer to the Judge with this number is waited for."""
+        """Whether the group still waits for the answer to the Judge with this number."""
         found = self._books.groups.get(group)
         return found is not None and found.judgement == judgement != 0
 
     @property
     def sessions(self) -> int:
-        """Sessions of clients whose last instance is known."""
+        """Sessions whose last instance is known."""
         return len(self._books.sessions)
 
     @property
     def session_moves(self) -> int:
-        """Requests of a session that were sent elsewhere than the one before."""
+        """Requests of a session that were sent to another instance than the one before."""
         return self._books.sessions.moves
 
     def knows_session(self, session: str) -> bool:

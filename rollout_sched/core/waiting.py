@@ -1,10 +1,10 @@
 """The waiting queue: requests that may be dispatched, in the order the ordering role gives.
 
-A launch brings thousands: those are sorted together and taken from the end of a list. Who comes
-alone, or has another key now, goes to a heap beside it. Nobody is looked for in either: an entry
-counts as long as it is its request's `rank`, and is dropped at the front if it is not.
+A launch adds thousands of requests: those are sorted together and taken from the end of a list. A
+single new request, or one with a new key, goes to a heap beside it. Neither is searched: an entry
+is valid while it is its request's `rank`, and is dropped at the front if it is not.
 
-A request that fits into none of the open instances is set aside, so that it holds up nobody.
+A request that fits no open instance is set aside, so that it does not block others.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 from rollout_sched.core.model import Request
 
-#: (key, serial, request). As a tuple to the compiler it would be copied and lose its identity.
+#: (key, serial, request). Typed as a tuple, the compiler would copy it, and it loses its identity.
 Entry = Any
 
 
 class WaitingQueue:
     """Requests by (ordering key, serial): O(log n) to add and to move, O(1) to remove.
 
-    size  how many wait, those set aside included
+    size  number of waiting requests, including those set aside
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._sorted: list[Entry] = []  # the least last
+        self._sorted: list[Entry] = []  # lowest key last
         self._heap: list[Entry] = []
-        self._new: list[Entry] = []  # since somebody looked
+        self._new: list[Entry] = []  # entries since the last look
         self._aside: dict[str, Request] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class WaitingQueue:
         return request.rank is not None
 
     def first(self) -> Request | None:
-        """Who goes next; None if nobody waits but those set aside."""
+        """The request that goes next; None if none waits except those set aside."""
         if self._new:
             self._sort_in()
         entries, heap = self._sorted, self._heap
@@ -61,13 +61,13 @@ class WaitingQueue:
         return list(self._aside.values())
 
     def set_aside(self, request: Request) -> None:
-        """Pass over one that waits, until `recall`."""
-        assert request.rank is not None, "only who waits can be set aside"
+        """Skip a waiting request until `recall`."""
+        assert request.rank is not None, "only waiting requests can be set aside"
         request.rank = (request.rank[0], request.serial, request)
         self._aside[request.id] = request
 
     def recall(self) -> None:
-        """Those set aside wait in their places again."""
+        """Requests that were set aside wait in their places again."""
         if self._aside:
             self._new.extend([request.rank for request in self._aside.values()])
             self._aside.clear()
@@ -86,7 +86,7 @@ class WaitingQueue:
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
-        assert request.rank is not None, "only who waits can move"
+        assert request.rank is not None, "only waiting requests can move"
         if key == request.rank[0]:
             return
         entry: Entry = (key, request.serial, request)
@@ -95,13 +95,13 @@ class WaitingQueue:
             self._new.append(entry)
 
     def rebuild(self) -> None:
-        """Keys are of another kind now, which entries that do not count cannot be compared with."""
+        """Keys have a new type, which cannot be compared with that of invalid entries."""
         self._sort_all()
 
     # -- inside ----------------------------------------------------------------------------
 
     def _sort_in(self) -> None:
-        """Many newcomers, or too many entries that count no longer, are worth sorting all."""
+        """Merge new entries; sort all if many are new or too many entries are invalid."""
         new, entries = self._new, len(self._sorted) + len(self._heap)
         if 4 * len(new) > entries or entries > 64 + 4 * self.size:
             self._sort_all()

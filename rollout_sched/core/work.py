@@ -1,4 +1,4 @@
-"""Work: requests that are here, and the parts that say what becomes of them and their groups."""
+"""Work: the current requests, and the parts that move them and their groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_sched.core.verification import Verification
 
 
 class Work:
-    """Those parts, over the books of a run. What they order goes to `out`."""
+    """These parts, on top of the books of a run. They append actions to `out`."""
 
     def __init__(
         self, roles: Roles, books: Books, max_failures: int, backoff_s: float, out: list[Action]

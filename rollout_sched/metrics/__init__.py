@@ -1,4 +1,4 @@
-"""Folds over the journal. What they are shown is all there is, live and simulated alike."""
+"""Metrics: folds over the journal, and over nothing else, live and simulated alike."""
 
 from rollout_sched.metrics.attempt_index import AttemptIndex
 from rollout_sched.metrics.bubbles import CAUSES

@@ -1,4 +1,4 @@
-"""Which attempts are in flight, and where: the fold that other folds look things up in."""
+"""Which attempts are in flight, and where: a fold in which other folds look attempts up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rollout_sched.metrics.fold import Handler
 
 
 class AttemptIndex:
-    """What was dispatched and has not ended, by the number of the attempt.
+    """Attempts that were dispatched and have not ended, by id.
 
-    closed  what the event that is being looked at has ended: the attempt that it answers, or None
-            if that was not in flight (any more)
+    closed  the attempt that the current event has ended, or None if the event answers an attempt
+            that is not in flight (any more)
 
-    Fold it before those that ask it. An attempt on an instance that is lost, or joins anew, is in
-    flight no more, nor is one of an earlier scheduler.
+    Run it before the folds that use it. Attempts on an instance that is lost or joins again, and
+    attempts of an earlier scheduler, are no longer in flight.
     """
 
     __slots__ = ("closed", "open")

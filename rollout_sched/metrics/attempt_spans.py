@@ -1,4 +1,4 @@
-"""Where and when each attempt ran: on which place of which instance, from when to when."""
+"""Where and when each attempt ran: its place on its instance, its start and its end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _OUTCOME_OF: dict[type[Any], str] = {
 
 
 class Running(NamedTuple):
-    """An attempt in flight: `place` is the lowest that was free on its instance, from 1;
-    `version` that of the instance at dispatch."""
+    """An attempt in flight: `place` is the lowest free one on its instance, from 1; `version` is
+    the version of the instance at dispatch."""
 
     start_s: float
     dispatch: Dispatch
@@ -42,7 +42,7 @@ class Running(NamedTuple):
 
 
 class AttemptSpan(NamedTuple):
-    """What an attempt made under one version, in seconds; `tokens` 0 where nobody knows."""
+    """What an attempt made under one version; times in seconds, `tokens` 0 if unknown."""
 
     start_s: float
     length_s: float
@@ -51,7 +51,7 @@ class AttemptSpan(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """An attempt that is over. `outcome` is one of OUTCOMES; `reason` says more of a failed one."""
+    """An attempt that is over. `outcome` is one of OUTCOMES; `reason` explains a failure."""
 
     attempt: Running
     end_s: float
@@ -61,7 +61,7 @@ class Closed(NamedTuple):
 
 
 class _Places:
-    """The lowest place that is free."""
+    """Gives out the lowest free place."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -80,9 +80,9 @@ class _Places:
 class AttemptSpans:
     """Folds dispatches and answers; `take` is called with every attempt that is over.
 
-    running  those in flight, by the number of the attempt
+    running  attempts in flight, by id
 
-    Fold it before those that ask it.
+    Run it before the folds that use it.
     """
 
     def __init__(self, take: Callable[[Closed], None]) -> None:
@@ -104,7 +104,7 @@ class AttemptSpans:
         }
 
     def end(self, end_s: float) -> None:
-        """What still runs ends here."""
+        """End all attempts that still run at `end_s`."""
         for attempt in list(self.running):
             self._close(attempt, end_s, (), "still running")
 
@@ -153,7 +153,7 @@ class AttemptSpans:
 
 
 def _spans(running: Running, now: float, made: Iterable[tuple[int, int]]) -> Iterator[AttemptSpan]:
-    """The time of an attempt shared out by tokens, for nothing says when one version took over."""
+    """The time of an attempt, divided by tokens: the moment of a version change is unknown."""
     some = [(version, tokens) for version, tokens in made if tokens]
     if not some:
         yield AttemptSpan(running.start_s, now - running.start_s, running.version, 0)

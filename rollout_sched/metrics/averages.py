@@ -1,4 +1,4 @@
-"""Shares, means and quantiles that are 0 where there is nothing to count."""
+"""Shares, means and quantiles that are 0 for empty input."""
 
 from __future__ import annotations
 

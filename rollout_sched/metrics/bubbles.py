@@ -1,15 +1,16 @@
 """Two bubbles, both shares of the fleet's instance-seconds.
 
-The *idle bubble* counts instances with nothing in flight. That alone misleads: a straggler keeps
-its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a reference batch,
-1 - U with verl's utilisation U = sum(dt * S * min(1, A / S)) / sum(dt * S). Each is split by cause:
+The *idle bubble* counts instances with nothing in flight. This value alone misleads: a straggler
+keeps its instance "busy" at batch 1. The *occupancy bubble* counts empty places in a reference
+batch, 1 - U with verl's utilisation U = sum(dt * S * min(1, A / S)) / sum(dt * S). Each is split
+by cause:
 
     weight_update  the instance is paused for, or loading, weights
-    barrier        nothing is in flight anywhere: everybody waits for the trainer (or, where
-                   trainer and instances share GPUs, the trainer has them), or for rewards
-    tool_wait      its trajectories wait for their tools
+    barrier        nothing is in flight anywhere: all wait for the trainer (or the trainer has the
+                   GPUs, if it shares them with the instances), or for rewards
+    tool_wait      trajectories of the instance wait for their tools
     kv_stall       requests wait inside the instance although it has places (by its last report)
-    queue_empty    others work, but there is nothing for this one
+    queue_empty    other instances work, but there is nothing for this one
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class FleetTime:
         self._barrier_s = 0.0
 
     def train(self, seconds: float, instances: int) -> None:
-        """The trainer has the instances' GPUs."""
+        """The trainer has the GPUs of the instances for `seconds`."""
         self.capacity_s += seconds * instances
         self._barrier_s += seconds * instances
 
     def spend(
         self, seconds: float, instances: int, shares: list[float], in_flight: int, acting: int
     ) -> None:
-        """Seconds in which the fleet adds `shares` to the bubbles."""
+        """`seconds` in which the fleet adds `shares` per second to the bubbles."""
         self.capacity_s += seconds * instances
         if in_flight:
             self.rollout_s += seconds
@@ -81,10 +82,10 @@ class FleetTime:
 
 
 class Bubbles:
-    """Adds the fleet's shares up over time; `time` is what passed since the last delivery.
+    """Integrates the fleet's shares over time; `time` covers the time since the last delivery.
 
-    `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the barrier
-    meanwhile. What was lent to the trainer before is not of the fleet until the batch is whole.
+    `colocated`: training takes the instances' GPUs, so the fleet then counts as waiting at the
+    barrier. Instances lent to the trainer before do not count until the batch is whole.
     """
 
     __slots__ = ("_attempts", "_colocated", "_fleet", "_training", "now", "time")
@@ -109,7 +110,7 @@ class Bubbles:
         return self._fleet.places
 
     def pass_time(self, now: float) -> None:
-        """Up to now the fleet was as the events before have left it."""
+        """Account for the time up to `now`, with the fleet as the earlier events left it."""
         seconds = now - self.now
         self.now = now
         if self._training and self._colocated:

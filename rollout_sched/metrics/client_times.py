@@ -1,4 +1,4 @@
-"""How long clients wait for their responses: a fold that grows with what is here, not with time."""
+"""How long clients wait for their responses: a fold whose memory does not grow with time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rollout_sched.metrics.histogram import SECONDS, TOKENS, Histogram
 
 
 class ClientTimes:
-    """Direct requests.
+    """Times of direct requests.
 
-    wait      seconds from being asked for to the first dispatch
-    duration  seconds from being asked for to the answer
-    tokens    of the responses that were answered
+    wait      seconds from submission to the first dispatch
+    duration  seconds from submission to the answer
+    tokens    of the answered responses
     """
 
     __slots__ = ("_sent", "_waiting", "duration", "tokens", "wait")
@@ -25,8 +25,8 @@ class ClientTimes:
         self.wait = Histogram(SECONDS)
         self.duration = Histogram(SECONDS)
         self.tokens = Histogram(TOKENS)
-        self._waiting: dict[str, float] = {}  # when they were asked for, until they are sent
-        self._sent: dict[str, float] = {}  # the same, until they are answered
+        self._waiting: dict[str, float] = {}  # time of submission, until the first dispatch
+        self._sent: dict[str, float] = {}  # the same, until the answer
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -58,6 +58,6 @@ class ClientTimes:
             self._sent.pop(action.request, None)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """Their connections have gone with the earlier scheduler."""
+        """The connections of earlier requests ended with the earlier scheduler."""
         self._waiting.clear()
         self._sent.clear()

@@ -1,4 +1,4 @@
-"""What the clients got that wait for one response each."""
+"""Results of direct requests, whose clients wait for one response each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rollout_sched.metrics.fold import Handler
 class DirectFigures(msgspec.Struct, frozen=True):
     """Direct requests of a whole run.
 
-    submitted      all of them; those that are none of the next three were under way at the end
+    submitted      all of them; those not in the next three were in flight at the end
     answered       with a response
-    withdrawn      their clients had gone
+    withdrawn      the client had gone
     failed         given up, or broken off when the scheduler restarted
     tokens         of the responses
-    latency_*_s    from its submission to its answer, over those that were answered
+    latency_*_s    from submission to answer, of answered requests
     first_token_*  the same to the first token that the scheduler heard of, so late by up to the
-                   interval at which it hears of streams; None where nothing is streamed
+                   interval at which it hears of streams; None if nothing is streamed
     """
 
     submitted: int
@@ -38,14 +38,14 @@ class DirectFigures(msgspec.Struct, frozen=True):
 
 
 class DirectFold:
-    """Folds submissions, answers and what was thrown away."""
+    """Folds submissions, answers and discards."""
 
     def __init__(self) -> None:
         self._submitted = 0
         self._tokens = 0
         self._ended = {"withdrawn": 0, "failed": 0}
         self._since: dict[str, float] = {}
-        self._first: dict[str, float] = {}  # seconds to its first token, of those under way
+        self._first: dict[str, float] = {}  # seconds to the first token, of unanswered requests
         self._latencies: list[float] = []
         self._firsts: list[float] = []
         self._streamed = False
@@ -88,7 +88,7 @@ class DirectFold:
         latency_s = now - self._since.pop(request)
         self._tokens += action.sample.response_tokens
         self._latencies.append(latency_s)
-        self._firsts.append(self._first.pop(request, latency_s))  # a short one ends unheard
+        self._firsts.append(self._first.pop(request, latency_s))  # a short one may end unreported
 
     def _discarded(self, now: float, action: Discard) -> None:
         if action.ends and self._since.pop(action.request, None) is not None:
@@ -96,7 +96,7 @@ class DirectFold:
             self._ended["withdrawn" if action.reason == "withdrawn" else "failed"] += 1
 
     def _restored(self, now: float, event: Restored) -> None:
-        """Their connections have gone with the earlier scheduler."""
+        """The connections of earlier requests ended with the earlier scheduler."""
         self._ended["failed"] += len(self._since)
         self._since.clear()
         self._first.clear()

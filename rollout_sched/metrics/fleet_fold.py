@@ -1,4 +1,4 @@
-"""What happens to instances and attempts, folded into what the fleet adds to its bubbles."""
+"""Folds events of instances and attempts into what the fleet adds to its bubbles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollout_sched.metrics.fold import Handler
 
 
 class FleetFold:
-    """Keeps `shares` in step. `attempts` is asked, and so has to be told first.
+    """Keeps `shares` up to date. It uses `attempts`, which must be folded first.
 
     `reference_batch`: the places of an instance for the occupancy bubble.
     """
@@ -66,7 +66,7 @@ class FleetFold:
         self.shares.leave(event.instance)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """They join anew."""
+        """The instances join again."""
         self.shares.leave_all()
 
     def _lend(self, now: float, action: Lend) -> None:
@@ -97,7 +97,7 @@ class FleetFold:
         self.shares.tool_over(event.request)
 
     def _discarded(self, now: float, action: Discard) -> None:
-        if not action.attempt:  # all that it has made: nobody waits for its tool any more
+        if not action.attempt:  # all its tokens: its tool is no longer waited for
             self.shares.tool_over(action.request)
 
     def _loading(self, now: float, action: Pause | UpdateWeights) -> None:

@@ -1,10 +1,10 @@
-"""What the instances add to the fleet's bubbles per second, kept in step with what they do."""
+"""What the instances add to the fleet's bubbles per second, updated with every event."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: What an instance may add per second; "other" is barrier or queue_empty, as the fleet decides.
+#: What an instance may add per second; "other" is barrier or queue_empty, depending on the fleet.
 SHARES = (
     ("idle", "weight_update"),
     ("idle", "tool_wait"),
@@ -19,11 +19,11 @@ _VACANT_OTHER: Final = 6
 
 
 class Gauge:
-    """What the fold knows of one instance.
+    """The known state of one instance.
 
     `shares` is what it adds to the bubbles per second, in the order of SHARES. An instance that
-    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to two of them
-    only; `shares` is None then, since it follows from `in_flight`.
+    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to only two of
+    them; `shares` is None then, because it follows from `in_flight`.
     """
 
     __slots__ = ("acting", "gone", "in_flight", "lent", "queued", "shares", "updating")
@@ -40,7 +40,7 @@ class Gauge:
         return shares
 
     def shares_by_cause(self, places: float) -> list[float]:
-        """Where it is not plain; `places` are those of the reference batch."""
+        """The shares if it is not plain; `places` are those of the reference batch."""
         if self.updating:
             return [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
         stalled = min(self.queued, self.in_flight)
@@ -61,10 +61,10 @@ class Gauge:
 
 
 class FleetShares:
-    """`per_second`, in the order of SHARES, is the sum of what those instances add that are here
-    and not lent to the trainer, of which there are `here`.
+    """`per_second`, in the order of SHARES, is the sum over the current instances that are not lent
+    to the trainer; their number is `here`.
 
-    `places`: of an instance in the reference batch. `acting`: requests that wait for a tool. They
+    `places`: of an instance in the reference batch. `acting`: requests that wait for a tool, which
     may outlive the instance that they were on.
     """
 
@@ -76,12 +76,12 @@ class FleetShares:
         self.here = 0
         self.acting = 0
         self._gauges: dict[str, Gauge] = {}
-        self._acting_on: dict[str, Gauge] = {}  # where requests were that wait for a tool
+        self._acting_on: dict[str, Gauge] = {}  # where requests were that now wait for a tool
 
     def __len__(self) -> int:
         return len(self._gauges)
 
-    # -- who is here -------------------------------------------------------------------------
+    # -- which instances are here ------------------------------------------------------------
 
     def join(self, instance: str) -> None:
         self.leave(instance)
@@ -100,7 +100,7 @@ class FleetShares:
             self.leave(instance)
 
     def lend(self, instance: str) -> None:
-        """The trainer has it."""
+        """The trainer has the instance."""
         gauge = self._gauges[instance]
         self._count(gauge, -1)
         gauge.lent = True
@@ -112,19 +112,19 @@ class FleetShares:
             self._count(gauge, +1)
 
     def _count(self, gauge: Gauge, times: int) -> None:
-        """It adds to the bubbles from now on, or no longer."""
+        """Add the instance to the sums, or remove it."""
         self.here += times
         for place, share in enumerate(gauge.shares or gauge.plain_shares(self.places)):
             self.per_second[place] += times * share
 
-    # -- what it does ------------------------------------------------------------------------
+    # -- what an instance does ---------------------------------------------------------------
 
     def load(self, instance: str, by: int) -> None:
-        """So many more requests are in flight there."""
+        """`by` more requests are in flight there."""
         self._load(self._gauges[instance], by)
 
     def set_queued(self, instance: str, queued: int) -> None:
-        """So many wait inside it, as it reports."""
+        """`queued` requests wait inside it, as it reports."""
         gauge = self._gauges.get(instance)
         if gauge is not None and gauge.queued != queued:
             gauge.queued = queued
@@ -137,7 +137,7 @@ class FleetShares:
             self._change(gauge)
 
     def tool_begins(self, request: str, instance: str) -> None:
-        """A request in flight there waits for its tool from now on."""
+        """A request in flight there now waits for its tool."""
         gauge = self._gauges[instance]
         self._load(gauge, -1)
         gauge.acting += 1
@@ -146,7 +146,7 @@ class FleetShares:
         self._change(gauge)
 
     def tool_over(self, request: str) -> None:
-        """If it waited for one."""
+        """The request no longer waits for a tool, if it did."""
         gauge = self._acting_on.pop(request, None)
         if gauge is not None:
             gauge.acting -= 1
@@ -165,7 +165,7 @@ class FleetShares:
         totals[_VACANT_OTHER] += _vacant(after, places) - _vacant(before, places)
 
     def _change(self, gauge: Gauge) -> None:
-        """Put what the instance adds to the bubbles in step with its state."""
+        """Update the sums after a change of the instance's state."""
         if gauge.gone:
             return  # a tool outlived the instance that it worked for
         before = gauge.shares or gauge.plain_shares(self.places)

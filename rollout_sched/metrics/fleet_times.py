@@ -1,4 +1,4 @@
-"""What the instances spend their time with, looked at with every poll and every order to them."""
+"""How the instances spend their time, sampled with every poll and every order to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout_sched.metrics.fold import Handler
 class FleetTimes:
     """Instance-seconds by state, as `state_of` names that of an instance ("" if it is not here).
 
-    What begins between two looks counts from the second one on: that is a poll later at most.
+    A state that begins between two samples counts from the second one on, so at most one poll late.
     """
 
     def __init__(self, state_of: Callable[[str], str]) -> None:

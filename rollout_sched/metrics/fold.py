@@ -1,4 +1,4 @@
-"""What the folds have in common: each names the events and actions that it looks at."""
+"""The common interface of folds: each names the events and actions that it uses."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ class Fold(Protocol):
     """A fold over (now, event, actions)."""
 
     def handlers(self) -> Mapping[type[Any], Handler]:
-        """What it does with which events and actions."""
+        """The handlers by type of event and action."""

@@ -1,4 +1,4 @@
-"""Folds that are no part of `Metrics`, for who asks for them: shown a journal together."""
+"""Runs additional folds, which are not part of `Metrics`, together over a journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_sched.metrics.fold import Fold, Handler
 
 
 class Folded:
-    """Shows each fold what it looks at, in their order."""
+    """Passes each event and action to the folds that use it, in order."""
 
     def __init__(self, *folds: Fold) -> None:
         self._handlers: dict[type[Any], tuple[Handler, ...]] = {}
@@ -20,7 +20,7 @@ class Folded:
                 self._handlers[kind] = (*self._handlers.get(kind, ()), handler)
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
-        """Take the next entry of the journal and what the scheduler answered."""
+        """Take the next entry of the journal and the actions of the scheduler."""
         handlers = self._handlers
         for handle in handlers.get(type(event), ()):
             handle(now, event)

@@ -1,4 +1,4 @@
-"""Does a policy prefer short answers? Trained against offered response lengths."""
+"""Does a policy prefer short responses? Compares trained with offered response lengths."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rollout_sched.metrics.fold import Handler
 Lengths = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
 
-#: Steps that are made up, at least, to learn how far a step is from all by chance.
+#: Least number of random steps that estimate the distance of a step from all groups by chance.
 _STEPS_BY_CHANCE = 100
 
 
 class LengthBias(msgspec.Struct, frozen=True):
-    """Trained against offered response lengths: does the policy prefer short answers?
+    """Trained against offered response lengths: does the policy prefer short responses?
 
     mean_ratio          mean of all trained over mean of all offered
     steady_mean_ratio   the same for the steps between the first and the drain: mean trained there
-                        over the mean a trainer would have had there that takes its prompts in
-                        order; it sees long answers that were put off to the end. None without such
-                        steps
+                        over the mean that a trainer would have had there that takes its prompts in
+                        order; it detects long responses that were put off to the end. None if there
+                        are no such steps
     longest_tenth_kept  trained samples as long as the longest tenth of the offered, over these
     ks                  Kolmogorov-Smirnov distance of all trained from all offered
-    step_ks             the mean over the steps of their distance from all offered; it sees a policy
-                        that trains by length
-    step_ks_floor       what that would be by chance: whole groups dealt out to steps of these sizes
-    group_ratio         mean over the groups of trained over offered mean; it sees a policy that
-                        takes the shortest samples of each
+    step_ks             mean over the steps of their distance from all offered; it detects a policy
+                        that trains in order of length
+    step_ks_floor       step_ks by chance: whole groups dealt at random to steps of these sizes
+    group_ratio         mean over the groups of trained over offered mean; it detects a policy that
+                        takes the shortest samples of each group
     """
 
     mean_ratio: float = 1.0
@@ -52,7 +52,7 @@ class LengthBias(msgspec.Struct, frozen=True):
 
 
 class LengthFold:
-    """Gathers the lengths. `offered(group)`: the response lengths the trainer asked for."""
+    """Collects the lengths. `offered(group)`: the response lengths the trainer asked for."""
 
     def __init__(self, offered: Callable[[str], Sequence[int]] | None) -> None:
         self._offered_of = offered
@@ -73,13 +73,13 @@ class LengthFold:
             by_group.setdefault(sample.group, []).append(sample.response_tokens)
 
     def bias(self, steady: range = range(0)) -> LengthBias:
-        """`steady`: the steps between the first and the drain, by number."""
+        """The bias; `steady`: the numbers of the steps between the first and the drain."""
         steps = list(self._steps.values())
         trained_of = {group: lengths for step in steps for group, lengths in step.items()}
         if not trained_of:
             return LengthBias()
         assert self._offered_of is not None
-        # In the order of submission: chance then deals alike for all policies.
+        # In order of submission, so that the random deal is the same for all policies.
         in_order = dict.fromkeys([*self._submitted, *trained_of])
         asked_of = {group: self._offered_of(group) for group in in_order}
         offered_of = {group: own for group, own in asked_of.items() if group in trained_of}
@@ -118,8 +118,8 @@ class LengthFold:
 
 
 def order_excess(steps: Sequence[Sequence[Sequence[int]]]) -> float:
-    """How much further than by chance steps of such groups, given by the lengths of their samples,
-    are from all of them."""
+    """The mean distance of steps from all their groups, minus that by chance. A step is a list of
+    groups, a group the lengths of its samples."""
     groups = [group for step in steps for group in step]
     every = _sorted(groups)
     distances = [_ks_distance(_sorted(step), every) for step in steps]
@@ -139,7 +139,7 @@ def _at_least(ascending: Lengths, length: int) -> int:
 
 
 def _ks_by_chance(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> float:
-    """The mean distance from all groups of steps of so many of them, dealt by chance."""
+    """The mean distance of steps from all groups; steps are random and have these sizes."""
     members = np.asarray([len(lengths) for lengths in groups])
     first = np.cumsum(members) - members
     _, rank, count = np.unique(_joined(groups), return_inverse=True, return_counts=True)
@@ -157,7 +157,7 @@ def _ks_by_chance(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> floa
 
 
 def _places(groups: Lengths, first: Lengths, members: Lengths) -> Lengths:
-    """Where the lengths of these groups stand, if group g has `members[g]`, from `first[g]` on."""
+    """The indices of these groups' lengths, if group g has `members[g]`, from `first[g]` on."""
     count = members[groups]
     ends = np.cumsum(count)
     return np.repeat(first[groups] - ends + count, count) + np.arange(ends[-1])
@@ -170,12 +170,13 @@ def _ks_distance(some: Lengths, all_: Lengths) -> float:
 
 
 def _largest_gap(below: Shares, upto: Shares) -> float:
-    """Between the distribution of some lengths and another, of which these shares lie below each
-    and up to each of them, ascending.
+    """The largest gap between the distribution of some ascending lengths and another one, of which
+    the share `below` is less than each length and `upto` at most each length.
 
-    It is largest where the former has just jumped or is about to (the two one-sided statistics of
-    Kolmogorov and Smirnov). Of equal lengths the last has the gap after the jump, and the first the
-    one before it; for the others it comes out smaller. So nothing is done per length of the other.
+    The gap is largest just after or just before a jump of the first distribution (the two one-sided
+    statistics of Kolmogorov and Smirnov). Of equal lengths the last one gives the gap after the
+    jump and the first one that before it; the others give less. So the cost does not depend on the
+    number of lengths in the other distribution.
     """
     jumps = np.arange(len(below) + 1) / len(below)
     return float(max((jumps[1:] - upto).max(), (below - jumps[:-1]).max()))

@@ -1,4 +1,4 @@
-"""The steps of a live run, as the replay's report counts them, from the first group on."""
+"""The steps of a live run, counted from the first group on as in the replay's report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rollout_sched.metrics.histogram import SECONDS, Histogram
 from rollout_sched.metrics.metrics import Metrics
 from rollout_sched.metrics.step import Step
 
-#: Before there is a trainer.
+#: Events that are used before there is a trainer.
 _LOOKED_AT = frozenset((InstanceJoined, InstanceLost, GroupSubmitted, BatchRequested))
 
 
 class LiveSteps:
-    """An observer of a driver. Where there is no trainer it costs a look at each event's type.
+    """An observer of a driver. Without a trainer it costs only a look at each event's type.
 
     duration        seconds from one delivery to the next
-    idle_s          instance-seconds that steps lost with nothing in flight, by cause
+    idle_s          instance-seconds of the steps with nothing in flight, by cause
     capacity_s      instance-seconds of the steps
-    trainer_wait_s  seconds that the trainer waited for them
-    last            the last step that has ended
+    trainer_wait_s  seconds that the trainer waited for the steps
+    last            the last finished step
 
-    A step that has ended is kept: about a kilobyte.
+    Each finished step stays in memory: about a kilobyte.
     """
 
     def __init__(self, on_step: Callable[[int, Step], object] | None = None) -> None:
@@ -47,11 +47,11 @@ class LiveSteps:
 
     @property
     def delivered(self) -> Sequence[Step]:
-        """All that have ended."""
+        """All finished steps."""
         return () if self._metrics is None else self._metrics.steps
 
     def begin(self, now: float) -> None:
-        """Count from now on: there is a trainer already."""
+        """Count from now on: a trainer is here already."""
         self._metrics = self._begin(now)
 
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
@@ -73,7 +73,7 @@ class LiveSteps:
         return isinstance(event, GroupSubmitted | BatchRequested)
 
     def _begin(self, now: float) -> Metrics:
-        """The occupancy bubble, for which `Metrics` wants a batch, is not shown."""
+        """`Metrics` needs a batch for the occupancy bubble, which is not shown."""
         self._began_s = now
         slots = (event.slots for event in self._joined.values())
         metrics = Metrics(max(slots, default=1))

@@ -1,4 +1,4 @@
-"""All folds together: from a journal to steps and a summary."""
+"""All folds together: they turn a journal into steps and a summary."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Metrics:
 
     `reference_batch`: the places of an instance for the occupancy bubble, such as its even share of
     a batch. `offered(group)`: the response lengths the trainer asked for (length bias).
-    `colocated`: training takes the instances' GPUs, so the fleet counts as waiting at the barrier
-    meanwhile. `train_s_per_token`: how long the trainer is busy with a part of a batch; without, it
-    counts as waiting until the last.
+    `colocated`: training takes the instances' GPUs, so the fleet then counts as waiting at the
+    barrier. `train_s_per_token`: how long the trainer is busy with a part of a batch; without it,
+    the trainer counts as waiting until the last part.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Metrics:
         self._steps = Steps(self.attempts, self._bubbles, train_s_per_token)
         self._waste = Waste()
         self._lengths = LengthFold(offered)
-        # In this order: the index is asked by the others.
+        # In this order: the others use the index.
         folds = (self.attempts, fleet, self._bubbles, self._steps, self._waste, self._lengths)
         self._handlers = _merged(folds)
 
@@ -56,11 +56,11 @@ class Metrics:
 
     @property
     def curves(self) -> list[list[float]]:
-        """Of each of the steps: when its samples were finished (see `Steps`)."""
+        """For each step: when its samples were finished (see `Steps`)."""
         return self._steps.curves
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
-        """Take the next entry of the journal and what the scheduler answered."""
+        """Take the next entry of the journal and the actions of the scheduler."""
         if now > self._bubbles.now:
             self._bubbles.pass_time(now)
         handlers = self._handlers
@@ -71,13 +71,13 @@ class Metrics:
                 handle(now, action)
 
     def summary(self, total_s: float) -> Summary:
-        """The run, of which `total_s` seconds have passed when its last step was trained."""
+        """The figures of the run; `total_s` is when its last step was trained, in seconds."""
         bias = self._lengths.bias(self._steps.steady)
         return summarize(self._steps, self._bubbles, self._waste, bias, total_s)
 
 
 def _merged(folds: Iterable[Fold]) -> dict[type[Any], tuple[Handler, ...]]:
-    """Who looks at what, in the order of the folds."""
+    """The handlers by type, in the order of the folds."""
     merged: dict[type[Any], tuple[Handler, ...]] = {}
     for fold in folds:
         for kind, handler in fold.handlers().items():

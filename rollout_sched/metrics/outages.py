@@ -1,4 +1,4 @@
-"""What went wrong: instances that were lost or left, attempts that failed, and what came of it."""
+"""Outages: instances that were lost or left, attempts that failed, and the consequences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rollout_sched.metrics.fold import Handler
 class OutageFigures(msgspec.Struct, frozen=True):
     """Outages of a whole run.
 
-    instances_lost      how often one went unasked
-    instances_left      how often one went that had been asked to
-    instances_returned  how often one came back
+    instances_lost      number of losses of an instance that was not asked to leave
+    instances_left      number of times that an instance left on request
+    instances_returned  number of times that an instance came back
     away_s              instance-seconds between going and coming back, or the end
-    failed_attempts     attempts without an answer; those an instance took with it are not counted
+    failed_attempts     attempts without an answer, except those on an instance that was lost
     failed_prompts      groups that could never be whole
-    scheduler_restarts  how often the scheduler died, and another one went on
+    scheduler_restarts  number of times that the scheduler died and another one continued
     """
 
     instances_lost: int
@@ -34,7 +34,7 @@ class OutageFigures(msgspec.Struct, frozen=True):
 
 
 class OutageFold:
-    """Folds who goes and comes, and what fails."""
+    """Folds arrivals and losses of instances, and failures."""
 
     def __init__(self) -> None:
         self._lost = self._left = self._returned = self._failed_attempts = 0
@@ -54,7 +54,7 @@ class OutageFold:
         }
 
     def figures(self, total_s: float) -> OutageFigures:
-        """Of a run that took so long."""
+        """The figures of a run that took `total_s` seconds."""
         return OutageFigures(
             instances_lost=self._lost,
             instances_left=self._left,
@@ -66,7 +66,7 @@ class OutageFold:
         )
 
     def _joined(self, now: float, event: InstanceJoined) -> None:
-        if event.instance in self._here:  # it was restarted before anybody noticed
+        if event.instance in self._here:  # it restarted before the loss was noticed
             self._gone(now, InstanceLost(event.instance))
         self._here.add(event.instance)
         gone_at = self._gone_at.pop(event.instance, None)
@@ -93,6 +93,6 @@ class OutageFold:
             self._failed_prompts.add(action.group)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """Who was here joins anew, but has not been away."""
+        """The instances join again, but were not away."""
         self._restarts += 1
         self._here.clear()

@@ -1,4 +1,4 @@
-"""How long the trainer's samples take: a fold that grows with what is here, not with time."""
+"""How long the trainer's samples take: a fold whose memory does not grow with time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollout_sched.metrics.histogram import SECONDS, Histogram
 
 
 class SampleTimes:
-    """Groups, and the samples of them.
+    """Times of groups and their samples.
 
-    wait      seconds from a group's submission to the first dispatch of any of it
+    wait      seconds from a group's submission to its first dispatch
     duration  seconds from a sample's first dispatch to its end
     """
 
@@ -39,7 +39,7 @@ class SampleTimes:
         }
 
     def oldest_s(self, now: float) -> float:
-        """How long ago the first of the groups that are under way was begun; 0 without any."""
+        """Seconds since the oldest group in progress was first dispatched; 0 without any."""
         return now - next(iter(self._under_way.values()), now)
 
     def _submitted(self, now: float, event: GroupSubmitted) -> None:
@@ -69,11 +69,11 @@ class SampleTimes:
         if not (action.ends and action.group):
             return
         self._started.pop(action.request, None)
-        if action.reason != "surplus":  # then the group is over
+        if action.reason != "surplus":  # for any other reason the group is over
             self._waiting.pop(action.group, None)
             self._under_way.pop(action.group, None)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """When they were begun is not among what survives a restart."""
+        """Start times do not survive a restart."""
         for times in (self._waiting, self._under_way, self._started):
             times.clear()

@@ -1,4 +1,4 @@
-"""What is known of one step."""
+"""The figures of one step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rollout_sched.metrics.averages import share
 
 
 class Step(msgspec.Struct):
-    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds), which
-    is that of its last part.
+    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds). Its
+    delivery is that of its last part.
 
-    `rollout_s` is how long anything was in flight; the t's count from the step's first moment in
-    flight to that share of the batch being finished; `span_s` is from the first dispatch of any of
-    the batch's groups, which may lie in an earlier step, to its delivery. `tokens` are those to be
-    trained; `masked_tokens` were delivered with them and are not.
+    `rollout_s` is how long anything was in flight; `t50_s`, `t90_s` and `t99_s` are from the step's
+    first moment in flight until that share of the batch is finished; `span_s` is from the first
+    dispatch of any of the batch's groups, which may be in an earlier step, to its delivery.
+    `tokens` are to be trained; `masked_tokens` were delivered with them and are not trained.
     """
 
     version: int

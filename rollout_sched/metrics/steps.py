@@ -19,14 +19,14 @@ from rollout_sched.metrics.bubbles import Bubbles
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.step import Step
 
-#: Evenly from none to all.
+#: Shares of a batch, evenly from 0 to 1.
 CURVE = tuple([n / 50 for n in range(51)])
 
 
 class Launches:
-    """When the groups were first dispatched.
+    """When groups were first dispatched.
 
-    last_step   the last step in which any was
+    last_step   the last step with a first dispatch
     oldest_age  the most steps from a group's first dispatch to its delivery
     """
 
@@ -41,7 +41,7 @@ class Launches:
             self._by_group[group] = step, now
 
     def deliver(self, groups: Iterable[str], step: int, now: float) -> float:
-        """When any of these groups was first dispatched."""
+        """The time of the first dispatch of any of these groups."""
         first = now
         for group in groups:
             launched, at = self._by_group.pop(group, (step, now))
@@ -53,11 +53,11 @@ class Launches:
 class Steps:
     """Folds events and actions into `delivered` steps and the `current` one.
 
-    curves  of each delivered step: seconds from its first moment in flight by which a share of its
-            batch was finished, for the shares of CURVE
+    curves  for each delivered step and each share of CURVE: seconds from the step's first moment in
+            flight until that share of its batch was finished
 
-    A step ends with the last part of its batch. `train_s_per_token`: how long a part that has come
-    before keeps the trainer busy, who waits no longer meanwhile.
+    A step ends with the last part of its batch. `train_s_per_token`: how long an earlier part keeps
+    the trainer busy; the trainer does not count as waiting meanwhile.
     """
 
     __slots__ = (
@@ -85,11 +85,11 @@ class Steps:
         self._attempts = attempts
         self._bubbles = bubbles
         self._began: float | None = None  # the step's first moment in flight
-        self._launched_at: float | None = None  # the first of the batch's groups
+        self._launched_at: float | None = None  # first dispatch of the batch's groups
         self._finished_at: dict[str, float] = {}
-        self._finished_s: list[float] = []  # the batch's samples, since the step began
+        self._finished_s: list[float] = []  # of the batch's samples, since the step began
         self._train_s_per_token = train_s_per_token
-        self._idle_since: float | None = None  # the trainer, or when it will be; None: not asking
+        self._idle_since: float | None = None  # the trainer, maybe in future; None: not asking
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
@@ -187,17 +187,17 @@ class Steps:
 
     @property
     def steady(self) -> range:
-        """The steps after the first, up to the last that launched a group: what follows drains."""
+        """The steps after the first, up to the last that launched a group; the rest is drain."""
         return range(1, min(self.launches.last_step, len(self.delivered) - 1) + 1)
 
     @property
     def steady_s(self) -> float:
-        """How long these took, from the first delivery to that of the last of them."""
+        """How long the steady steps took, from the first delivery to that of the last of them."""
         steady = self.steady
         return self.delivered[steady[-1]].end_s - self.delivered[0].end_s if steady else 0.0
 
     def steady_tokens_per_s(self) -> float | None:
-        """Tokens they delivered per second; None if there are no such steps."""
+        """Tokens that the steady steps delivered per second; None if there are none."""
         seconds = self.steady_s
         tokens = sum(self.delivered[number].tokens for number in self.steady)
         return share(tokens, seconds) if seconds else None

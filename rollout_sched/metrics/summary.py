@@ -15,12 +15,12 @@ from rollout_sched.metrics.waste import Waste
 class Summary(msgspec.Struct, frozen=True):
     """All steps together. Rates are per second of the whole run.
 
-    A run begins with an empty fleet and ends with a draining one. So its seconds are also told
-    apart: `first_step_s` until the first delivery, `steady_s` until that of the last step that
-    launched a group, `drain_s` for the rest; `steady_*` is about the steps between.
+    A run begins with an empty fleet and ends with a draining one. So its seconds are also split:
+    `first_step_s` until the first delivery, `steady_s` until that of the last step that launched a
+    group, `drain_s` for the rest; `steady_*` is about the steps between.
     `equal_length_tokens_per_s` are the delivered tokens per second, counted as no more than the
-    trainer had asked for: who trains longer samples does not gain by it, who trains shorter ones
-    has fewer tokens to count.
+    trainer had asked for: a policy that trains longer samples gains nothing by it, and one that
+    trains shorter samples has fewer tokens to count.
     """
 
     total_s: float
@@ -61,7 +61,7 @@ class Summary(msgspec.Struct, frozen=True):
 def summarize(
     folded: Steps, bubbles: Bubbles, waste: Waste, bias: LengthBias, total_s: float
 ) -> Summary:
-    """The run, of which `total_s` seconds have passed when its last step was trained."""
+    """The figures of the run; `total_s` is when its last step was trained, in seconds."""
     steps, current, staleness = folded.delivered, folded.current, folded.staleness
     tokens = sum(step.tokens for step in steps)
     generated = sum(step.generated_tokens for step in steps) + current.generated_tokens
@@ -109,7 +109,7 @@ def summarize(
 def _bubbles(
     folded: Steps, bubbles: Bubbles, total_s: float
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """Instance-seconds idle and vacant by cause, and in all, to the end of training."""
+    """Idle and vacant instance-seconds by cause, and all of them, until the end of training."""
     bubbles.time.settle()
     steps: list[Step | FleetTime] = [*folded.delivered, bubbles.time]
     idle = {cause: sum(step.idle_s.get(cause, 0.0) for step in steps) for cause in CAUSES}

@@ -1,4 +1,4 @@
-"""What the trainer is handed: how stale, how long, and whether what was long was left out."""
+"""Delivered samples: their staleness, their length, and whether long ones were left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class Trained:
-    """Samples that were delivered.
+    """Figures of delivered samples.
 
     staleness  in versions
     tokens     of the responses
@@ -34,9 +34,9 @@ class Trained:
 
     @property
     def length_ratio(self) -> float:
-        """The mean length of the delivered over that of all that are over, 1 before any are. Those
-        that were thrown away count with what they had come to, so that a policy that breaks off
-        what is long is further below 1 than this says."""
+        """Mean length of delivered samples over that of all samples that are over; 1 before any.
+        A discarded sample counts with its length so far, so a policy that breaks off long samples
+        is in truth further below 1 than this value."""
         delivered = sum(self.tokens.counts)
         if not delivered:
             return 1.0

@@ -1,4 +1,4 @@
-"""Why a request waited: since what, and how the fleet was meanwhile."""
+"""Why a request waited: since which event, and in which state the fleet was meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rollout_sched.core.events import (
 from rollout_sched.metrics.attempt_spans import Closed
 from rollout_sched.metrics.fold import Handler
 
-#: What a request waits since.
+#: The event since which a request waits.
 SINCE = (
     "it was submitted",
     "it was interrupted",
@@ -40,7 +40,7 @@ SINCE = (
 _SUBMITTED, _INTERRUPTED, _TOOL, _FAILED, _LOST, _RESTARTED = range(len(SINCE))
 _SINCE_OUTCOME = {"interrupted": _INTERRUPTED, "failed": _FAILED, "lost": _LOST}
 
-#: How the fleet was for most of that time.
+#: The state of the fleet for most of that time.
 CAUSES = (
     "places were free: batching, ordering, admission or routing held it back",
     "all places were taken",
@@ -51,7 +51,7 @@ _HELD, _TAKEN, _STOPPED, _NOBODY = range(len(CAUSES))
 
 
 class Wait(NamedTuple):
-    """`since` and `cause` are places in SINCE and CAUSES."""
+    """`since` and `cause` are indices into SINCE and CAUSES."""
 
     seconds: float
     since: int
@@ -61,11 +61,11 @@ class Wait(NamedTuple):
 class _Ready(NamedTuple):
     at_s: float
     since: int
-    spent_s: tuple[float, ...]  # what had been spent by cause before
+    spent_s: tuple[float, ...]  # seconds by cause before this wait
 
 
 class _Fleet:
-    """Seconds by cause: how the fleet was, as far as a request that waits is concerned."""
+    """Seconds by cause: the state of the fleet, as a waiting request sees it."""
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
@@ -76,7 +76,7 @@ class _Fleet:
         self._now = 0.0
 
     def spent_s(self, now: float) -> tuple[float, ...]:
-        """By cause, up to now."""
+        """Seconds by cause, up to now."""
         self._spent_s[self._cause()] += now - self._now
         self._now = now
         return tuple(self._spent_s)
@@ -98,7 +98,7 @@ class _Fleet:
             self.leave(now, instance)
 
     def load(self, now: float, instance: str, by: int) -> None:
-        """So many more attempts are on it."""
+        """`by` more attempts are on the instance."""
         self.spent_s(now)
         if instance in self._slots:
             before = self._is_open(instance)
@@ -125,13 +125,13 @@ class _Fleet:
 
 
 class Waits:
-    """Folds what makes a request ready for an instance, and its dispatch.
+    """Folds the events that make a request ready for dispatch, and its dispatch.
 
-    last  of the Dispatch that is being looked at
+    last  the wait that the current Dispatch ended
 
-    Fold it before those that ask it, and tell it by `closed` of every attempt that is over. The
-    members of a group are ready when the group is submitted: that a policy launches it later is its
-    doing.
+    Run it before the folds that use it, and call `closed` for every attempt that is over. The
+    requests of a group are ready when the group is submitted: if a policy launches it later, the
+    time counts as the policy's.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Waits:
     def _dispatched(self, now: float, action: Dispatch) -> None:
         ready = self._requests.pop(action.request, None) or self._groups.get(action.group)
         spent_s = self._fleet.spent_s(now)
-        if ready is None:  # it was here before we looked
+        if ready is None:  # it was here before the fold began
             self.last = Wait(0.0, _SUBMITTED, _HELD)
         else:
             each_s = [after - before for after, before in zip(spent_s, ready.spent_s, strict=True)]
@@ -218,7 +218,7 @@ class Waits:
         self._fleet.stop(now, said.instance, stopped=False)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """Groups are told of no more, and the instances join anew."""
+        """Groups are not submitted again, and the instances join again."""
         restarted = _Ready(now, _RESTARTED, self._fleet.spent_s(now))
         self._groups = dict.fromkeys(self._groups, restarted)
         self._fleet.clear(now)

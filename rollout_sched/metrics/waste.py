@@ -1,5 +1,5 @@
-"""Work done again, preemptions and re-prefill inside instances and attempts that went on elsewhere,
-and work thrown away."""
+"""Work that was done again (preemptions and re-prefill inside instances, attempts that went on
+elsewhere), and work that was thrown away."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rollout_sched.metrics.fold import Handler
 
 
 class Waste:
-    """Sums over all instances that have ever been here, by the last report of each.
+    """Sums over all instances so far, by the last report of each.
 
     resumed_attempts  attempts that went on from earlier tokens
     discarded         tokens thrown away, by the reason of the Discard
-    filtered_groups   groups that were judged, and not kept
+    filtered_groups   groups that were judged and not kept
     """
 
     def __init__(self) -> None:
         self.resumed_attempts = 0
         self.discarded: Counter[str] = Counter()
         self.filtered_groups = 0
-        self._reports: dict[str, InstanceReported | None] = {}  # of those that are here
-        self._last_reports: list[InstanceReported] = []  # of those that were
+        self._reports: dict[str, InstanceReported | None] = {}  # of the current instances
+        self._last_reports: list[InstanceReported] = []  # of instances that have gone
         self._counting: dict[str, InstanceReported | None] = {}  # before the scheduler restarted
 
     def handlers(self) -> Mapping[type[Any], Handler]:
@@ -81,6 +81,6 @@ class Waste:
             self._reports[event.instance] = event
 
     def _restored(self, now: float, event: Restored) -> None:
-        """The counters of an instance go on, whoever schedules."""
+        """The counters of an instance continue across schedulers."""
         self._counting.update(self._reports)
         self._reports.clear()

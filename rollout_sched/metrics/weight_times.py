@@ -1,4 +1,4 @@
-"""How long new weights take, to one instance and to all."""
+"""How long new weights take to reach one instance and all instances."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rollout_sched.core.events import (
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.histogram import SECONDS, Histogram
 
-#: Called with a version, with how many instances have it, and seconds since it was published.
+#: Called with a version, the number of instances that have it, and seconds since its publication.
 OnLoaded = Callable[[int, int, float], object]
 
 
 class WeightTimes:
-    """load   seconds from the order to load weights to an instance's saying that it has them
-    sync   seconds from a publication until every instance that is here has the version
+    """load   seconds from the order to load weights until an instance reports that it has them
+    sync   seconds from a publication until every current instance has the version
 
-    `on_loaded` is called when that is so.
+    `on_loaded` is called when every instance has it.
     """
 
     def __init__(self, on_loaded: OnLoaded | None = None) -> None:
@@ -55,7 +55,7 @@ class WeightTimes:
         self._look(now)
 
     def _restored(self, now: float, event: Restored) -> None:
-        """They join anew."""
+        """The instances join again."""
         self._versions.clear()
         self._ordered.clear()
 

@@ -1,4 +1,4 @@
-"""What is to be changed in a store, all of it or nothing."""
+"""Transactions: changes of a store that are applied all or not at all."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FactKey = tuple[str, str]
 
 
 class Transaction:
-    """A transaction. The last word on a fact or a piece counts, so transactions that follow one
-    another can be put into one; what comes and goes between is never written.
+    """A transaction. The last change of a fact or piece counts, so successive transactions can be
+    merged into one; what is added and removed in between is never written.
 
-    facts    what each is to be; None: it goes
-    pieces   of each owner, by ordinal; None: it goes. Tokens are encoded when they are written,
-             which is not in the thread that puts this together
-    cleared  owners of which all goes that was there before
+    facts    the new value of each; None: it is removed
+    pieces   of each owner, by ordinal; None: it is removed. Tokens are encoded when they are
+             written, not in the thread that builds the transaction
+    cleared  owners whose earlier pieces are all removed
     """
 
     __slots__ = ("cleared", "facts", "pieces", "size")
@@ -26,7 +26,7 @@ class Transaction:
         self.facts: dict[FactKey, bytes | None] = {}
         self.pieces: dict[str, dict[int, bytes | Tokens | None]] = {}
         self.cleared: set[str] = set()
-        self.size = 0  # bytes put into it, an upper bound of what it holds
+        self.size = 0  # bytes added so far, an upper bound of its content
 
     def __bool__(self) -> bool:
         return bool(self.facts or self.pieces or self.cleared)
@@ -43,16 +43,16 @@ class Transaction:
         self.size += data.most_bytes if isinstance(data, Tokens) else len(data)
 
     def take_back(self, owner: str, ordinal: int) -> None:
-        """One piece of an owner goes."""
+        """Remove one piece of an owner."""
         self.pieces.setdefault(owner, {})[ordinal] = None
 
     def clear(self, owner: str) -> None:
-        """All pieces of an owner go."""
+        """Remove all pieces of an owner."""
         self.pieces.pop(owner, None)
         self.cleared.add(owner)
 
     def add(self, later: Transaction) -> None:
-        """What is to be changed after this."""
+        """Merge in a later transaction."""
         self.facts.update(later.facts)
         for owner in later.cleared:
             self.clear(owner)
@@ -61,14 +61,14 @@ class Transaction:
         self.size += later.size
 
     def written(self) -> Iterator[tuple[str, int, bytes]]:
-        """The pieces that are to be there: owner, ordinal, bytes."""
+        """The pieces to write: owner, ordinal, bytes."""
         for owner, pieces in self.pieces.items():
             for ordinal, data in pieces.items():
                 if data is not None:
                     yield owner, ordinal, encode(data) if isinstance(data, Tokens) else data
 
     def named(self) -> Iterator[tuple[str, int]]:
-        """The pieces that are written or go, beside those of cleared owners."""
+        """The pieces that are written or removed, except those of cleared owners."""
         for owner, pieces in self.pieces.items():
             for ordinal in pieces:
                 yield owner, ordinal

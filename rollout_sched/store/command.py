@@ -1,4 +1,4 @@
-"""`rollout-sched store`: what can be done with a store while nobody uses it."""
+"""`rollout-sched store`: maintenance of a store that is not in use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rollout_sched.store.salvage import salvage
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("store", help="look after the store of a run")
+    parser = commands.add_parser("store", help="maintain the store of a run")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    verb = verbs.add_parser("salvage", help="make a damaged one usable with what is sound of it")
+    verb = verbs.add_parser("salvage", help="make a damaged store usable with its intact content")
     verb.add_argument("folder", metavar="DIR", type=Path)
     verb.set_defaults(run=_salvage)
 
 
 def _salvage(options: argparse.Namespace) -> None:
     found = salvage(options.folder)
-    print(f"{options.folder}: {found.facts} facts and {found.pieces} pieces of tokens are sound")
+    print(f"{options.folder}: {found.facts} facts and {found.pieces} pieces of tokens are intact")
     for line in found.losses.told():
         print(line)
-    print(f"what could not be read is gone; what was there is kept as {found.kept_as}")
+    print(f"unreadable content is lost; the old database is kept as {found.kept_as}")

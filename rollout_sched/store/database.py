@@ -1,7 +1,7 @@
-"""The rows of a store, in SQLite: facts, and where each piece of tokens lies.
+"""The rows of a store, in SQLite: facts, and the place of each piece of tokens.
 
-Every row has a checksum of its own, for SQLite has none: a byte that flips in a value would be read
-as if it were true.
+Every row has its own checksum, because SQLite has none: a flipped byte in a value would be read as
+if it were correct.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollout_sched.store.changes import FactKey
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.token_files import PiecePlace
 
-#: How rows and tokens are written. Another number cannot be read by this version.
+#: Format of rows and tokens. This version cannot read any other number.
 FORMAT = 1
 
 _TABLES = (
@@ -37,7 +37,7 @@ start = excluded.start, length = excluded.length, data_crc = excluded.data_crc, 
 """
 
 
-#: Characters of what a damaged row says.
+#: Most characters that are shown of a damaged row.
 MOST_SHOWN = 80
 
 Row = TypeVar("Row")
@@ -52,7 +52,7 @@ class FactRow(NamedTuple):
 
 
 class PieceRow(NamedTuple):
-    """A row of pieces: where it lies, and the checksum of what lies there."""
+    """A row of pieces: the place of the piece, and the checksum of its bytes."""
 
     owner: str
     ordinal: int
@@ -61,11 +61,11 @@ class PieceRow(NamedTuple):
 
 
 class Database:
-    """One connection, whose thread may change but which two never use at once. Every call may raise
+    """One connection. Several threads may use it, but never two at once. Every call may raise
     sqlite3.Error.
 
-    `synced` of a commit: it survives a loss of power, and so does all that came before. Others
-    survive the death of the process.
+    A `synced` commit survives a power loss, and so do all commits before it. Other commits survive
+    the death of the process.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -82,7 +82,7 @@ class Database:
             raise
 
     def _set_up(self) -> None:
-        # Nobody else opens it, so its index of the log can be kept in memory.
+        # No other process opens the file, so the index of the write-ahead log can be in memory.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = WAL").fetchall()
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
@@ -97,33 +97,33 @@ class Database:
 
     @property
     def format(self) -> int:
-        """0 where nothing was ever written."""
+        """0 for a new database."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def problem(self) -> str:
-        """What is wrong with its pages; "" if nothing is."""
+        """The first problem of its pages; "" if there is none."""
         found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         return "" if found == "ok" else str(found)
 
     def check_tables(self) -> None:
-        """That they are there, and begin to be readable."""
+        """Check that the tables exist and can be read at their beginning."""
         for table in ("facts", "pieces"):
             self._db.execute(f"SELECT id FROM {table} WHERE id = 0").fetchall()
 
     def rows(self, select: str) -> Iterable[tuple[Any, ...]]:
-        """Of FACTS or PIECES, as they come."""
+        """The raw rows of FACTS or PIECES."""
         return self._db.execute(select)
 
     def facts(self) -> tuple[list[FactRow], dict[int, str]]:
-        """Those that are sound; and of the damaged rows the ids, with what they seem to be of."""
+        """The intact facts; and the ids of damaged rows, each with its apparent key."""
         return _sorted_out(self._db.execute(FACTS), fact_of)
 
     def pieces(self) -> tuple[list[PieceRow], dict[int, str]]:
-        """The same of pieces; whether the tokens are sound is for who reads them."""
+        """The same for pieces; readers must check the tokens themselves."""
         return _sorted_out(self._db.execute(PIECES), piece_of)
 
     def write(self, change: Write, *, synced: bool | None) -> None:
-        """All of it or nothing. `synced` None: not even in order, should the power fail."""
+        """Write all or nothing. `synced` None: after a power loss not even the order is kept."""
         level = "OFF" if synced is None else "FULL" if synced else "NORMAL"
         self._db.execute(f"PRAGMA synchronous = {level}")
         self._db.execute("BEGIN IMMEDIATE")
@@ -131,7 +131,7 @@ class Database:
             before = self._db.total_changes
             change.carry_out(self._db)
             if synced and self._db.total_changes == before:
-                # SQLite does not sync a transaction that writes nothing, nor what came before it.
+                # SQLite syncs nothing for a transaction that writes nothing, not even earlier ones.
                 self._db.execute(f"PRAGMA user_version = {FORMAT}")
             self._disk.commit(self._db)
         except BaseException:
@@ -140,7 +140,7 @@ class Database:
             raise
 
     def log_bytes(self) -> int:
-        """Of the write-ahead log."""
+        """Size of the write-ahead log."""
         log = Path(f"{self._path}-wal")
         return log.stat().st_size if log.exists() else 0
 
@@ -152,7 +152,7 @@ class Database:
 
 
 class _Connection(sqlite3.Connection):
-    """SQLite's messages quote what is damaged, which Python may fail to read."""
+    """SQLite's messages quote damaged data, which Python may be unable to decode."""
 
     def execute(self, *statement: Any) -> sqlite3.Cursor:
         try:
@@ -186,7 +186,7 @@ class Write:
         self._drop_pieces += ((piece.owner, piece.ordinal) for piece in pieces)
 
     def drop_rows(self, facts: Iterable[int], pieces: Iterable[int]) -> None:
-        """Damaged ones, which only their ids name."""
+        """Drop damaged rows, which are known only by their ids."""
         self._drop_rows = [(id,) for id in facts], [(id,) for id in pieces]
 
     def carry_out(self, database: sqlite3.Connection) -> None:
@@ -200,7 +200,7 @@ class Write:
 
 
 def fact_of(row: tuple[Any, ...]) -> FactRow | None:
-    """Of a row of FACTS; None if it is damaged."""
+    """The fact of a row of FACTS; None if the row is damaged."""
     _, kind, name, value, crc = row
     if not (isinstance(kind, str) and isinstance(name, str) and isinstance(value, bytes)):
         return None
@@ -209,7 +209,7 @@ def fact_of(row: tuple[Any, ...]) -> FactRow | None:
 
 
 def piece_of(row: tuple[Any, ...]) -> PieceRow | None:
-    """Of a row of PIECES; None if it is damaged."""
+    """The piece of a row of PIECES; None if the row is damaged."""
     _, owner, ordinal, file, start, length, data_crc, crc = row
     if _crc_of_row((owner, ordinal, file, start, length, data_crc)) != crc:
         return None
@@ -231,7 +231,7 @@ def _sorted_out(
 
 
 def seems_to_be(row: tuple[Any, ...]) -> str:
-    """What a damaged row says that it is of, for people."""
+    """The apparent key of a damaged row, for messages."""
     return " ".join(str(field)[:MOST_SHOWN] for field in row[1:3])
 
 
@@ -244,5 +244,5 @@ def _crc_of_row(row: tuple[Any, ...]) -> int:
 
 
 def _text(data: bytes) -> str:
-    """Damaged names are told by their checksum, not by what cannot be decoded."""
+    """Decode any bytes: the checksum detects damaged names, so decoding must not fail on them."""
     return data.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Every way in which a store touches the disk, in one place: tests put another disk here."""
+"""All disk access of a store, in one place, so that tests can replace the disk."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Buffers that one call may write (POSIX's IOV_MAX on Linux).
+#: Most buffers per write call (POSIX's IOV_MAX on Linux).
 _AT_ONCE = 1024
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Disk:
-    """The machine's own. Every call may raise OSError or sqlite3.Error."""
+    """The machine's disk. Every call may raise OSError or sqlite3.Error."""
 
     def open(self, path: Path) -> int:
-        """A file's descriptor; a new file where there is none."""
+        """The descriptor of a file; the file is created if it does not exist."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, file: int, buffers: Sequence[bytes], offset: int) -> None:
-        """All of the buffers, one after the other."""
+        """Write all buffers, one after the other."""
         for first in range(0, len(buffers), _AT_ONCE):
             some = buffers[first : first + _AT_ONCE]
             total = sum(map(len, some))
             done = os.pwritev(file, some, offset)
-            if done < total:  # a signal, or the last room that there was
+            if done < total:  # a signal, or the disk is now full
                 self._finish(file, b"".join(some)[done:], offset + done)
             offset += total
 
@@ -45,7 +45,7 @@ class Disk:
         os.fsync(file)
 
     def sync_folder(self, folder: Path) -> None:
-        """Files that were made there or went are so for good."""
+        """Make the creation and removal of files in the folder durable."""
         file = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -56,16 +56,16 @@ class Disk:
         database.execute("COMMIT")
 
     def checkpoint(self, database: sqlite3.Connection) -> None:
-        """Bring what the write-ahead log holds into the database, and begin the log anew."""
+        """Copy the write-ahead log into the database, and start the log again."""
         database.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     def room(self, folder: Path) -> int:
-        """Bytes that are free."""
+        """Free bytes."""
         return shutil.disk_usage(folder).free
 
 
 def is_full(error: Exception) -> bool:
-    """Whether it says that there is no room, which may pass."""
+    """Whether the error says that the disk is full, which may be temporary."""
     if isinstance(error, sqlite3.OperationalError):
         return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in _NO_ROOM

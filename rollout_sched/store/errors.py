@@ -1,4 +1,4 @@
-"""What can be wrong with a store; a module of its own because no exception is compiled."""
+"""Errors of a store. A module of its own, because exceptions are not compiled."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from rollout_sched.core.errors import CallerError, RolloutError
 
 
 class StoreError(CallerError):
-    """A store cannot be opened; the text names it, what is wrong with it, and the remedy."""
+    """A store cannot be opened; the text names the store, the problem and the remedy."""
 
 
 class StoreInUse(StoreError):
-    """Another process holds it."""
+    """Another process uses the store."""
 
 
 class StoreOfOtherFormat(StoreError):
-    """Another version of the program has written it."""
+    """Another version of the program wrote the store."""
 
 
 class StoreDamaged(StoreError):
-    """It cannot be read as a whole; what is sound of it can be salvaged."""
+    """The store cannot be read as a whole; its intact content can be salvaged."""
 
     def __init__(self, folder: Path, why: object) -> None:
         super().__init__(
             f"store {folder} is damaged: {why}; `rollout-sched store salvage {folder}` keeps what "
-            "is sound and says what is lost, or move the folder away to begin anew"
+            "is intact and reports what is lost, or move the folder away to start with a new store"
         )
 
 
@@ -34,8 +34,8 @@ class PieceDamaged(RolloutError):
 
 
 class StoreFull(CallerError):
-    """The disk has no room: nothing new is taken until there is."""
+    """The disk is full: no new work is accepted until there is room."""
 
 
 class StoreBroken(RolloutError, RuntimeError):
-    """The disk has failed: nothing can be promised any more."""
+    """The disk has failed: nothing more can be made durable."""

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that names its holder and goes with it, however it dies."""
+"""A lock for one process at a time: it names its holder, and is released however that dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_sched.store.errors import StoreInUse
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds a store, and since when (local time, as people read it)."""
+    """The process that holds a store, and since when (local time, for people)."""
 
     pid: int
     host: str
@@ -25,7 +25,7 @@ class StoreLock:
     """Holds a folder's lock file until closed. Raises StoreInUse, which names the holder; OSError.
 
     The kernel holds the lock for the open file (`flock`), so it is free as soon as the process is
-    gone; what the file says is for people, and does not count.
+    gone; the content of the file is only for people.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class StoreLock:
             holder = self._read()
             self._file.close()
             raise StoreInUse(
-                f"store {folder} is in use by {holder}; stop that, or name another folder"
+                f"store {folder} is in use by {holder}; stop that process, or use another folder"
             ) from None
         self._write()
 
@@ -48,7 +48,7 @@ class StoreLock:
         try:
             holder = msgspec.json.decode(self._file.read(), type=Holder)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return "another process"  # which has yet to write who it is
+            return "another process"  # which has not written its name yet
         return f"process {holder.pid} on {holder.host} since {holder.since}"
 
     def _write(self) -> None:

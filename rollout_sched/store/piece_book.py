@@ -1,4 +1,4 @@
-"""Which pieces of tokens there are, whose they are, and where they lie."""
+"""The index of a store's pieces of tokens: their owners and their places."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollout_sched.store.database import PieceRow
 from rollout_sched.store.errors import PieceDamaged
 from rollout_sched.store.token_files import TokenFiles
 
-#: Who reads a disk and counts checksums needs no more of them.
+#: Reader threads; reading a disk and computing checksums gains nothing from more.
 _READERS = 4
 
 
 class PieceBook:
-    """One thread writes and any may read: a place that was looked up stays what it is while the
-    lock is held, for nothing is forgotten meanwhile."""
+    """One thread writes and any thread may read: while the lock is held, no place is freed, so a
+    place that was looked up stays valid."""
 
     def __init__(self, files: TokenFiles) -> None:
         self._files = files
@@ -26,8 +26,8 @@ class PieceBook:
         self._lock = Lock()
 
     def load(self, pieces: Iterable[PieceRow]) -> list[PieceRow]:
-        """Take up what the rows say, at opening. Returns the pieces that are damaged: those are
-        not here."""
+        """Load the rows when the store is opened. Returns the damaged pieces, which are not kept in
+        the book."""
         by_file: dict[int, list[PieceRow]] = {}
         for piece in pieces:
             by_file.setdefault(piece.place.file, []).append(piece)
@@ -44,13 +44,13 @@ class PieceBook:
             return list(self._pieces)
 
     def read(self, owner: str) -> dict[int, bytes]:
-        """By ordinal, ascending. Raises PieceDamaged."""
+        """The pieces of an owner by ordinal, ascending. Raises PieceDamaged."""
         with self._lock:
             found = self._pieces.get(owner, {})
             return {ordinal: self.read_piece(found[ordinal]) for ordinal in sorted(found)}
 
     def heads(self, owner: str, length: int) -> dict[int, bytes]:
-        """The first bytes of each, unchecked. Raises PieceDamaged."""
+        """The first bytes of each piece, unchecked. Raises PieceDamaged."""
         with self._lock:
             found = self._pieces.get(owner, {})
             return {
@@ -59,14 +59,14 @@ class PieceBook:
             }
 
     def read_piece(self, piece: PieceRow) -> bytes:
-        """Raises PieceDamaged."""
+        """The bytes of a piece. Raises PieceDamaged."""
         data = self._files.read(piece.place)
         if checksum(piece.owner, piece.ordinal, data) != piece.crc:
-            raise PieceDamaged(f"piece {piece.ordinal} of {piece.owner!r} is not what was written")
+            raise PieceDamaged(f"piece {piece.ordinal} of {piece.owner!r} has a wrong checksum")
         return data
 
     def append(self, changes: Transaction) -> list[PieceRow]:
-        """Write the bytes of what is to be there; it counts once it is noted. Raises OSError."""
+        """Write the bytes of new pieces; they count once they are noted. Raises OSError."""
         written = list(changes.written())
         places = self._files.append([data for _, _, data in written])
         return [
@@ -75,7 +75,7 @@ class PieceBook:
         ]
 
     def going(self, changes: Transaction) -> list[PieceRow]:
-        """The pieces that go: of who is cleared, those taken back, and those written anew."""
+        """The pieces that a transaction removes or replaces, those of cleared owners included."""
         keys = set(changes.named())
         for owner in changes.cleared:
             keys |= {(owner, ordinal) for ordinal in self._pieces.get(owner, ())}
@@ -83,7 +83,7 @@ class PieceBook:
         return [piece for piece in known if piece is not None]
 
     def note(self, added: Sequence[PieceRow], gone: Sequence[PieceRow]) -> None:
-        """The rows say so now."""
+        """Update the book after the rows were written."""
         with self._lock:
             for piece in gone:
                 owned = self._pieces[piece.owner]
@@ -94,7 +94,7 @@ class PieceBook:
             self._files.forget(piece.place for piece in gone)
 
     def sparse(self) -> list[PieceRow]:
-        """What is to be moved, so that the file it lies in can be written over."""
+        """The pieces to move, so that their file can be overwritten."""
         file = self._files.sparsest()
         if file is None:
             return []
@@ -102,7 +102,7 @@ class PieceBook:
         return [piece for piece in every if piece.place.file == file]
 
     def settled(self) -> None:
-        """What has gone will not come back."""
+        """Removed pieces cannot come back any more."""
         with self._lock:
             self._files.settled()
 
@@ -111,7 +111,7 @@ class PieceBook:
             self._pieces.setdefault(piece.owner, {})[piece.ordinal] = piece
 
     def _damaged(self, pieces: list[PieceRow]) -> list[PieceRow]:
-        """Of pieces of one file."""
+        """The damaged ones of pieces in one file."""
         damaged = []
         for piece in sorted(pieces, key=lambda piece: piece.place):
             try:
@@ -122,5 +122,5 @@ class PieceBook:
 
 
 def checksum(owner: str, ordinal: int, data: bytes) -> int:
-    """Of a piece, and of whose it is."""
+    """The checksum of a piece and its owner."""
     return zlib.crc32(data, zlib.crc32(f"{owner}\0{ordinal}".encode()))

@@ -1,4 +1,4 @@
-"""What is sound of a damaged store, put into new rows beside the old tokens."""
+"""Salvage: the intact content of a damaged store goes into a new database for the old tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rollout_sched.store.errors import StoreError
 from rollout_sched.store.lock import StoreLock
 from rollout_sched.store.store import ROWS, Losses, Store
 
-#: Ids that are tried where rows cannot be read, or nobody can tell which was the last.
+#: Most ids to try if rows cannot be read, or if the last id is unknown.
 _MOST = 2**14
 
 
 class Salvaged(msgspec.Struct, frozen=True):
-    """Rows that were sound, where the damaged ones are kept, and what else was damaged, in so far
-    as that can be told."""
+    """The number of intact rows, where the damaged ones are kept, and what else was damaged, as far
+    as that is known."""
 
     facts: int
     pieces: int
@@ -31,7 +31,7 @@ class Salvaged(msgspec.Struct, frozen=True):
 
 
 def salvage(folder: Path) -> Salvaged:
-    """Make a store usable again, with what is sound of it. What was there is kept beside it.
+    """Make a store usable again with its intact content. The old database is kept beside it.
 
     Raises StoreError if it is in use, or nothing can be read.
     """
@@ -44,7 +44,7 @@ def salvage(folder: Path) -> Salvaged:
         except sqlite3.Error as error:
             raise StoreError(
                 f"store {folder}: nothing of it can be read ({error}); move the folder away to "
-                "begin anew"
+                "start with a new store"
             ) from error
         new = folder / f"{ROWS}.new"
         _clear_away(new)
@@ -64,7 +64,7 @@ def salvage(folder: Path) -> Salvaged:
 
 
 def _rows(path: Path, select: str, read: Callable[[tuple[Any, ...]], Row | None]) -> list[Row]:
-    """Those that are sound, last things last. Raises sqlite3.Error if there is no such table."""
+    """The intact rows, in ascending order of id. Raises sqlite3.Error if there is no such table."""
     with closing(Database(path, Disk())) as database:
         database.check_tables()
         found = (read(row) for row in _readable(database, select))
@@ -72,8 +72,8 @@ def _rows(path: Path, select: str, read: Callable[[tuple[Any, ...]], Row | None]
 
 
 def _readable(database: Database, select: str) -> Iterator[tuple[Any, ...]]:
-    """Row by row; where a page cannot be read, or leads back to one before, on from the next id
-    that can."""
+    """Row by row. If a page cannot be read, or leads back to an earlier row, it continues from the
+    next readable id."""
     last, end, tries = 0, _last_id(database, select), 0
     while last < end and tries < _MOST:
         try:
@@ -111,5 +111,5 @@ def _clear_away(rows: Path, *, but: Path | None = None) -> None:
 
 
 def _files(rows: Path) -> list[Path]:
-    """The database and what SQLite keeps beside it."""
+    """The database and SQLite's files beside it."""
     return [Path(f"{rows}{suffix}") for suffix in ("", "-wal", "-shm")]

@@ -1,4 +1,4 @@
-"""A store: facts and pieces of tokens, changed in transactions, read when it is opened again."""
+"""A store: facts and pieces of tokens, changed in transactions and read at the next opening."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rollout_sched.store.lock import StoreLock
 from rollout_sched.store.piece_book import PieceBook
 from rollout_sched.store.token_files import CAPACITY, TokenFiles
 
-#: When what is written has to be on the disk: what somebody was promised, everything, or nothing.
+#: What must be on the disk before a call returns: promised changes, all changes, or nothing.
 Durable = Literal["batch", "event", "off"]
 
-#: Bytes of the write-ahead log after which it is brought into the database.
+#: Bytes of the write-ahead log after which it is copied into the database.
 LOG_BYTES = 2**22
 
 #: Names within the folder.
@@ -32,10 +32,10 @@ _STORE, _EPOCH = "store", "epoch"
 
 
 class Losses(msgspec.Struct):
-    """What was damaged when the store was opened, and is gone.
+    """What was damaged when the store was opened, and was dropped.
 
     facts   as "kind name", as far as that can be read
-    owners  whose tokens are not whole any more
+    owners  owners that have lost tokens
     rows    of pieces, as "owner ordinal", as far as that can be read
     """
 
@@ -47,11 +47,11 @@ class Losses(msgspec.Struct):
         return bool(self.facts or self.owners or self.rows)
 
     def told(self) -> list[str]:
-        """For people, a line for each kind of loss."""
+        """One line for each kind of loss, for people."""
         said = (
             ("damaged facts", self.facts),
             ("damaged places of tokens", self.rows),
-            ("tokens that are torn or gone, of", self.owners),
+            ("damaged or missing tokens of", self.owners),
         )
         return [f"{what}: {', '.join(names)}" for what, names in said if names]
 
@@ -59,11 +59,11 @@ class Losses(msgspec.Struct):
 class Store:
     """The folder of one run of schedulers. Raises StoreError if it cannot be opened.
 
-    `epoch` counts its openings from 1. `losses`: what was damaged; the rest is as it was. One
-    thread applies changes; any may read.
+    `epoch` counts its openings from 1. `losses`: what was damaged; the rest is intact. One thread
+    applies changes; any thread may read.
 
-    The bytes of a piece are written before its row, so a row whose bytes are not there, or not
-    those, tells that the power failed between: its owner's tokens are not whole.
+    The bytes of a piece are written before its row. So if the bytes of a row are missing or wrong,
+    the power failed in between, and the tokens of its owner are incomplete.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = StoreLock(folder)
         except OSError as error:
-            raise StoreError(f"store {folder}: {error}; name a folder to write in") from error
+            raise StoreError(f"store {folder}: {error}; choose a writable folder") from error
         with self._telling_what_is_wrong():
             self._database = Database(folder / ROWS, self.disk)
             try:
@@ -99,38 +99,38 @@ class Store:
     # -- reading ---------------------------------------------------------------------------
 
     def facts(self, kind: str) -> dict[str, bytes]:
-        """The facts of one kind by name, as they were when the store was opened; once, for nobody
-        needs to remember them after that."""
+        """The facts of one kind by name, as of the opening of the store; only once, so that they
+        need not stay in memory."""
         return self._facts.pop(kind, {})
 
     def owners(self) -> list[str]:
-        """All who own pieces."""
+        """All owners of pieces."""
         return self._book.owners()
 
     def pieces(self, owner: str) -> dict[int, bytes]:
-        """What an owner has, by ordinal, ascending. Raises PieceDamaged, which opening would have
-        found, if the disk has changed its mind since."""
+        """The pieces of an owner, by ordinal, ascending. Raises PieceDamaged if the disk has
+        damaged them since the opening, which would have found it."""
         return self._book.read(owner)
 
     def heads(self, owner: str, length: int) -> dict[int, bytes]:
-        """The first bytes of each of them."""
+        """The first bytes of each piece of an owner."""
         return self._book.heads(owner, length)
 
     @property
     def live_bytes(self) -> int:
-        """Of the tokens that live."""
+        """Size of all current tokens."""
         return self._files.live_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Of all tokens and rows, on the disk."""
+        """Size of all tokens and rows on the disk."""
         rows = (self.folder / ROWS).stat().st_size
         return self._files.disk_bytes + rows + self._database.log_bytes()
 
     # -- changing --------------------------------------------------------------------------
 
     def apply(self, changes: Transaction, *, promised: bool = False) -> None:
-        """All of it or nothing. With `promised`, until it is as durable as was asked for.
+        """Apply all or nothing. With `promised`, wait until it is as durable as configured.
 
         Raises OSError or sqlite3.Error; then nothing has changed.
         """
@@ -145,8 +145,8 @@ class Store:
         self._commit(write, added, gone, promised=promised)
 
     def tidy(self) -> None:
-        """Bound the disk: bring the log into the database, and move what is left in a file of which
-        most is gone. To be called after changes. Raises OSError or sqlite3.Error."""
+        """Bound the disk space: copy the log into the database, and move the remaining pieces out
+        of a file that is mostly unused. Call it after changes. Raises OSError or sqlite3.Error."""
         if self._database.log_bytes() > LOG_BYTES:
             self._database.checkpoint()
         sparse = self._book.sparse()
@@ -154,10 +154,10 @@ class Store:
             moving = Transaction()
             for piece in sparse:
                 moving.append(piece.owner, piece.ordinal, self._book.read_piece(piece))
-            self.apply(moving, promised=True)  # what moves may have been promised
+            self.apply(moving, promised=True)  # the moved pieces may have been promised
 
     def close(self) -> None:
-        """All of it is on the disk then, whatever `durable` says. Raises OSError, sqlite3.Error."""
+        """Put everything on disk, for any `durable`, and close. Raises OSError, sqlite3.Error."""
         try:
             self._files.sync()
             self._database.checkpoint()
@@ -200,7 +200,7 @@ class Store:
             if isinstance(error, sqlite3.Error):
                 raise StoreDamaged(self.folder, error) from error
             if isinstance(error, OSError):
-                raise StoreError(f"store {self.folder}: {error}; is the disk sound?") from error
+                raise StoreError(f"store {self.folder}: {error}; check the disk") from error
             raise
 
     def _check_format(self) -> None:
@@ -208,19 +208,18 @@ class Store:
         if found == 0 and not (self.folder / TOKENS).exists():
             self._database.begin_anew()
         elif found == 0:
-            raise StoreDamaged(self.folder, "its tokens are here, and its rows are not")
+            raise StoreDamaged(self.folder, "its token files exist, but its database is missing")
         elif found != FORMAT:
             raise StoreOfOtherFormat(
-                f"store {self.folder} has format {found}, this version writes {FORMAT}; open it "
-                "with the version that wrote it and let its run come to an end, or name another "
-                "folder"
+                f"store {self.folder} has format {found}, this version writes {FORMAT}; finish its "
+                "run with the version that wrote it, or use another folder"
             )
         problem = self._database.problem()
         if problem:
             raise StoreDamaged(self.folder, problem)
 
     def _load(self) -> None:
-        """Everything that is sound; the rest goes, and `losses` tells of it."""
+        """Load the intact content and drop the rest, which `losses` names."""
         facts, spoilt_facts = self._database.facts()
         pieces, spoilt_pieces = self._database.pieces()
         for fact in facts:
@@ -236,8 +235,8 @@ class Store:
             self._database.write(write, synced=True)
 
     def _begin_epoch(self) -> int:
-        """A number that no opening before had. If the last one is lost, the clock says one that is
-        higher than any count of openings."""
+        """A number that no earlier opening had. If the last number is lost, the clock gives one
+        that is higher than any count of openings."""
         known = self.facts(_STORE).get(_EPOCH)
         new = known is None and not self.losses
         last = 0 if new else int(time.time()) if known is None else int(known)

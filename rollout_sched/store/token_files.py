@@ -1,7 +1,7 @@
-"""Files of tokens: appended to, never changed, and written over as soon as nothing in them lives.
+"""Files of tokens: only appended to, and overwritten once none of their pieces is in use.
 
-To write over a file that is there costs a twentieth of growing a new one, whose every page the
-kernel has to make; so files that are empty are kept for the next ones.
+Overwriting an existing file costs much less than growing a new one, for which the kernel must
+allocate every page; so unused files are kept for later tokens.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import NamedTuple
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import PieceDamaged
 
-#: Bytes after which the next file is begun.
+#: Bytes after which a new file is started.
 CAPACITY = 2**24
 
-#: Files more than twice of what lives that may be kept, for what is to come.
+#: Unused space to keep for later tokens, in files, beyond twice the space in use.
 SPARE = 4
 
 _NAME = re.compile(r"(\d{8})\.tokens")
 
 
 class PiecePlace(NamedTuple):
-    """Where a piece lies."""
+    """The place of a piece."""
 
     file: int
     offset: int
     length: int
 
     def head(self, length: int) -> PiecePlace:
-        """Its first bytes."""
+        """The place of its first bytes."""
         return self._replace(length=min(length, self.length))
 
 
 class TokenFiles:
-    """The files of one folder. At opening, `take_up` says what lives in them.
+    """The files of one folder. At opening, `take_up` tells which places are in use.
 
-    A file in which nothing lives is written over only once that is certain to survive a loss of
-    power, which `settled` tells: until then an old row may come back that names it.
+    A file without pieces in use is overwritten only once their removal is certain to survive a
+    power loss, which `settled` reports: until then an old row that names it may come back.
     """
 
     def __init__(self, folder: Path, disk: Disk, capacity: int = CAPACITY) -> None:
@@ -50,14 +50,14 @@ class TokenFiles:
         self._capacity = capacity
         folder.mkdir(exist_ok=True)
         self._sizes = {n: (folder / _name(n)).stat().st_size for n in _numbers(folder)}
-        self._live: dict[int, int] = dict.fromkeys(self._sizes, 0)  # bytes that live in each
+        self._live: dict[int, int] = dict.fromkeys(self._sizes, 0)  # bytes in use in each
         self._open: dict[int, int] = {}  # descriptors
         self._emptied: set[int] = set()
         self._free: set[int] = set()
         self._current: int | None = None
-        self._end = 0  # of what was appended to the current one
+        self._end = 0  # of the appended bytes in the current file
         self._unsynced: set[int] = set()
-        self._made = False  # a file, since the folder was last synced
+        self._made = False  # whether a file was created since the folder was last synced
 
     @property
     def live_bytes(self) -> int:
@@ -65,17 +65,17 @@ class TokenFiles:
 
     @property
     def unsettled_bytes(self) -> int:
-        """Of files in which nothing lives, but which may not be written over yet."""
+        """Size of the files without pieces in use that must not be overwritten yet."""
         return sum(self._sizes[number] for number in self._emptied)
 
     @property
     def disk_bytes(self) -> int:
-        """On the disk, that is."""
+        """Size of all files on the disk."""
         return sum(self._sizes.values())
 
     def take_up(self, places: Iterable[PiecePlace]) -> None:
-        """What lives, at opening; the rest may be written over. Nobody knows whether those who
-        wrote it came to sync it."""
+        """The places in use, at opening; all others may be overwritten. It is unknown whether
+        earlier writers synced the files."""
         for place in places:
             self._live[place.file] = self._live.get(place.file, 0) + place.length
         self._free = {number for number, live in self._live.items() if not live}
@@ -83,7 +83,7 @@ class TokenFiles:
         self._made = True
 
     def append(self, pieces: Sequence[bytes]) -> list[PiecePlace]:
-        """Where each now lies. After an error none of them does."""
+        """Returns the place of each piece. After an error, none of them counts."""
         places: list[PiecePlace] = []
         try:
             while len(places) < len(pieces):
@@ -94,7 +94,7 @@ class TokenFiles:
         return places
 
     def _append_to(self, number: int, pieces: Sequence[bytes]) -> list[PiecePlace]:
-        """As many of them as there is room for in this file, and one at least."""
+        """Append as many pieces as this file has room for, at least one."""
         places: list[PiecePlace] = []
         start = end = self._end
         for data in pieces:
@@ -110,14 +110,14 @@ class TokenFiles:
         return places
 
     def forget(self, places: Iterable[PiecePlace]) -> None:
-        """Nothing lives there any more."""
+        """These places are no longer in use."""
         for place in places:
             self._live[place.file] -= place.length
             if not self._live[place.file] and place.file != self._current:
                 self._emptied.add(place.file)
 
     def settled(self) -> None:
-        """All that was forgotten will not come back, whatever happens."""
+        """Forgotten places cannot come back any more, even after a power loss."""
         self._free |= self._emptied
         self._emptied.clear()
         spare = self._capacity * SPARE
@@ -127,8 +127,8 @@ class TokenFiles:
             self._remove(number)
 
     def sparsest(self) -> int | None:
-        """The file whose pieces should be moved, so that the disk holds no more than twice of what
-        lives; None where that is so."""
+        """The file whose pieces should be moved, so that the disk holds at most twice the bytes in
+        use; None if it does already."""
         free = sum(self._sizes[number] for number in self._free | self._emptied)
         if self.disk_bytes - free <= 2 * self.live_bytes + self._capacity * SPARE:
             return None
@@ -136,17 +136,17 @@ class TokenFiles:
         return min(full, key=lambda number: self._live[number] / self._sizes[number], default=None)
 
     def read(self, place: PiecePlace) -> bytes:
-        """Raises PieceDamaged if there is not so much, or no such file."""
+        """The bytes at a place. Raises PieceDamaged if the file is missing or too short."""
         try:
             data = self._disk.read(self._file(place.file, make=False), place.length, place.offset)
         except OSError as error:
             raise PieceDamaged(f"{_name(place.file)}: {error.strerror}") from error
         if len(data) != place.length:
-            raise PieceDamaged(f"{_name(place.file)} ends before it")
+            raise PieceDamaged(f"{_name(place.file)} is too short")
         return data
 
     def sync(self) -> None:
-        """Until all that was appended is on the disk."""
+        """Wait until all appended bytes are on the disk."""
         for number in tuple(self._unsynced):
             self._disk.sync(self._file(number))
             self._unsynced.discard(number)
@@ -160,7 +160,7 @@ class TokenFiles:
         self._open.clear()
 
     def _room(self) -> int:
-        """The file that is appended to, at `_end`."""
+        """The current file, to append at `_end`."""
         if self._current is None or self._end >= self._capacity:
             before, self._current, self._end = self._current, self._next(), 0
             if before is not None and not self._live[before]:
@@ -193,7 +193,7 @@ class TokenFiles:
         file = self._open.pop(number, None)
         if file is not None:
             os.close(file)
-        with suppress(OSError):  # it is written over one day, if not removed
+        with suppress(OSError):  # if it is not removed, it is overwritten later
             (self._folder / _name(number)).unlink()
         del self._sizes[number], self._live[number]
 

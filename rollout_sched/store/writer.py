@@ -15,16 +15,16 @@ from rollout_sched.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which changes are gathered that nobody waits for: each transaction has its price.
+#: Seconds to gather changes that are not promised, because each transaction has a cost.
 GATHER_S = 0.02
 
-#: Seconds between two tries, and between two looks, where the disk has no room.
+#: Seconds between two tries to write, and between two checks for room, while the disk is full.
 AGAIN_S = 0.5
 
-#: Bytes that have to be free for new work to be taken: what is under way must find room to end.
+#: Free bytes that are needed to accept new work: work in progress must have room to finish.
 HEADROOM = 2**26
 
-#: Bytes that may wait for the disk before no new work is taken.
+#: Most bytes that may wait for the disk before new work is refused.
 MOST_WAITING = 2**28
 
 
@@ -32,11 +32,11 @@ _CLOSED = "the store was closed"
 
 
 class StoreWriter:
-    """Applies changes to a store, in order, those that wait together in one transaction.
+    """Applies changes to a store, in order; changes that wait together go in one transaction.
 
-    `full`: why no new work is taken, "" while it is; what was begun is written as soon as there is
-    room. `broken`: the disk has failed for good; nothing more is written, whoever was promised
-    something is told, and `on_broken` is called once, from the thread.
+    `full`: why no new work is accepted, "" if it is; earlier changes are written as soon as there
+    is room. `broken`: the disk has failed for good; nothing more is written, open promises fail,
+    and `on_broken` is called once, from the thread.
     """
 
     def __init__(self, store: Store, on_broken: Callable[[StoreBroken], None]) -> None:
@@ -53,15 +53,15 @@ class StoreWriter:
         self._thread.start()
 
     def write(self, changes: Transaction) -> None:
-        """Have it written soon; nobody waits. What comes after it is never there without it."""
+        """Write changes soon, without waiting. Later ones are never in the store without them."""
         with self._changed:
             if self.broken is None:
                 self._append(changes)
                 self._changed.notify()
 
     def promise(self, changes: Transaction | None = None) -> Future[None]:
-        """Have it written; done when it, and all before, is as durable as the store makes things.
-        Raises StoreBroken there."""
+        """Write changes; the future is done when they, and all earlier ones, are as durable as
+        configured. It fails with StoreBroken."""
         promise: Future[None] = Future()
         with self._changed:
             if self.broken is not None or self._closing:
@@ -74,19 +74,19 @@ class StoreWriter:
         return promise
 
     def check_room(self) -> None:
-        """Raises StoreFull if no new work is to be taken, StoreBroken if it cannot be."""
+        """Raises StoreFull if no new work is accepted now, StoreBroken if it never will be."""
         if self.broken is not None:
             raise self.broken
         if self.full:
             raise StoreFull(self.full)
         if self._waiting_bytes > MOST_WAITING:
             raise StoreFull(
-                f"store {self.store.folder}: {self._waiting_bytes} bytes wait for its disk, which "
-                "does not keep up; submit less at once, or give it a faster one"
+                f"store {self.store.folder}: {self._waiting_bytes} bytes wait because its disk "
+                "does not keep up; submit less at once, or use a faster disk"
             )
 
     def close(self) -> None:
-        """Write what is left, and close the store. On a full disk there is one more try."""
+        """Write the remaining changes and close the store. A full disk gets one more try."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -97,7 +97,7 @@ class StoreWriter:
             self._fail(error, [])
 
     def _append(self, changes: Transaction) -> None:
-        """They are put into one transaction in the thread."""
+        """Queue changes; the thread merges them into one transaction."""
         self._waiting.append(changes)
         self._waiting_bytes += changes.size
 
@@ -105,7 +105,7 @@ class StoreWriter:
 
     def _run(self) -> None:
         changes, promises = Transaction(), list[Future[None]]()
-        settled = False  # whether all that was written is as durable as can be promised
+        settled = False  # whether all written changes are as durable as can be promised
         while True:
             more, asked, closing = self._next(again=bool(changes or promises))
             for later in more:
@@ -130,7 +130,7 @@ class StoreWriter:
                 return
 
     def _next(self, *, again: bool) -> tuple[list[Transaction], list[Future[None]], bool]:
-        """What is to be written next: waited for, and then gathered, while nobody waits."""
+        """The next changes to write; it waits for them, and gathers more unless one is promised."""
         with self._changed:
             if again or self.full:
                 self._changed.wait_for(lambda: self._closing, AGAIN_S)
@@ -153,20 +153,20 @@ class StoreWriter:
             self._no_room(f"{room} bytes are free")
         elif self.full:
             self.full = ""
-            log.warning("store %s: there is room again", self.store.folder)
+            log.warning("store %s: the disk has room again", self.store.folder)
 
     def _no_room(self, why: str) -> None:
         if not self.full:
             self.full = (
                 f"store {self.store.folder}: the disk is full ({why}): no new prompts are taken "
-                f"until {HEADROOM} bytes are free; what is under way goes on"
+                f"until {HEADROOM} bytes are free; requests in flight go on"
             )
             log.error("%s", self.full)
 
     def _fail(self, error: Exception, promises: list[Future[None]]) -> None:
         broken = StoreBroken(
-            f"store {self.store.folder} cannot be written: {error!r}; what it held before is safe: "
-            "start again on the same store once the disk is sound"
+            f"store {self.store.folder} cannot be written: {error!r}; earlier data is safe: "
+            "restart on the same store once the disk works"
         )
         log.critical("%s", broken)
         with self._changed:

@@ -65,7 +65,7 @@ def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
 def test_what_cannot_have_been_made_is_refused(made: tuple[int, ...]) -> None:
     told = Told(prompts_per_step=4)
     segments = tuple(Segment(0, tokens, "i0") for tokens in made)
-    with pytest.raises(CallerError, match="are no response of at most"):
+    with pytest.raises(CallerError, match="are not a response of at most"):
         told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=segments))
     assert not told.scheduler.work.requests
 

@@ -212,7 +212,7 @@ class TestWhatComesInBetween:
 
 class TestWhatARoleMayNotLend:
     def test_all_that_serve(self) -> None:
-        with pytest.raises(PolicyError, match="every instance"):
+        with pytest.raises(PolicyError, match="all serving instances"):
             World().lend("i0", "i1", "i2")
 
     def test_one_that_does_not_serve(self) -> None:

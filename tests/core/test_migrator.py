@@ -241,12 +241,12 @@ class TestWhatARoleMayNotAsk:
     def test_to_go_to_other_weights(self) -> None:
         world = World(weights={"when": "between_batches"})
         world(ev.WeightsPublished(1), ev.InstanceJoined("i2", 8, 10_000, 1))
-        self.fails(world, "other weights", a1="i2")
+        self.fails(world, "another version", a1="i2")
 
     def test_to_move_what_stands_still(self) -> None:
         world = World(weights="rolling", interruption=PARTIAL)
         world(ev.WeightsPublished(1))
-        self.fails(world, "stands still", a0="i1")
+        self.fails(world, "neither serves nor drains", a0="i1")
 
     def test_to_move_what_does_not_run(self) -> None:
         world = World(weights="rolling", interruption={"use": "partial", "at_update": "resubmit"})

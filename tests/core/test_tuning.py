@@ -53,9 +53,9 @@ def test_who_asks_the_other_roles_asks_the_new_ones() -> None:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"freshness": {"max_staleness": 9}}, "freshness does not change while it runs"),
-        ({"lending": {"whole": 0.5}}, "parameters that do: none"),
-        ({"batching": {"part_prompts": 1}}, "parameters that do: over_prompts"),
+        ({"freshness": {"max_staleness": 9}}, "freshness cannot change during a run"),
+        ({"lending": {"whole": 0.5}}, "parameters that can: none"),
+        ({"batching": {"part_prompts": 1}}, "parameters that can: over_prompts"),
         ({"batching": {"over_prompts": 0.5}}, "batching of Sync: .*>= 1"),
     ],
 )

@@ -14,8 +14,8 @@ def test_salvage_says_what_is_sound_and_what_is_lost(tmp_path, capsys):
     shutil.rmtree(tmp_path / TOKENS)
     assert main(["store", "salvage", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert f"{tmp_path}: 4 facts and 20 pieces of tokens are sound" in told
-    assert "tokens that are torn or gone, of: owner0, owner1, " in told
+    assert f"{tmp_path}: 4 facts and 20 pieces of tokens are intact" in told
+    assert "damaged or missing tokens of: owner0, owner1, " in told
     assert f"kept as {tmp_path / ROWS}.damaged-1" in told
 
 

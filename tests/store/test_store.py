@@ -65,7 +65,7 @@ def test_a_store_that_cannot_be_opened_is_not_held(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="name a folder to write in"):
+    with pytest.raises(StoreError, match="choose a writable folder"):
         Store(tmp_path / "file")
 
 
@@ -73,14 +73,14 @@ def test_another_format_is_refused_with_what_to_do(tmp_path):
     Store(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / ROWS)) as rows:
         rows.execute("PRAGMA user_version = 7")
-    with pytest.raises(StoreOfOtherFormat, match=r"has format 7.*open it with the version that"):
+    with pytest.raises(StoreOfOtherFormat, match=r"has format 7.*with the version that wrote it"):
         Store(tmp_path)
 
 
 def test_tokens_without_rows_are_told(tmp_path):
     filled(tmp_path).close()
     (tmp_path / ROWS).unlink()
-    with pytest.raises(StoreDamaged, match="its tokens are here, and its rows are not"):
+    with pytest.raises(StoreDamaged, match="its token files exist, but its database is missing"):
         Store(tmp_path)
 
 

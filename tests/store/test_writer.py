@@ -151,7 +151,7 @@ def test_work_that_the_disk_does_not_keep_up_with_is_not_added_to(writer, monkey
 def test_a_broken_disk_is_told_to_all_who_were_promised_something(writer, disk, broken):
     disk.error = OSError(errno.EIO, "Input/output error")
     promise = writer.promise(put("a"))
-    with pytest.raises(StoreBroken, match=r"Input/output error.*start again on the same store"):
+    with pytest.raises(StoreBroken, match=r"Input/output error.*restart on the same store"):
         promise.result(LONG_S)
     with pytest.raises(StoreBroken):
         writer.promise(put("b")).result(LONG_S)
