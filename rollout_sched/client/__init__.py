@@ -1,4 +1,4 @@
-"""What a trainer holds: prompts in, batches out, new weights announced.
+"""The trainer's interface: submit prompts, receive batches, announce new weights.
 
     async with RolloutScheduler.from_toml("tail_batching", ["http://127.0.0.1:8100"]) as rollouts:
         await rollouts.submit(prompts)
@@ -6,9 +6,10 @@
             version = train(batch)
             await rollouts.publish_weights(version, Reload(f"/ckpt/{version}"))
 
-`from_toml` schedules in this process, `connect` talks to a running `rollout-sched serve`; what is
-written for one works with the other, but for what cannot travel: weight loaders and tools that are
-coroutines. `blocking()` makes of either the same without coroutines.
+`from_toml` schedules in this process; `connect` talks to a running `rollout-sched serve`. Both have
+the same interface, but only `from_toml` accepts weight loaders and tools that are coroutines,
+because a coroutine cannot be sent to another process. `blocking()` wraps either for code without
+coroutines.
 """
 
 from rollout_sched.client.blocking import BlockingRollouts

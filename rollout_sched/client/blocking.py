@@ -1,4 +1,4 @@
-"""For a trainer without an event loop: the same calls, each of which returns when it is done."""
+"""The blocking client: the same calls for a trainer without an event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 def _blocking(
     method: Callable[Concatenate[RolloutScheduler, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[BlockingRollouts, P], R]:
-    """The same call, waited for; what it raises is raised here."""
+    """The blocking form of a method; it raises what the method raises."""
 
     def call(self: BlockingRollouts, /, *args: P.args, **kwargs: P.kwargs) -> R:
         bound: Callable[P, Coroutine[Any, Any, R]] = getattr(self._rollouts, method.__name__)
@@ -29,9 +29,9 @@ def _blocking(
 
 
 class BlockingRollouts:
-    """A `RolloutScheduler` whose event loop runs in a thread of its own; to be used as `with`.
+    """A `RolloutScheduler` whose event loop runs in its own thread; use it in a `with` block.
 
-    Tools, weight loaders and a borrower are called in that thread, and cannot call back here.
+    Tools, weight loaders and a borrower are called in that thread and must not call this object.
     """
 
     def __init__(self, rollouts: RolloutScheduler) -> None:
@@ -67,8 +67,8 @@ class BlockingRollouts:
         self._rollouts.acknowledge(batch)
 
     def start(self, work: Callable[[RolloutScheduler], Coroutine[Any, Any, R]]) -> Future[R]:
-        """Begin what goes on beside the caller, in the thread of the event loop; `work` awaits what
-        it asks of the scheduler. Cancel the future to end it."""
+        """Run `work` in the background, in the thread of the event loop. `work` awaits the calls of
+        the scheduler that it is given. Cancel the future to stop it."""
         return self._thread.start(work(self._rollouts))
 
     def batches(self) -> Iterator[Batch]:

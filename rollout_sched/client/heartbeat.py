@@ -1,4 +1,4 @@
-"""Keeps a trainer's lease while it trains, and has no time to ask for anything."""
+"""Renews a trainer's lease while the trainer is busy training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollout_sched.integrations.gateway.control_plane.trainer_calls import Train
 
 log = logging.getLogger(__name__)
 
-#: A lease is renewed so often within its time: two beats in a row may be lost, or not be answered.
+#: Renewals per lease time: two renewals in a row may be lost or stay unanswered.
 BEATS = 4
 
 
 class Heartbeat:
-    """Renews by a connection and in a thread of its own, for most trainers train in the event loop
-    in which they wait for batches. It ends with the process."""
+    """Renews over its own connection and in its own thread, because most trainers train in the
+    event loop in which they wait for batches. It ends with the process."""
 
     def __init__(self, gateway: TrainerCalls, trainer: str) -> None:
         self._gateway = gateway
@@ -28,7 +28,7 @@ class Heartbeat:
         self._beating: Future[None] | None = None
 
     def every(self, lease_s: float) -> None:
-        """Beat for leases of so many seconds; 0: they have no end."""
+        """Renew leases that last `lease_s` seconds; 0: leases do not expire, nothing is renewed."""
         if lease_s == self._lease_s:
             return
         self.close()
@@ -48,7 +48,7 @@ class Heartbeat:
         await self._gateway.open()
         try:
             await asyncio.sleep(every_s)
-            while True:  # at even times, whether one was answered or not
+            while True:  # at a fixed rate, whether or not the last renewal was answered
                 await asyncio.gather(self._renew(every_s), asyncio.sleep(every_s))
         finally:
             await self._gateway.close()

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class InProcess(RolloutScheduler):
-    """A driver of our own. `start` makes it once there is an event loop.
+    """Runs its own driver. `start` creates it once there is an event loop.
 
-    A batch counts as received once the next one is asked for.
+    A batch counts as received when the next one is requested.
     """
 
     def __init__(
@@ -105,4 +105,4 @@ class InProcess(RolloutScheduler):
         driver = self._live.driver
         if await driver.add_instance(client, patient=patient) is None:
             why = driver.supervisors[client.name].reason
-            log.warning("instance %s: away, joins when it can (%s)", client.name, why)
+            log.warning("instance %s: away, joins when it is ready (%s)", client.name, why)

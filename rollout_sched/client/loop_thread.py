@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for whoever has none, or lets none turn."""
+"""An event loop in its own thread, for callers that have no event loop or that block theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class LoopThread:
-    """An event loop in a thread. It ends with the program, should nobody stop it."""
+    """An event loop in a daemon thread: it ends with the program if `stop` is not called."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -25,7 +25,7 @@ class LoopThread:
         self._process = 0
 
     def open(self, name: str) -> None:
-        """`name`: the thread's."""
+        """Start the thread under the name `name`."""
         running = threading.Event()
 
         async def live() -> None:
@@ -41,12 +41,13 @@ class LoopThread:
         running.wait()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """What it returns or raises. A wait that is broken off, as by Ctrl-C, cancels it."""
+        """Wait for `work`; return its result or raise its error. An interrupted wait, as by Ctrl-C,
+        cancels `work`."""
         if self._loop is not None and threading.current_thread() is self._thread:
             work.close()
             raise CallerError(
-                "a tool or a loader runs in the event loop that this call waits for; give it "
-                "what it needs before"
+                "a tool or a loader runs in the event loop that this call would wait for "
+                "(deadlock); pass it what it needs before it starts"
             )
         future = self.start(work)
         try:
@@ -59,10 +60,10 @@ class LoopThread:
         if self._loop is None or self._process != os.getpid():
             work.close()
             raise CallerError(
-                "use it as `with`: its event loop does not run"
+                "its event loop is not running; use it in a `with` block"
                 if self._loop is None
-                else "its event loop did not come along when this process was forked; connect to a "
-                "gateway from here"
+                else "its event loop does not exist in this forked process; connect to a gateway "
+                "from here"
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 

@@ -1,4 +1,4 @@
-"""How a trainer says where new weights are."""
+"""Descriptions of new weights: how each instance gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_sched.live.ports import WeightLoader
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The trainer has loaded the weights into every instance itself."""
+    """The trainer itself has loaded the weights into every instance."""
 
 
 #: How an instance gets new weights: by description, or (in process) by a coroutine function
@@ -28,7 +28,7 @@ def is_coroutine(apply: Apply) -> TypeGuard[WeightLoader]:
 
 
 def update_of(version: int, apply: Apply) -> WeightUpdate:
-    """What a description says, as a message."""
+    """The message to the gateway for a description."""
     if isinstance(apply, Reload):
         return WeightUpdate(version, reload=apply)
     if isinstance(apply, Transfer):

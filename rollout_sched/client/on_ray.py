@@ -1,4 +1,4 @@
-"""Scheduling by a deployment on a Ray cluster."""
+"""The client of a deployment on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout_sched.live.samples import Batch
 
 
 class MicroBatches(NamedTuple):
-    """batch  what is said of it, without its samples
+    """batch  the batch's metadata, without its samples
     refs   an object reference for each micro-batch (`integrations.ray.micro_batches`)
     """
 
@@ -30,8 +30,8 @@ class MicroBatches(NamedTuple):
 
 
 class OnRay(Remote):
-    """As before a gateway, but that its calls are those of an actor. With `start` the deployment is
-    made if there is none of its name, and stays when this is over."""
+    """Like `Remote`, with calls to an actor instead of a gateway. With `start`, the deployment is
+    created if none of its name exists; it stays up when this client closes."""
 
     def __init__(
         self, deployment: Deployment, start: Options | None, address: str | None, trainer: str
@@ -50,7 +50,7 @@ class OnRay(Remote):
         return await super().__aenter__()
 
     async def _tell_of(self, update: WeightUpdate) -> None:
-        """Once more, where the actor was started again and does not know of it."""
+        """Repeats the call if the actor was restarted and does not know the update."""
         try:
             await super()._tell_of(update)
         except GatewayError as error:
@@ -60,11 +60,11 @@ class OnRay(Remote):
                 await super()._tell_of(update)
 
     async def next_micro_batches(self, count: int, *, parts: bool = False) -> MicroBatches | None:
-        """As `next_batch`, in so many micro-batches, for the workers that train them: whoever gets
-        a reference has the arrays, on the node of the scheduler without a copy. They are this
-        process's; when their node is gone, ask again."""
+        """Like `next_batch`, but divided into `count` micro-batches for the workers that train
+        them. A worker that gets a reference reads the arrays, without a copy on the scheduler's
+        node. This process owns the references; if their node is gone, ask again."""
         if count < 1:
-            raise CallerError(f"a batch is divided into at least one micro-batch, not {count}")
+            raise CallerError(f"a batch needs at least one micro-batch, not {count}")
         async with self._waiting_for_batch():
             while True:
                 number, part = self._received
@@ -94,7 +94,7 @@ def on_ray(
         given = [*options, *(["instances"] if instances else [])]
         if given:
             raise CallerError(
-                f"{', '.join(given)}: of a deployment that is started here; give its policy too"
+                f"{', '.join(given)}: only for a deployment that is started here; give a policy too"
             )
         return OnRay(deployment, None, address, trainer)
     known = {field.name for field in msgspec.structs.fields(Options)}

@@ -1,7 +1,7 @@
-"""Prompts as a trainer has them, checked before they go anywhere.
+"""Checks a trainer's prompts before they are submitted.
 
-A struct takes whatever it is made with. What is wrong with it would be told far from here: by an
-instance that refuses it, or by a wire that it cannot travel on.
+A struct accepts any values. Without this check, a wrong value would fail far from here: at an
+instance that refuses it, or when it is serialised.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.samples import Prompt
 
-#: Fields that are the caller's: `extra` comes back as it went, sampling may hold objects of vLLM's.
+#: Fields not checked here: `extra` is returned unchanged, sampling may hold vLLM objects.
 _OPAQUE: dict[str, Any] = {"sampling": {}, "each": [], "extra": {}}
 
 
 def checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-    """Prompts of plain integers and lists. Raises CallerError at the first that is none, with the
-    group, the field and what is wrong there."""
+    """The prompts with plain integers and lists. Raises CallerError at the first invalid prompt,
+    with the group, the field and the error."""
     if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
         raise CallerError(f"submit takes a list of Prompts, not a {type(prompts).__name__}")
     return map(_checked, prompts)
@@ -43,15 +43,15 @@ def _checked(prompt: Prompt) -> Prompt:
 
 
 def _listed(value: Any) -> Any:
-    """An array or a number of numpy or torch as Python has it."""
+    """A numpy or torch array or number as a Python list or number."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} where a number, a text or a list is expected")
+    raise TypeError(f"got a {type(value).__name__}, expected a number, a string or a list")
 
 
 def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(sampling, dict):
-        raise TypeError(f"sampling is a dict, not a {type(sampling).__name__}")
+        raise TypeError(f"sampling must be a dict, not a {type(sampling).__name__}")
     return {
         name: _listed(value) if hasattr(value, "tolist") else value
         for name, value in sampling.items()

@@ -1,4 +1,4 @@
-"""Scheduling by a gateway, in a process of its own."""
+"""The client of a gateway, which schedules in its own process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rollout_sched.live.trajectory import Tool
 
 log = logging.getLogger(__name__)
 
-#: Seconds that one question for a batch may take, and between two looks at the fleet's version.
+#: Seconds that one request for a batch may take, and between two checks of the fleet's version.
 LONG_POLL_S = 30.0
 LOOK_S = 0.5
 
-#: Names of prompts that are asked about in one call.
+#: Prompt uids sent in one call.
 PORTION_UIDS = 4096
 
 #: Prompt tokens sent in one call.
@@ -36,11 +36,11 @@ PORTION_TOKENS = 2**20
 
 
 class Remote(RolloutScheduler):
-    """A gateway does it. A batch counts as received once the next one is asked for.
+    """A gateway schedules. A batch counts as received when the next one is requested.
 
-    A gateway that is restarted has another epoch. Who waits for a batch hears then of what it has
-    forgotten. `calls` makes what carries its calls there: one for these, and one for a heartbeat in
-    a thread of its own.
+    A restarted gateway has another epoch. A wait for a batch then raises ForgottenPrompts if the
+    gateway has lost prompts. `calls` creates a transport to the gateway: one for this object, and
+    one for the heartbeat in its own thread.
     """
 
     def __init__(self, calls: Callable[[], TrainerCalls], trainer: str) -> None:
@@ -50,7 +50,7 @@ class Remote(RolloutScheduler):
         self._received = NOTHING
         self._submitted = SubmittedPrompts()
         self._epoch = ""
-        self._run: str | None = None  # the store's, which forgets nothing
+        self._run: str | None = None  # run id of the gateway's durable store, if it has one
 
     async def __aenter__(self) -> Self:
         await self._gateway.open()
@@ -70,18 +70,16 @@ class Remote(RolloutScheduler):
     async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
         if tool is not None:
             raise CallerError(
-                "a tool is a coroutine and cannot travel to a gateway; use from_toml, which "
+                "a tool is a coroutine and cannot be sent to a gateway; use from_toml, which "
                 "schedules in this process"
             )
         for portion in _portions(prompts):
             try:
-                # Who is taken is not taken twice, so a lost answer is no harm.
+                # Submitting a group again has no effect, so the call may be retried.
                 await self._gateway.post("/rollout/v1/groups", portion, repeatable=True)
             except TypeError as error:
                 uids = f"{portion[0].uid!r} to {portion[-1].uid!r}"
-                raise CallerError(
-                    f"groups {uids}: {error}: it cannot travel to a gateway"
-                ) from error
+                raise CallerError(f"groups {uids}: {error}: cannot be sent to a gateway") from error
             self._submitted.add(prompt.uid for prompt in portion)
 
     async def close_submissions(self) -> None:
@@ -112,8 +110,11 @@ class Remote(RolloutScheduler):
                 return batch
 
     async def _go_on_with_another(self) -> None:
-        """It was restarted. Raises ForgottenPrompts if that lost anything. Of several trainers,
-        what a store does not know any more has been another's."""
+        """Continue with a restarted gateway. Raises ForgottenPrompts if it has lost prompts.
+
+        With several trainers and the same durable store nothing is lost: a prompt that the store
+        no longer knows was delivered to another trainer.
+        """
         earlier, run, state = self._epoch, self._run, await self.state()
         self._epoch, self._run = self._gateway.epoch, _run_of(state)
         self._heartbeat.every(state["lease_s"])
@@ -122,7 +123,7 @@ class Remote(RolloutScheduler):
             return
         number, _ = self._received
         if number is not None and state["batches"] <= number:
-            self._received = NOTHING  # it has begun anew, and so have its numbers
+            self._received = NOTHING  # the gateway has started over, and so have its batch numbers
         uids, forgotten = self._submitted.uids, list[str]()
         for at in range(0, len(uids), PORTION_UIDS):
             asked = uids[at : at + PORTION_UIDS]
@@ -135,8 +136,8 @@ class Remote(RolloutScheduler):
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
         if is_coroutine(apply):
             raise CallerError(
-                "a coroutine cannot travel to a gateway; give Reload(path), Transfer(...), or "
-                "load the weights yourself and give Applied()"
+                "a coroutine cannot be sent to a gateway; pass Reload(path) or Transfer(...), or "
+                "load the weights yourself and pass Applied()"
             )
         await self._tell_of(update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
@@ -147,12 +148,13 @@ class Remote(RolloutScheduler):
 
     async def give_back(self, url: str) -> None:
         raise CallerError(
-            "a gateway lends no instances; use from_toml, which schedules in the trainer's process"
+            "a gateway does not lend instances; use from_toml, which schedules in the trainer's "
+            "process"
         )
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         if not isinstance(instance, str):
-            raise CallerError("a gateway takes the URL of an instance, not a client")
+            raise CallerError("a gateway needs the URL of an instance, not a client")
         await self._gateway.post("/admin/instances", {"url": instance})
 
     async def remove_instance(self, url: str, *, drain: bool = False) -> None:
@@ -166,15 +168,15 @@ class Remote(RolloutScheduler):
 
 
 def _run_of(state: dict[str, Any]) -> str | None:
-    """The run that a gateway keeps in a store; None if it keeps none, or a loss of power may cost
-    it what it has answered."""
+    """The id of the run in the gateway's store. None without a store, or if a power failure can
+    lose what the gateway has already answered."""
     store = state["store"]
     return None if store is None or store["durable"] == "off" else str(store["run"])
 
 
 def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
-    """Lists that stay well below what a gateway takes in one call; those before a prompt that is
-    refused, too."""
+    """Lists well below the size limit of one gateway call. If a prompt is refused, those before it
+    are still yielded."""
     portion: list[Prompt] = []
     tokens = 0
     try:

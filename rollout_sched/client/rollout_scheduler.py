@@ -1,4 +1,4 @@
-"""What a trainer may do, whoever schedules."""
+"""RolloutScheduler: the trainer's interface, whether it schedules in process or remotely."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _DEFAULTS = RunOptions()
 
-#: What has been received: the number of a batch, and of the last part of it.
+#: What has been received: a batch number, and the number of its last received part.
 Position = tuple[int | None, int | None]
 
 NOTHING: Position = (None, None)
 
 
 class RolloutScheduler(ABC):
-    """Prompts in, batches out; to be used as `async with`."""
+    """Takes prompts and returns batches; use it in an `async with` block."""
 
-    #: What has been received; it is said when the next batch is asked for.
+    #: What has been received; sent with the request for the next batch.
     _received: Position
 
     @staticmethod
@@ -68,24 +68,25 @@ class RolloutScheduler(ABC):
         instances         URLs of vLLM servers, or clients such as InProcessInstance; those that
                           are not up yet join later
         prompts_per_step  groups in a batch
-        version           the trainer's version now; "auto": that which the instances say they have
-        stream_every      tokens between partial results, so that they survive an instance's death;
-                          0 does not stream, which is faster
-        journal           a new file to record every event in
-        store             a folder in which the run outlives this process: one that is there is gone
-                          on with, else one begins
-        length_history    a file for the response lengths of prompts, kept from one run to the next
-        settings          of the driver; None for the policy's [live] table
-        borrower          the trainer, if it shares the instances' GPUs and begins on those that are
-                          lent to it ([lending]) with the parts that it has
-        reward            what a finished sample is worth: a coroutine function of the Sample, or a
-                          plain one, that returns a number or numbers by name; None for that of the
-                          policy's [rewards] table, which bounds either
-        keep              whether a group is trained, by its samples with their rewards, or the name
-                          of a shipped one; None likewise
-        trainer           whose batches are leased; the same name after a restart
-        tools             by name: the tools of trajectories that are to go on from a store, given
-                          by whoever takes it up under the same names
+        version           the trainer's current version; "auto": the version that the instances
+                          report
+        stream_every      tokens between partial results, which survive the death of an instance;
+                          0: no streaming, which is faster
+        journal           a new file that records every event
+        store             a folder that keeps the run across restarts of this process; an existing
+                          run in it is continued, otherwise a new one begins
+        length_history    a file with the response lengths of prompts, kept from run to run
+        settings          of the driver; None: from the policy's [live] table
+        borrower          the trainer, if it shares the instances' GPUs: it starts on the instances
+                          that are lent to it ([lending]), with the parts that it already has
+        reward            computes the reward of a finished sample: a plain or coroutine function
+                          of the Sample that returns a number, or numbers by name; None: that of the
+                          policy's [rewards] table. The limits in that table apply to both
+        keep              decides whether to train a group: a function of its samples, which have
+                          their rewards, or the name of a shipped one; None: as for `reward`
+        trainer           the name under which batches are leased; keep it after a restart
+        tools             tools of trajectories that continue from a store, by name; a restarted
+                          process must pass them under the same names
 
         Raises ConfigError.
         """
@@ -116,11 +117,11 @@ class RolloutScheduler(ABC):
 
     @staticmethod
     def connect(url: str, *, key: str | None = None, trainer: str = TRAINER) -> RolloutScheduler:
-        """Use the gateway at `url`; without a key it must be on this machine. A trainer's key does
-        for all but adding and removing instances, which takes an administrator's.
+        """Use the gateway at `url`. Without a key it must be on this machine. A trainer's key is
+        enough for everything except adding and removing instances, which needs an administrator's.
 
-        By its --admin-socket: unix:///path/of/the/socket. `trainer`: a name for each that takes
-        batches of its own, the same after its restart.
+        The URL of an --admin-socket is unix:///path/of/the/socket. `trainer`: each trainer that
+        takes its own batches has its own name, and keeps it after a restart.
         """
         from rollout_sched.client.remote import Remote  # which inherits from this class
         from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
@@ -141,20 +142,19 @@ class RolloutScheduler(ABC):
         trainer: str = TRAINER,
         **options: Any,
     ) -> OnRay:
-        """Use the deployment of this name on a Ray cluster, as `rollout-sched ray up` starts it.
-        With a `policy` it is started if it is not there, and stays.
+        """Use the deployment `name` on a Ray cluster, as `rollout-sched ray up` starts it. With a
+        `policy`, the deployment is started if it does not exist; it stays up afterwards.
 
         instances     URLs of vLLM servers
-        fronts        "per-node", or how many (`integrations.ray.deployment`)
-        servers       named actors that are vLLM servers, as a pattern
-        serve_apps    Ray Serve applications whose replicas are vLLM servers, as a pattern
-        shared_store  every node has the folder `store`
-        address       of the cluster; None: the one that this process is connected to, else that of
-                      this machine
-        options       as of `rollout-sched serve`: prompts_per_step, store, endpoints, ...
+        fronts        "per-node", or a number (`integrations.ray.deployment`)
+        servers       pattern for the names of actors that are vLLM servers
+        serve_apps    pattern for Ray Serve applications whose replicas are vLLM servers
+        shared_store  whether every node has the folder `store`
+        address       of the cluster; None: the one that this process is connected to, else the one
+                      on this machine
+        options       those of `rollout-sched serve`: prompts_per_step, store, endpoints, ...
 
-        Whoever asks it for `next_micro_batches` gets object references to arrays. Raises
-        CallerError.
+        Its `next_micro_batches` returns object references to arrays. Raises CallerError.
         """
         from rollout_sched.client.on_ray import on_ray  # which inherits from this class
 
@@ -168,8 +168,8 @@ class RolloutScheduler(ABC):
         return on_ray(deployment, policy, list(instances), options, address, trainer)
 
     def blocking(self) -> BlockingRollouts:
-        """The same without coroutines, to be used as `with`: for a trainer without an event
-        loop."""
+        """The same interface without coroutines, for a trainer without an event loop; use it in a
+        `with` block."""
         from rollout_sched.client.blocking import (
             BlockingRollouts,
         )  # which calls this class's methods
@@ -177,37 +177,39 @@ class RolloutScheduler(ABC):
         return BlockingRollouts(self)
 
     async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
-        """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
+        """Queue groups. Raises CallerError at the first invalid group; those before it stay queued.
 
-        Token ids may come as lists, or as arrays of integers (numpy, torch).
+        Token ids may be lists or integer arrays (numpy, torch).
 
-        A group that is here already, with the same prompt, is taken once.
+        Submitting a group again with the same prompt has no effect.
 
         With a `tool`, a coroutine function, each sample is a trajectory of several turns: after
-        each turn the tool is called with the `Trajectory` and returns the token ids that follow,
-        or None when it is over. `max_tokens` bounds what is generated in all turns together. Only
-        `from_toml` offers it: a coroutine cannot travel.
+        each turn the tool is called with the `Trajectory` and returns the token ids that follow, or
+        None to end it. `max_tokens` limits the tokens generated in all turns together. Only
+        `from_toml` accepts a tool: a coroutine cannot be sent to another process.
         """
         await self._submit(checked(prompts), tool)
 
     @abstractmethod
     async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
-        """With prompts that are well formed."""
+        """Submit prompts that have been checked."""
 
     @abstractmethod
     async def close_submissions(self) -> None:
         """No more prompts will come: the last batches may be short, and `batches` ends."""
 
     async def next_batch(self, *, parts: bool = False) -> Batch | None:
-        """The next batch, waited for; None when submissions are closed and nothing is left.
+        """Wait for the next batch; None when submissions are closed and nothing is left.
 
-        With `parts` what of it is whole, where the policy delivers in parts (`part_prompts`); it is
-        asked for again until a part is the last. Without, all that has not been asked for in parts.
-        What it waits for is logged where that does not come by itself.
+        With `parts`, returns the groups that are complete so far, if the policy delivers in parts
+        (`part_prompts`); call it again until a part is the `last`. Without `parts`, returns all of
+        the batch that was not yet received in parts. If the wait needs something from the caller or
+        an operator, a log message says what.
 
-        What was received last counts as trained then. Raises LeaseEnded if another trainer has it,
-        for this one was not heard of for so long: what was made of it must not count. What is asked
-        for next is a batch of this trainer's own.
+        This call acknowledges the last batch or part received: it counts as trained. Raises
+        LeaseEnded if that batch has gone to another trainer because this one was not heard of for
+        too long: discard what was trained on it. The next call returns a batch leased to this
+        trainer.
         """
         async with self._waiting_for_batch():
             return await self._next_batch(parts)
@@ -216,15 +218,15 @@ class RolloutScheduler(ABC):
     async def _next_batch(self, parts: bool) -> Batch | None: ...
 
     def acknowledge(self, batch: int) -> None:
-        """A trainer that goes on from a checkpoint has trained up to the batch of this number: what
-        is asked for next is what follows it, where the scheduler has kept that."""
+        """Continue from a checkpoint that was trained up to this batch number: the next request
+        returns what follows it, if the scheduler has kept that."""
         self._received = batch, None
 
     async def publish_weights(self, version: int, apply: Apply, *, wait: bool = False) -> None:
-        """Version `version` is ready; with `wait`, until every instance that is here, and at least
-        one, computes with it.
+        """Announce that `version` is ready. With `wait`, wait until all joined instances, and at
+        least one, have loaded it.
 
-        Raises CallerError if versions do not grow, or a checkpoint is not there.
+        Raises CallerError if the version does not grow, or a checkpoint does not exist.
         """
         async with said_while_waiting(f"version {version}", partial(self._awaited, "weights")):
             await self._publish_weights(version, apply, wait)
@@ -234,20 +236,20 @@ class RolloutScheduler(ABC):
 
     @abstractmethod
     async def give_back(self, url: str) -> None:
-        """The trainer uses an instance no longer that was lent to it (see `borrower`); to be said
-        before the weights are published, so that all get them together. Raises CallerError if it
-        is not lent, or was lost since. Only `from_toml` offers it."""
+        """Return an instance that was lent to the trainer (see `borrower`). Call it before you
+        publish the weights, so that all instances get them together. Raises CallerError if the
+        instance is not lent, or was lost since. Only `from_toml` supports it."""
 
     @abstractmethod
     async def add_instance(self, instance: str | InstanceClient) -> None:
-        """Take in a vLLM server that is up. Raises CallerError if it is here already,
-        InstanceError or GatewayError if it does not answer."""
+        """Add a vLLM server that is up. Raises CallerError if it was already added, InstanceError
+        or GatewayError if it does not answer."""
 
     @abstractmethod
     async def remove_instance(self, url: str, *, drain: bool = False) -> None:
-        """Let an instance go; what it holds goes on elsewhere, or with `drain` is finished first.
+        """Remove an instance. Its requests continue on others; with `drain` they finish first.
 
-        Over HTTP a drain goes on after this returns.
+        Over HTTP the drain continues after this call returns.
         """
 
     @abstractmethod
@@ -266,7 +268,7 @@ class RolloutScheduler(ABC):
 
     @contextlib.asynccontextmanager
     async def _waiting_for_batch(self) -> AsyncIterator[None]:
-        """Its reason is logged; whose lease has ended has received nothing."""
+        """Logs why the wait takes long; when the lease has ended, nothing counts as received."""
         try:
             async with said_while_waiting("a batch", partial(self._awaited, "batch")):
                 yield
@@ -275,12 +277,13 @@ class RolloutScheduler(ABC):
             raise
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """Batches until submissions are closed and nothing is left; may be left and taken up."""
+        """Batches until submissions are closed and nothing is left. You may stop iterating and call
+        `batches` again later."""
         while (batch := await self.next_batch()) is not None:
             yield batch
 
     async def parts(self) -> AsyncIterator[Batch]:
-        """The same batches as their groups become whole: accumulate gradients over the parts, and
-        take the optimiser's step at the `last` one, before which no weights may be published."""
+        """The same batches in parts, as their groups complete: accumulate gradients over the parts
+        and do the optimiser step at the `last` one. Do not publish weights before that."""
         while (part := await self.next_batch(parts=True)) is not None:
             yield part

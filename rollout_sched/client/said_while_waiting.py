@@ -1,4 +1,4 @@
-"""Waiting that does not leave its user in the dark."""
+"""Logs why a wait takes long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
 
-#: Seconds until it is said for the first time what is waited for, and between two looks.
+#: Seconds until the reason is first checked and logged, and between two checks.
 LOOK_S = 5.0
 
 
 @contextlib.asynccontextmanager
 async def said_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
-    """While the block waits for `what`: log `why`, where there is a reason and when it changes."""
+    """While the block waits for `what`, log the reason that `why` returns whenever it changes; ""
+    is not logged."""
     saying = asyncio.create_task(_say(what, why))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a trainer has asked a gateway for and has not received: a restart may have forgotten it."""
+"""Tracks submitted prompts that were not received yet: a restarted gateway may have lost them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.samples import Batch
 
-#: As many names as a line of an error holds; `uids` has them all.
+#: Number of uids shown in the error text; `uids` has all of them.
 SHOWN = 5
 
 
 class ForgottenPrompts(CallerError):
-    """The gateway was restarted, and does not know of these prompts any more: submit them again.
+    """The gateway was restarted and no longer knows these prompts: submit them again.
 
-    uids  of all of them, in the order in which they were submitted
+    uids  the uids of all of them, in the order of submission
     """
 
     def __init__(self, uids: Sequence[str]) -> None:
@@ -22,14 +22,14 @@ class ForgottenPrompts(CallerError):
         shown = ", ".join(map(repr, self.uids[:SHOWN]))
         more = f" and {len(self.uids) - SHOWN} more" if len(self.uids) > SHOWN else ""
         super().__init__(
-            f"the gateway was restarted, and does not know {len(self.uids)} of the prompts that "
-            f"were submitted: {shown}{more}; submit those in `uids` of this error again, and start "
-            f"the gateway with --store, which remembers them"
+            f"the gateway was restarted and has lost {len(self.uids)} of the submitted prompts: "
+            f"{shown}{more}; submit those in `uids` of this error again. To keep prompts across "
+            f"restarts, start the gateway with --store"
         )
 
 
 class SubmittedPrompts:
-    """The groups that have neither come in a batch nor been lost, by uid."""
+    """The submitted groups that were neither received in a batch nor lost, by uid."""
 
     def __init__(self) -> None:
         self._open: dict[str, None] = {}
@@ -38,7 +38,7 @@ class SubmittedPrompts:
         self._open.update(dict.fromkeys(uids))
 
     def received(self, batch: Batch) -> None:
-        """A group comes whole, or never."""
+        """A group is received whole or not at all."""
         self.remove([sample.uid for sample in batch.samples])
         self.remove([group.uid for group in batch.failed])
         self.remove(batch.filtered)
@@ -49,5 +49,5 @@ class SubmittedPrompts:
 
     @property
     def uids(self) -> list[str]:
-        """In the order in which they were submitted."""
+        """In the order of submission."""
         return list(self._open)

@@ -1,4 +1,4 @@
-"""A request of a front's client, from its submission to its end: under whatever scheduler."""
+"""A request of a front's client, from submission to end, across changes of the scheduler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rollout_sched.core.events import (
 from rollout_sched.core.samples import DeliveredSample, Segment
 from rollout_sched.live.ports import Payload
 
-#: What says how far an attempt of a client's request has come.
+#: Events that report the progress of an attempt of a client's request.
 OfAttempt = TokensArrived | RequestFinished | RequestInterrupted | RequestFailed
 
 
 class _Attempt(msgspec.Struct):
-    """`version`: of its instance, when it was ordered; `most`: tokens that it may make."""
+    """`version`: of its instance when it was ordered; `most`: most tokens that it may make."""
 
     instance: str
     version: int
@@ -39,10 +39,10 @@ class _Attempt(msgspec.Struct):
 
 
 class ClientCall:
-    """What its front knows of it, so that another scheduler can go on from there.
+    """What the front knows of the request, so that another scheduler can continue it.
 
-    `name`: by which its client's side knows it; `submitted`: to the present scheduler;
-    `withdrawn`: its client has gone, which the scheduler may not have heard yet.
+    `name`: the name used on the client's side; `submitted`: the submission to the current
+    scheduler; `withdrawn`: the client has gone, which the scheduler may not know yet.
     """
 
     __slots__ = ("_attempts", "_before", "_ends", "name", "payload", "submitted", "withdrawn")
@@ -54,11 +54,11 @@ class ClientCall:
         self.withdrawn = False
         self._before: tuple[Segment, ...] = ()
         self._attempts: dict[int, _Attempt] = {}
-        self._ends = False  # by itself: at a limit its scheduler knows whether it goes on
+        self._ends = False  # by a stop; at a token limit the scheduler decides whether it continues
 
     @property
     def made(self) -> tuple[Segment, ...]:
-        """The tokens that its transcript has, and who made them."""
+        """The segments of the tokens in its transcript."""
         now = [segment for one in self._attempts.values() for segment in one.segments()]
         return (*self._before, *now)
 
@@ -67,7 +67,7 @@ class ClientCall:
         self._attempts[dispatch.attempt] = attempt
 
     def told(self, event: OfAttempt) -> None:
-        """What its scheduler is told of one of its attempts."""
+        """Note an event that is reported to the scheduler about one of its attempts."""
         attempt = self._attempts.get(event.attempt)
         if attempt is None:
             return
@@ -80,7 +80,7 @@ class ClientCall:
             del self._attempts[event.attempt]
 
     def discarded(self, attempt: int) -> None:
-        """What that attempt has made is thrown away; 0: everything."""
+        """The tokens of that attempt are discarded; 0: all tokens."""
         self._ends = False
         if attempt:
             self._attempts.pop(attempt, None)
@@ -89,7 +89,7 @@ class ClientCall:
             self._attempts.clear()
 
     def whole(self) -> DeliveredSample | None:
-        """The response, if its scheduler could only say that it is one; None if it may go on."""
+        """The response if it is certainly complete; None if it may continue."""
         made, asked = self.made, self.submitted
         tokens = sum(segment.tokens for segment in made)
         if not self._ends and tokens < asked.max_tokens:
@@ -99,7 +99,7 @@ class ClientCall:
         return DeliveredSample(asked.request, asked.group, 0, prompt, tokens, made, 0, finish)
 
     def anew(self, request: str) -> RequestSubmitted:
-        """What another scheduler is told of it, under the id `request`."""
+        """The submission to another scheduler, under the id `request`."""
         self._before = self.made
         self._attempts.clear()
         self.payload.transcript.detach()

@@ -14,10 +14,10 @@ from rollout_sched.live.ports import Payload, RequestRejected
 
 
 class ClientCalls:
-    """By id, from their submission to their end or until another scheduler has them.
+    """The requests by id, from submission until they end or another scheduler takes them over.
 
     prefix   of their ids
-    on_over  called with each that has ended
+    on_over  called with each request that has ended
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ClientCalls:
         self._on_over = on_over
         self._calls: dict[str, ClientCall] = {}
         self._made = 0
-        self._alone = False  # there is no scheduler any more
+        self._alone = False  # the scheduler is gone
         self._versions: dict[str, int] = {}  # of instances, as the scheduler knows them
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class ClientCalls:
         return self._calls[request]
 
     def every(self) -> list[ClientCall]:
-        """In the order in which they came."""
+        """In the order of submission."""
         return list(self._calls.values())
 
     # -- from clients ----------------------------------------------------------------------
@@ -58,7 +58,7 @@ class ClientCalls:
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """As `Driver.submit`; what the scheduler refuses its responder hears of."""
+        """Like `Driver.submit`; a refusal by the scheduler is reported to the responder."""
         if self._link.broken is not None:
             raise self._link.broken
         request = self._new_id()
@@ -82,8 +82,8 @@ class ClientCalls:
     # -- from one scheduler to the next ----------------------------------------------------
 
     def lose_scheduler(self) -> None:
-        """From now on a response that is whole is answered here. Whoever is withdrawn has ended:
-        the scheduler may not have heard of it, and the next one need not."""
+        """From now on a complete response is answered here. A withdrawn request ends now: the old
+        scheduler may not know of the withdrawal, and the next one need not."""
         self._alone = True
         for call in self.every():
             if call.withdrawn:
@@ -92,14 +92,14 @@ class ClientCalls:
                 self._answer_if_whole(call)
 
     def hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
-        """Nothing of it is under way any more; it may have ended meanwhile."""
+        """No attempt of the request runs any more: hand it over, unless it has ended meanwhile."""
         request = call.submitted.request
         if self._calls.pop(request, None) is not None:
             self._payloads.forget(request)
             take_over(call)
 
     def take_over(self, call: ClientCall) -> None:
-        """Of a scheduler that has gone: it goes on from what it has."""
+        """Take a request of a scheduler that is gone; it continues from the tokens it has."""
         call.anew(self._new_id())
         self._take_in(call)
 

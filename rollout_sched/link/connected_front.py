@@ -1,4 +1,4 @@
-"""One front that is elsewhere, as the host of the scheduler knows it."""
+"""A front in another process, as the scheduler's host sees it."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ log = logging.getLogger(__name__)
 
 
 class Owners(Protocol):
-    """What this needs of its host."""
+    """The part of the host that this uses."""
 
     def owns(self, front: ConnectedFront, request: str) -> bool:
-        """From now on; False if somebody does already."""
+        """Make `front` the owner of `request`; False if it already has an owner."""
 
     def no_longer_owned(self, request: str) -> None: ...
     def is_owned(self, front: ConnectedFront, name: str) -> bool:
-        """Whether a request of a client, or a group, is this front's."""
+        """Whether this front owns a client's request or a group."""
 
     def relinquished(self, front: ConnectedFront, instance: str) -> None: ...
     def discard(self, action: Discard) -> None: ...
 
 
 class ConnectedFront:
-    """What it reports is told to the scheduler; what it is ordered goes out.
+    """Passes the front's reports to the scheduler, and sends it orders.
 
     ordered   the attempts that it was ordered to make
-    groups    that it was given: their recipes
+    groups    the groups that it was given, with their recipes
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class ConnectedFront:
 
     @property
     def attempts(self) -> RemoteAttempts:
-        """Under way there."""
+        """The running attempts of the front."""
         return self.ordered.attempts
 
     @property
     def refused(self) -> int:
-        """Its frames of another epoch, or that had come before; and requests under ids that are
-        taken."""
+        """Number of refused frames (of another epoch, or repeated) and of refused requests (with an
+        id that is in use)."""
         return self._frames.refused + self._repeated
 
     def order(self, message: Order) -> None:
@@ -111,8 +111,8 @@ class ConnectedFront:
             log.error("%s of front %s was refused: %s", event, self.name, error)
 
     def end(self) -> list[RequestInterrupted | TrajectoryEnded]:
-        """It is gone: what the scheduler is to be told of what it had under way, as soon as its
-        groups are somebody else's."""
+        """The front is gone. Returns the events of its running work, to be reported to the
+        scheduler when its groups have another owner."""
         self._outbox.close()
         turns = self.ordered.turns.items()
         ended = [TrajectoryEnded(name, number, "failed") for name, number in turns]
@@ -125,7 +125,7 @@ class ConnectedFront:
     # -- what it says ----------------------------------------------------------------------
 
     def receive(self, frame: bytes) -> None:
-        """One of its frames. Raises msgspec.DecodeError, FrameMissing."""
+        """Handle a frame of the front. Raises msgspec.DecodeError, FrameMissing."""
         reports = read_reports(frame)
         if self._frames.admits(reports):
             for report in reports.reports:
@@ -138,7 +138,7 @@ class ConnectedFront:
         try:
             self._driver.pump.check()
             self._driver.tell(event)
-        except Exception as error:  # its client is told
+        except Exception as error:  # reported to its client
             self._owners.no_longer_owned(event.request)
             self.order(Refused(event.request, str(error)))
 
@@ -147,7 +147,7 @@ class ConnectedFront:
             self.tell(event)
 
     def _piece_made(self, made: PieceMade) -> None:
-        """Of what nobody wants any more there is nothing to hold."""
+        """Keep the tokens, unless the attempt is no longer needed."""
         wanted = self._driver.view.versions_of(made.attempt) is not None
         acting = self.ordered.turns.get(made.request) == made.attempt
         if (wanted or acting) and self._owners.is_owned(self, group_of(made.request)):

@@ -1,10 +1,10 @@
 """Frames over a TCP connection, in order: a link between two processes.
 
-Each frame has its length before it, four bytes, the most significant first. The end of a connection
-is the end of who was there: a process that dies closes it, a machine that vanishes does not answer
-the kernel's questions and is given up after `SILENCE_S`. A process that stands still has a kernel
-that answers for it, so each end sends an empty frame where it has nothing else to say, and one that
-is not heard for `STANDS_S` is given up, too.
+Each frame is preceded by its length in four bytes, most significant byte first. The end of the
+connection means that the peer is gone: a process that dies closes it; a machine that vanishes does
+not answer the kernel's keepalive probes and is given up after `SILENCE_S`. A process that hangs has
+a kernel that still answers the probes, so each end sends empty frames regularly, and a peer that
+sends nothing for `STANDS_S` is given up, too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the longest frame, and of all that is not sent yet: then who is there has long stopped
-#: reading.
+#: Most bytes of a frame, and of all unsent data: with more, the peer has long stopped reading.
 MOST_BYTES = 2**30
 
-#: Seconds after which a machine that does not answer has vanished; it is asked so many times.
+#: Seconds after which a silent machine counts as gone, and the number of keepalive probes.
 SILENCE_S = 15
 QUESTIONS = 3
 
-#: Seconds after which a process that says nothing is taken to stand still, and between two looks.
+#: Seconds after which a silent process counts as hung, and between two checks.
 STANDS_S = 30.0
 LOOK_S = 5.0
 
@@ -36,14 +35,14 @@ _EMPTY = bytes(_LENGTH)
 
 
 class LinkEnded(RolloutError, RuntimeError):
-    """The connection is over: nothing can be sent."""
+    """The connection is closed: nothing can be sent."""
 
 
 class FrameConnection(asyncio.Protocol):
-    """One end. `on_frame` is called with each frame, `on_end` once with why it is over, however it
-    ends. What raises in `on_frame` ends the connection.
+    """One end of a link. `on_frame` is called with each frame, `on_end` once with the reason when
+    the connection ends. An error in `on_frame` ends the connection.
 
-    most_bytes  of a frame that comes; a longer one ends the connection
+    most_bytes  of an incoming frame; a longer one ends the connection
     """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
@@ -60,14 +59,14 @@ class FrameConnection(asyncio.Protocol):
         """Raises LinkEnded."""
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise LinkEnded(f"the link is over: {self._why or 'it was never open'}")
+            raise LinkEnded(f"the link is closed: {self._why or 'it was never open'}")
         if len(frame) + transport.get_write_buffer_size() > MOST_BYTES:
-            self._abort(f"more than {MOST_BYTES:,} bytes have not been read there")
-            raise LinkEnded(f"the link is over: {self._why}")
+            self._abort(f"the peer has not read more than {MOST_BYTES:,} bytes")
+            raise LinkEnded(f"the link is closed: {self._why}")
         transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
 
     def close(self) -> None:
-        """What was sent goes out first."""
+        """Close after the data sent so far."""
         if self._transport is not None:
             self._why = self._why or "closed here"
             self._transport.close()
@@ -75,7 +74,7 @@ class FrameConnection(asyncio.Protocol):
     # -- what the event loop says ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
         _give_up_the_silent(transport.get_extra_info("socket"))
         self._heard = self._looked = asyncio.get_running_loop().time()
         self._look_later()
@@ -88,7 +87,7 @@ class FrameConnection(asyncio.Protocol):
         while len(received) >= at + _LENGTH:
             length = int.from_bytes(received[at : at + _LENGTH], "big")
             if length > self.most_bytes:
-                self._abort(f"a frame of {length:,} bytes; what is there is no scheduler or front")
+                self._abort(f"a frame of {length:,} bytes; the peer is no scheduler or front")
                 return
             end = at + _LENGTH + length
             if len(received) < end:
@@ -100,7 +99,7 @@ class FrameConnection(asyncio.Protocol):
             try:
                 self.on_frame(frame)
             except Exception as error:
-                log.exception("a frame could not be taken")
+                log.exception("error while handling a frame")
                 self._abort(f"{type(error).__name__}: {error}")
                 return
             if self._transport is None or self._transport.is_closing():
@@ -111,21 +110,21 @@ class FrameConnection(asyncio.Protocol):
         self._transport = None
         if self._looking is not None:
             self._looking.cancel()
-        self.on_end(self._why or str(error or "closed there"))
+        self.on_end(self._why or str(error or "closed by the peer"))
 
     def _look_later(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Say that we are here, and whether who is there has said so."""
+        """Send an empty frame, and check that the peer has sent something."""
         transport, now = self._transport, asyncio.get_running_loop().time()
         if transport is None or transport.is_closing():
             return
         if now - self._looked > 2 * LOOK_S:
-            self._heard = now  # we stood still ourselves: what was said meanwhile is yet to be read
+            self._heard = now  # our own loop was blocked: received data may be waiting to be read
         self._looked = now
         if now - self._heard > STANDS_S:
-            self._abort(f"nothing was heard for {STANDS_S:.0f} s")
+            self._abort(f"nothing received for {STANDS_S:.0f} s")
             return
         transport.write(_EMPTY)
         self._look_later()
@@ -137,7 +136,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 def _give_up_the_silent(taken: socket.socket | None) -> None:
-    """Where the system can: ask who says nothing, and wait for no answer without end."""
+    """If the system supports it: probe a silent peer, and limit the wait for its answer."""
     if taken is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     every_s = SILENCE_S // QUESTIONS
@@ -151,7 +150,7 @@ def _give_up_the_silent(taken: socket.socket | None) -> None:
 async def listen(
     accept: Callable[[], FrameConnection], address: str, port: int = 0
 ) -> asyncio.Server:
-    """Raises OSError. `accept` makes the end of each that connects."""
+    """Raises OSError. `accept` creates our end of each connection."""
     return await asyncio.get_running_loop().create_server(accept, address, port)
 
 

@@ -1,4 +1,4 @@
-"""A front's way to the process of its scheduler, and back to it whenever it was lost."""
+"""Connects a front to the process of its scheduler, and reconnects it after a loss."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rollout_sched.link.listener import Hello
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a scheduler that is away is asked again; at first, and at most.
+#: Seconds between two tries to connect: the first wait, and the longest.
 RETRY_S = 0.1
 MOST_RETRY_S = 2.0
 
-#: Seconds for the scheduler's process to take a connection and to answer the hello.
+#: Seconds for the scheduler's process to accept a connection and to answer the hello.
 ANSWER_S = 10.0
 
 
 class SchedulerPlace(NamedTuple):
-    """Where a scheduler's process listens, and its key, which may be another at each start."""
+    """Where a scheduler's process listens, and its key, which may change with each start."""
 
     address: str
     port: int
@@ -32,7 +32,7 @@ class SchedulerPlace(NamedTuple):
 
 
 class LinkedFront(Protocol):
-    """What the scheduler talks to."""
+    """The front that the scheduler talks to."""
 
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None: ...
 
@@ -42,8 +42,8 @@ class LinkedFront(Protocol):
 
 
 class LinkDialler:
-    """Keeps `front` connected, under its `name`. `locate` is asked where the scheduler is before
-    each try; what it raises is logged, and it is asked again."""
+    """Keeps `front` connected, under its `name`. `locate` returns the scheduler's place before each
+    try; an error in it is logged, and it is called again."""
 
     def __init__(
         self, front: LinkedFront, name: str, locate: Callable[[], Awaitable[SchedulerPlace]]
@@ -59,7 +59,7 @@ class LinkDialler:
         self._dialling = asyncio.get_running_loop().create_task(self._dial_for_ever())
 
     def hang_up(self) -> None:
-        """And dial again: the front cannot go on with what it was told."""
+        """Close the connection and dial again: the front is broken and needs a new connection."""
         if self._call is not None:
             self._call.connection.close()
 
@@ -75,7 +75,7 @@ class LinkDialler:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     call = await self._connected()
-            except Exception as error:  # whatever it is, the scheduler may be back in a moment
+            except Exception as error:  # whatever the error, the scheduler may be back soon
                 self._complain(error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(MOST_RETRY_S, 2 * wait_s)
@@ -90,7 +90,7 @@ class LinkDialler:
             log.warning("front %s has lost its scheduler: %s", self._name, why)
 
     async def _connected(self) -> _Call:
-        """Once it was welcomed. Raises OSError, LinkEnded or what `locate` raises."""
+        """Connect and wait for the welcome. Raises OSError, LinkEnded or what `locate` raises."""
         place = await self._locate()
         call = self._call = _Call(self._front)
         try:
@@ -117,8 +117,8 @@ class LinkDialler:
 class _Call:
     """A connection to the scheduler's process.
 
-    welcomed  done when the front has heard who the scheduler is
-    over      why it ended, once it has
+    welcomed  done when the front has received the welcome
+    over      done when the connection has ended, with the reason
     """
 
     def __init__(self, front: LinkedFront) -> None:
@@ -136,7 +136,7 @@ class _Call:
         self.welcomed.set_result(None)
 
     def _send(self, frame: bytes) -> None:
-        """What is said to who has gone is lost; that it has gone is told elsewhere."""
+        """A frame to a closed connection is dropped; the end is reported by `over`."""
         with contextlib.suppress(LinkEnded):
             self.connection.send(frame)
 

@@ -1,4 +1,4 @@
-"""The attempts under way on each instance, at whatever front: as its supervisor sees them."""
+"""The running attempts on each instance, of all fronts, as the instance's supervisor sees them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from rollout_sched.live.attempt_table import OVERTAKEN_S, AttemptTable
 from rollout_sched.live.attempts import UnderWay
 from rollout_sched.live.fleet_versions import FleetVersions
 
-#: Why the gate is closed of an instance that is lost, until all fronts have said what they have.
-LOSING = "it is lost, and what it had streamed is asked for"
+#: Why the gate of a lost instance is closed until all fronts have reported their streamed tokens.
+LOSING = "it is lost, and its streamed tokens are being collected"
 
 
 @dataclass(slots=True)
 class _Loss:
-    """Of an instance: fronts that have still to speak, and whom to tell when they have."""
+    """The loss of an instance: fronts that have not reported yet, and the calls to make then."""
 
     waiting: set[ConnectedFront]
     tells: list[Callable[[], None]] = field(default_factory=list)
 
 
 class SharedFleetAttempts:
-    """`local`: of the front in this process (`live.live_fleet.SharedFleetAttempts`)."""
+    """The attempts of all fronts (`live.live_fleet.FleetAttempts`); `local`: of the front in this
+    process."""
 
     def __init__(
         self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions
@@ -55,7 +56,7 @@ class SharedFleetAttempts:
         await asyncio.wait(ends)
 
     def stop(self, attempt: int, reason: str) -> None:
-        """Break off an attempt of which nothing more may come; it goes on from what it brings."""
+        """Abort an attempt that may never answer; its request continues from the tokens it has."""
         front = self._front_of(attempt)
         if front is None:
             self._local.stop(attempt, reason)
@@ -66,7 +67,7 @@ class SharedFleetAttempts:
         front.order(BreakOff(attempt, reason))
 
     def disbelieve(self, attempt: int) -> None:
-        """Nothing that its stream has brought, if anything, is gone on from."""
+        """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
         front = self._front_of(attempt)
         if front is None:
             self._local.disbelieve(attempt)
@@ -79,8 +80,8 @@ class SharedFleetAttempts:
     # -- losses ----------------------------------------------------------------------------
 
     def lose(self, instance: str, tell: Callable[[], None]) -> None:
-        """The scheduler is told when every front has said how far its streams have come; until then
-        nothing is sent there, and it does not join."""
+        """The scheduler is told of the loss when every front has reported its streamed tokens;
+        until then nothing is sent to the instance, and it does not join."""
         loss = self._losses.get(instance)
         if loss is not None:
             loss.tells.append(tell)
@@ -95,7 +96,7 @@ class SharedFleetAttempts:
             front.order(Lose(instance))
 
     def relinquished(self, front: ConnectedFront, instance: str) -> None:
-        """A front has said all that it will, or is gone."""
+        """A front has reported everything, or is gone."""
         loss = self._losses.get(instance)
         if loss is None or front not in loss.waiting:
             return
@@ -109,6 +110,6 @@ class SharedFleetAttempts:
         self._versions.open_gate(instance, LOSING)
 
     def gone(self, front: ConnectedFront) -> None:
-        """It will say nothing any more."""
+        """The front is gone and will report nothing more."""
         for instance in list(self._losses):
             self.relinquished(front, instance)

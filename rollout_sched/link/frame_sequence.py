@@ -1,4 +1,4 @@
-"""What makes a frame of a link one to act on: its epoch, and that it is the next."""
+"""Decides whether a frame of a link is handled: by its epoch, and whether it is the next one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from rollout_sched.link.messages import Orders, Reports
 
 
 class FrameMissing(RolloutError, RuntimeError):
-    """The link has lost a frame: only another connection helps, over which all is told again."""
+    """The link has lost a frame: the peers must reconnect and send everything again."""
 
 
 class FrameSequence:
-    """Of what comes over one connection. `refused`: frames of another epoch of the scheduler, and
-    those that have come before."""
+    """The frames received over one connection. `refused`: number of frames of another epoch of the
+    scheduler, and of repeated frames."""
 
     def __init__(self, epoch: str) -> None:
         self.refused = 0
@@ -20,11 +20,11 @@ class FrameSequence:
         self._last = 0
 
     def admits(self, frame: Orders | Reports) -> bool:
-        """Whether it is to be acted on. Raises FrameMissing where one before it never came."""
+        """Whether to handle the frame. Raises FrameMissing if a frame before it never came."""
         if frame.epoch != self._epoch or frame.number <= self._last:
             self.refused += 1
             return False
         if frame.number > self._last + 1:
-            raise FrameMissing(f"frame {frame.number} of a link came after {self._last}")
+            raise FrameMissing(f"a link lost frames: {frame.number} came after {self._last}")
         self._last = frame.number
         return True

@@ -1,4 +1,4 @@
-"""A front's requests across the schedulers that it is connected to, one after the other."""
+"""A front's requests, across the successive schedulers that it is connected to."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rollout_sched.live.ports import Payload
 
 
 class NoScheduler(RolloutError, RuntimeError):
-    """None has been here yet."""
+    """No scheduler has connected yet."""
 
 
 class FrontCalls:
-    """Takes clients' requests as a driver does, and sees them through whatever becomes of its
-    schedulers: one that comes is told of all that is here, with what was made of it. While there is
-    none, what runs goes on and what comes waits. Make it inside a running event loop.
+    """Accepts clients' requests as a driver does, and keeps them across losses of the scheduler: a
+    new scheduler gets all requests with the tokens made so far. Without a scheduler, running
+    attempts continue and new requests wait. Create it inside a running event loop.
 
     name       unique over all fronts and their starts
-    on_broken  called with why, when it cannot do what it is told: it is to be connected again
+    on_broken  called with the error when it cannot carry out an order: reconnect it
     """
 
     def __init__(self, name: str, clients: Clients, on_broken: Callable[[Exception], None]) -> None:
         self.connected = False
         self.connections = 0
-        self._refused = 0  # by fronts of schedulers that have gone
+        self._refused = 0  # by the fronts of earlier schedulers
         self._name = name
         self._clients = clients
         self._on_broken = on_broken
@@ -43,18 +43,18 @@ class FrontCalls:
 
     @property
     def known(self) -> bool:
-        """Whether a scheduler has been here."""
+        """Whether a scheduler has ever connected."""
         return self._remote is not None
 
     @property
     def refused(self) -> int:
-        """Orders of other epochs."""
+        """Number of refused frames of orders."""
         return self._refused + (0 if self._remote is None else self._remote.refused)
 
     # -- its clients -----------------------------------------------------------------------
 
     def max_model_len(self) -> int:
-        """As `Driver.max_model_len`; 0 without a scheduler."""
+        """Like `Driver.max_model_len`; 0 without a scheduler."""
         return 0 if self._remote is None else self._remote.max_model_len
 
     def submit(
@@ -66,10 +66,10 @@ class FrontCalls:
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """As `Driver.submit`. Raises NoScheduler before the first one is here."""
+        """Like `Driver.submit`. Raises NoScheduler before the first scheduler has connected."""
         remote = self._remote
         if remote is None:
-            raise NoScheduler("no scheduler is here yet")
+            raise NoScheduler("no scheduler has connected yet")
         name = remote.calls.submit(payload, prompt_tokens, max_tokens, group, session, priority)
         self._calls[name] = remote, remote.calls[name]
         return name
@@ -84,7 +84,7 @@ class FrontCalls:
     # -- its schedulers --------------------------------------------------------------------
 
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
-        """A scheduler is here; `send` takes the frames for it. Raises msgspec.DecodeError."""
+        """A scheduler has connected; `send` takes the frames for it. Raises msgspec.DecodeError."""
         told = read_welcome(welcome)
         self.connections += 1
         before = self._remote
@@ -101,23 +101,23 @@ class FrontCalls:
         )
         self.connected = True
         if before is not None:
-            remote.max_model_len = before.max_model_len  # until it is told
+            remote.max_model_len = before.max_model_len  # until the new scheduler reports it
             self._refused += before.refused
             self._spawn(before.leave(self._take_over))
 
     def receive(self, frame: bytes) -> None:
-        """A frame of the scheduler that is here. Raises msgspec.DecodeError."""
+        """Handle a frame of the connected scheduler. Raises msgspec.DecodeError."""
         if self._remote is not None:
             self._remote.receive(frame)
 
     def disconnected(self) -> None:
-        """It is gone, or cannot be reached."""
+        """The scheduler is gone, or cannot be reached."""
         self.connected = False
         if self._remote is not None:
             self._remote.lose_scheduler()
 
     async def close(self) -> None:
-        """Nobody is told."""
+        """Stop everything without reporting it."""
         self.disconnected()
         for task in self._tasks:
             task.cancel()
@@ -126,7 +126,7 @@ class FrontCalls:
             await self._remote.close()
 
     def _take_over(self, call: ClientCall) -> None:
-        assert self._remote is not None  # the one that has come
+        assert self._remote is not None  # the new one
         self._calls[call.name] = self._remote, call
         self._remote.calls.take_over(call)
 

@@ -1,7 +1,7 @@
-"""The tokens of groups at both ends of a link: what a front has made, its scheduler holds too.
+"""Keeps the tokens of groups at both ends of a link: the scheduler has all that a front has made.
 
-So a group that was begun at one front can go on at another, a store has all that it needs, and what
-is delivered is at hand.
+So a group that began at one front can continue at another, the store can be complete, and samples
+can be delivered without asking the front.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rollout_sched.store.tokens import Tokens, decode, encode
 
 
 class GroupPieces:
-    """Of the groups that one front was given: what is new of each request."""
+    """Finds the new tokens of each request of the groups that one front was given."""
 
     def __init__(self, payloads: PayloadBook) -> None:
         self._payloads = payloads
-        # By group and request: the log-probabilities that the scheduler has of verified tokens.
+        # By group and request: the log-probabilities of verified tokens that the scheduler has.
         self._verified: dict[str, dict[str, Sequence[float]]] = {}
-        self._streamed: dict[int, int] = {}  # tokens that it has of attempts under way
+        self._streamed: dict[int, int] = {}  # tokens of running attempts that it has
 
     def take(self, order: TakeGroup) -> None:
         verified = self._verified[order.group] = {}
@@ -35,7 +35,7 @@ class GroupPieces:
         self._verified.pop(order.group, None)
 
     def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:
-        """What is new of the first `tokens` tokens of a stream; None if the request is a
+        """The new ones of the first `tokens` tokens of a stream; None if the request is a
         client's."""
         payload = self._payloads.get(request)
         if payload is None or group_of(request) not in self._verified:
@@ -46,7 +46,7 @@ class GroupPieces:
         return Streamed(request, attempt, start, _encoded(_slice(piece, start, tokens)))
 
     def of(self, request: str, attempt: int) -> PieceMade | None:
-        """What an attempt that has ended, or its tool, has added; None if that is nothing, or the
+        """The tokens that an ended attempt, or its tool, has added; None if there are none, or the
         request is a client's."""
         start = self._streamed.pop(attempt, 0)
         payload = self._payloads.get(request)
@@ -68,7 +68,7 @@ class GroupPieces:
 
 
 def keep(payloads: PayloadBook, made: PieceMade) -> None:
-    """Into the transcript of its request. Raises PieceDamaged."""
+    """Add a piece to the transcript of its request. Raises PieceDamaged."""
     transcript = _transcript(payloads, made)
     if made.tokens:
         tokens = decode(made.tokens)
@@ -85,20 +85,20 @@ def keep(payloads: PayloadBook, made: PieceMade) -> None:
 
 
 def keep_streamed(payloads: PayloadBook, said: Streamed) -> None:
-    """Likewise, as what the stream of its attempt has brought."""
+    """Add streamed tokens to the stream of their attempt. Raises PieceDamaged."""
     tokens = decode(said.tokens)
     _transcript(payloads, said).collect(said.attempt)(tokens.ids, tokens.logprobs)
 
 
 def _begun(transcript: TokenTranscript, made: PieceMade) -> Piece:
-    """What of a piece was streamed."""
+    """The part of a piece that was streamed before."""
     if not made.start:
         return Piece([], [])
     return _slice(transcript.partial(made.attempt, made.start), 0, made.start)
 
 
 def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
-    """All that a request has, for another front to go on from."""
+    """All tokens of a request, for another front to continue from."""
     payload = payloads.get(request)
     if payload is None:
         return []
@@ -110,7 +110,7 @@ def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
 
 
 def group_of(request: str) -> str:
-    """The group that it is of, if it is of one (`core.outcomes` names them)."""
+    """The group of a request, if it has one (`core.outcomes` makes the names)."""
     return request.rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""The process that has the scheduler, before several fronts: who owns what, and is ordered what."""
+"""The host: the scheduler's process, with several fronts; knows which front owns which request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rollout_sched.live.payload_book import PayloadFactory
 
 
 class Host:
-    """Has the driver's orders carried out by whoever owns their request: one of the fronts that are
-    connected, or the front in this process. Make it before anything is submitted.
+    """Sends the driver's orders to the owner of their request: a connected front, or the front in
+    this process. Create it before anything is submitted.
 
-    A client's request is owned by the front that it came to, a group by the one that it was given.
-    What a front has made of a group is held here, too, attempt by attempt, so another can go on
-    from there. Instances are watched over here, whoever sends them requests.
+    The front that received a client's request owns it; a group is owned by the front that it was
+    given to. The tokens of a group are also kept here, attempt by attempt, so that another front
+    can continue. Instances are supervised here, whichever front sends them requests.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -50,18 +50,18 @@ class Host:
 
     @property
     def epoch(self) -> str:
-        """Of the scheduler: frames of another are refused."""
+        """The scheduler's epoch: frames of another epoch are refused."""
         return self._driver.epoch
 
     @property
     def owned(self) -> int:
-        """Clients' requests and groups that are at other fronts."""
+        """Number of clients' requests and groups that other fronts own."""
         return len(self._owners)
 
     # -- fronts come and go ----------------------------------------------------------------
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> ConnectedFront:
-        """A front that is new to this epoch; `send` takes its frames, in order."""
+        """A front has connected to this epoch; `send` takes the frames for it, in order."""
         before = self.fronts.get(name)
         if before is not None:
             self.disconnect(before)
@@ -71,13 +71,14 @@ class Host:
         return front
 
     def disconnect(self, front: ConnectedFront) -> None:
-        """It is gone: its clients with it; its groups go on elsewhere, from what is held here."""
+        """The front and its clients are gone; its groups continue elsewhere with the tokens kept
+        here."""
         if self.fronts.get(front.name) is not front:
             return
         del self.fronts[front.name]
         named = [name for name, owner in self._owners.items() if owner is front]
         for request in [name for name in named if name not in front.groups]:
-            self._driver.tell(RequestWithdrawn(request))  # which may send another of them out
+            self._driver.tell(RequestWithdrawn(request))  # may dispatch another of them
             self._owners.pop(request, None)
         ends = front.end()
         for group, recipe in front.groups.items():
@@ -87,7 +88,8 @@ class Host:
         self._attempts.gone(front)
 
     def _fleet_changed(self, event: InstanceJoined | InstanceLost) -> None:
-        """Called before its actions are carried out, so that no front is asked first."""
+        """Called before the event's actions are carried out, so that fronts know the change
+        first."""
         changed = FleetChanged(self._driver.max_model_len())
         for front in self.fronts.values():
             front.order(changed)
@@ -99,8 +101,8 @@ class Host:
     # -- groups ----------------------------------------------------------------------------
 
     def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory, recipe: bytes) -> None:
-        """As `Driver.submit_group`, for the front with the fewest groups; `recipe` is what that
-        makes the payloads of."""
+        """Like `Driver.submit_group`, for the front with the fewest groups, which makes the
+        payloads from `recipe`."""
         self._give(submitted.group, recipe)
         try:
             self._driver.submit_group(submitted, make)
@@ -109,7 +111,7 @@ class Host:
             raise
 
     def _give(self, group: str, recipe: bytes) -> None:
-        """To a front, with what there is of it; to this one if there is no other."""
+        """Give a group to a front, with its tokens; to the front here if there is no other."""
         front = min(self.fronts.values(), key=lambda front: len(front.groups), default=None)
         if front is None:
             self._owners.pop(group, None)
@@ -153,7 +155,7 @@ class Host:
             front.ordered.dispatch(action)
 
     def _interrupt(self, action: Interrupt) -> None:
-        self._here[Interrupt](action)  # which knows whether it is one of its own
+        self._here[Interrupt](action)  # ignored if the attempt is not of this front
         for front in self.fronts.values():
             front.ordered.interrupt(action)
 

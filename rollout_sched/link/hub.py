@@ -1,4 +1,4 @@
-"""What fronts connect to: a live scheduler whose work is done by several processes."""
+"""The hub that fronts connect to: a live scheduler whose work is done by several processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rollout_sched.live.samples import Prompt
 
 
 class Hub:
-    """Makes a live scheduler the host of fronts. Make it before prompts are submitted.
+    """Makes a live scheduler the host of fronts. Create it before prompts are submitted.
 
-    The trainer's groups are given to the fronts that are connected; those with a tool, which is
-    this process's, are made here, and so is what a store has brought.
+    The trainer's groups are given to the connected fronts. Groups with a tool, which runs in this
+    process, and groups restored from a store are made here.
     """
 
     def __init__(self, live: LiveScheduler) -> None:
@@ -27,12 +27,12 @@ class Hub:
 
     @property
     def epoch(self) -> str:
-        """Of the scheduler; another with each start."""
+        """The scheduler's epoch, which changes with each start."""
         return self._host.epoch
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
-        """A front is here, in place of one of the same name if there is one. `send` takes its
-        frames, in order. Returns the frame with which it is welcomed (`recipe.Welcome`)."""
+        """A front has connected; it replaces one of the same name. `send` takes the frames for it,
+        in order. Returns the welcome frame (`recipe.Welcome`)."""
         live = self._live
         payloads = live.trainer.submissions.payloads
         welcome = Welcome(
@@ -47,20 +47,21 @@ class Hub:
         return encoded(welcome)
 
     def receive(self, name: str, frame: bytes) -> None:
-        """A frame of a front that is connected. Raises msgspec.DecodeError."""
+        """Handle a frame of a connected front. Raises msgspec.DecodeError."""
         front = self._host.fronts.get(name)
         if front is not None:
             front.receive(frame)
 
     def disconnect(self, name: str) -> None:
-        """It is gone: its clients with it; its groups go on elsewhere from what is known here."""
+        """The front and its clients are gone; its groups continue elsewhere with the tokens kept
+        here."""
         front = self._host.fronts.get(name)
         if front is not None:
             self._host.disconnect(front)
 
     def state(self) -> dict[str, dict[str, int]]:
-        """Of each front: groups and attempts that it has, and reports of it that were for another
-        epoch."""
+        """For each front, the numbers of its groups, running attempts, and refused frames and
+        requests."""
         return {
             name: {
                 "groups": len(front.groups),

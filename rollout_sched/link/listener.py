@@ -1,4 +1,4 @@
-"""Where fronts connect to the process of their scheduler."""
+"""Accepts the connections of fronts in the process of their scheduler."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rollout_sched.link.connection import MOST_BYTES, FrameConnection, LinkEnded
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which who connects has to say who it is.
+#: Seconds in which a new connection must send its hello.
 HELLO_S = 10.0
 
-#: Bytes of it at most.
+#: Most bytes of the hello.
 HELLO_BYTES = 4096
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first frame of a front. `key`: that of the scheduler's process."""
+    """The first frame of a front. `key`: the key of the scheduler's process."""
 
     front: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     key: str
 
 
 class LinkedHub(Protocol):
-    """What fronts talk to."""
+    """The hub that fronts talk to."""
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
-        """A front is here. Returns the frame with which it is welcomed."""
+        """A front has connected. Returns the welcome frame."""
 
     def receive(self, name: str, frame: bytes) -> None: ...
 
@@ -40,8 +40,8 @@ class LinkedHub(Protocol):
 
 
 class LinkListener:
-    """One connection for each front by name: a second one with its name takes the place of the
-    first. Whoever does not have `key` is shown nothing."""
+    """Keeps one connection for each front by name; a second one with its name replaces the first.
+    A connection without the right `key` gets no data."""
 
     def __init__(self, hub: LinkedHub, key: str) -> None:
         self._hub = hub
@@ -52,17 +52,17 @@ class LinkListener:
 
     @property
     def fronts(self) -> list[str]:
-        """Those that are connected."""
+        """The names of the connected fronts."""
         return list(self._fronts)
 
     async def open(self, address: str, port: int = 0) -> int:
-        """The port. Raises OSError."""
+        """Start to listen; returns the port. Raises OSError."""
         self._server = await listen(self._accept, address, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     def close(self) -> None:
-        """Nobody connects any more; who is connected is let go."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for caller in list(self._callers):
@@ -86,7 +86,7 @@ class LinkListener:
         caller.receive = lambda frame: self._hub.receive(name, frame)
         caller.connection.most_bytes = MOST_BYTES
         caller.connection.send(self._hub.connect(name, caller.send))
-        log.info("front %s is here", name)
+        log.info("front %s connected", name)
 
     def _gone(self, caller: _Caller, why: str) -> None:
         self._callers.discard(caller)
@@ -96,13 +96,13 @@ class LinkListener:
         if self._fronts.get(caller.name) is not caller:
             return
         del self._fronts[caller.name]
-        log.warning("front %s is gone: %s", caller.name, why)
+        log.warning("front %s disconnected: %s", caller.name, why)
         self._hub.disconnect(caller.name)
         caller.connection.close()
 
 
 class _Caller:
-    """Who has connected; without a name until it has said hello."""
+    """A connection; without a name until it has sent its hello."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Caller:
         self._patience = asyncio.get_running_loop().call_later(HELLO_S, self.connection.close)
 
     def send(self, frame: bytes) -> None:
-        """What is said to who has gone is lost; that it has gone is told elsewhere."""
+        """A frame to a closed connection is dropped; `gone` reports the end."""
         try:
             self.connection.send(frame)
         except LinkEnded as error:

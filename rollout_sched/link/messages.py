@@ -1,9 +1,8 @@
-"""What a front and its scheduler say to each other: events one way, orders the other, in frames.
+"""The messages between a front and its scheduler: events one way, orders the other, in frames.
 
-A frame holds all that was said in a turn of an event loop, in order, and the epoch of the scheduler
-that it is from or for: what is of another epoch, or comes twice, is refused. Events and actions
-carry no tokens; those of groups travel beside them (`PieceMade`), ahead of the event that counts
-them.
+A frame holds all messages of one turn of an event loop, in order, and the scheduler's epoch: a
+frame of another epoch, or a repeated one, is refused. Events and actions carry no tokens; the
+tokens of groups are sent separately (`PieceMade`), before the event that counts them.
 """
 
 from __future__ import annotations
@@ -34,42 +33,42 @@ class _Message(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class GoesOn(_Message, frozen=True):
-    """The answer to a PrefixVerified: how the attempt goes on, or None: it is to stop."""
+    """The answer to a PrefixVerified: the dispatch to continue with, or None: stop."""
 
     attempt: int
     dispatch: Dispatch | None
 
 
 class Act(_Message, frozen=True):
-    """The answer to a TurnFinished: a tool is wanted."""
+    """The answer to a TurnFinished: call the tool."""
 
     request: str
     attempt: int
 
 
 class BreakOff(_Message, frozen=True):
-    """Stop an attempt, for a reason that its scheduler's host has, not its policy."""
+    """Stop an attempt for a reason of the scheduler's host, not of its policy."""
 
     attempt: int
     reason: str
 
 
 class Disbelieve(_Message, frozen=True):
-    """Nothing that the stream of an attempt has brought is gone on from."""
+    """Fail an attempt if its stream has brought tokens: they may be of unknown weights."""
 
     attempt: int
 
 
 class Lose(_Message, frozen=True):
-    """An instance is gone: say how far its streams have come, and then Relinquished."""
+    """An instance is gone: report its streamed tokens, and then Relinquished."""
 
     instance: str
 
 
 class PieceMade(_Message, frozen=True):
-    """What an attempt of a group's request has made, as `store.tokens` writes it, from token
+    """The tokens of an attempt of a group's request, as `store.tokens` encodes them, from token
     `start` on: those before it were Streamed. `verified`: the log-probabilities of the request's
-    leading tokens, where newer weights have passed them."""
+    leading tokens that newer weights have verified."""
 
     request: str
     attempt: int
@@ -79,8 +78,8 @@ class PieceMade(_Message, frozen=True):
 
 
 class Streamed(_Message, frozen=True):
-    """What the stream of an attempt of a group's request has brought from token `start` on, as
-    `store.tokens` writes it: ahead of the TokensArrived that counts it."""
+    """The streamed tokens of an attempt of a group's request from token `start` on, as
+    `store.tokens` encodes them; sent before the TokensArrived that counts them."""
 
     request: str
     attempt: int
@@ -89,8 +88,8 @@ class Streamed(_Message, frozen=True):
 
 
 class TakeGroup(_Message, frozen=True):
-    """A group's requests are this front's: `recipe` says what their payloads are made from,
-    `pieces` what was made of them elsewhere."""
+    """This front now owns a group's requests. `recipe`: what their payloads are made from;
+    `pieces`: the tokens that were made elsewhere."""
 
     group: str
     recipe: bytes
@@ -98,42 +97,42 @@ class TakeGroup(_Message, frozen=True):
 
 
 class LetGo(_Message, frozen=True):
-    """A group is over: delivered, failed, or not taken; `requests` are what is left of it here."""
+    """A group is over: delivered, failed, or not accepted; `requests`: those still held here."""
 
     group: str
     requests: tuple[str, ...] = ()
 
 
 class Refused(_Message, frozen=True):
-    """A request that this front has submitted is none, and why."""
+    """The scheduler has refused a request that this front submitted."""
 
     request: str
     reason: str
 
 
 class Reach(_Message, frozen=True):
-    """An instance has joined, perhaps anew, before the first Dispatch there: what it offers is to
-    be found out. `key` is what it is sent; "": as the front's own settings say."""
+    """An instance has joined, perhaps again; sent before the first Dispatch there, so that the
+    front detects its capabilities. `key`: its API key; "": as in the front's own settings."""
 
     instance: str
     key: str
 
 
 class Departed(_Message, frozen=True):
-    """An instance that was reached is gone; nothing is sent there, unless it is reached anew."""
+    """A reached instance is gone; nothing is sent there until another Reach."""
 
     instance: str
 
 
 class Serves(_Message, frozen=True):
-    """The version of an instance's weights, before the first Dispatch there that it is for."""
+    """The version of an instance's weights; sent before the first Dispatch under it."""
 
     instance: str
     version: int
 
 
 class FleetChanged(_Message, frozen=True):
-    """Tokens of prompt and response that every instance takes; 0 without instances."""
+    """Tokens of prompt and response that every instance accepts; 0 without instances."""
 
     max_model_len: int
 
@@ -161,18 +160,18 @@ Order = (
 
 
 class RestartSuspected(_Message, frozen=True):
-    """An attempt has failed as it would if its instance were restarted."""
+    """An attempt has failed in a way that suggests a restart of its instance."""
 
     instance: str
 
 
 class Relinquished(_Message, frozen=True):
-    """The answer to Lose: nothing more will be said of attempts there."""
+    """The answer to Lose: there are no more reports about attempts on the instance."""
 
     instance: str
 
 
-#: What a front says of one attempt.
+#: A front's reports about one attempt.
 OfAttempt = (
     TokensArrived
     | PrefixVerified
@@ -199,7 +198,7 @@ Report = (
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True):
-    """`number` counts the frames of a connection, each way, from 1 on."""
+    """`number` counts the frames of a connection in this direction, from 1."""
 
     epoch: str
     number: int
@@ -207,7 +206,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reports(msgspec.Struct, frozen=True, array_like=True):
-    """Likewise."""
+    """`number`: as in `Orders`."""
 
     epoch: str
     number: int

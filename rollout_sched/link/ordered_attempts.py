@@ -1,4 +1,4 @@
-"""Attempts that a front was ordered to make, from the order to what is believed of their end."""
+"""The attempts that a front was ordered to make, from the order to their checked end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Ended = RequestFinished | TurnFinished | RequestInterrupted
 
 
 class OrderedAttempts:
-    """Of one front. What it says came of them is judged here, where their instances are watched
-    over, before the scheduler hears of it.
+    """The attempts of one front. Their reported ends are checked here, where the instances are
+    supervised, before the scheduler is told.
 
-    attempts  those under way
-    turns     of trajectories whose tools work at the front: the attempt that made the turn
-    heard     who takes what the front reports of an attempt
+    attempts  the running ones
+    turns     of trajectories whose tools run at the front: the attempt that made the turn
+    heard     the handlers of the front's reports about attempts, by type
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OrderedAttempts:
             TurnFinished: self._ended,
             RequestFailed: self._failed,
         }
-        # What the front was told of instances: that they have joined, and their versions.
+        # What the front knows of instances: that they have joined, and their versions.
         self._reached: dict[str, Instance] = {}
         self._served: dict[str, int] = {}
         self._driver = driver
@@ -88,7 +88,7 @@ class OrderedAttempts:
         self._order(attempt.dispatch)
 
     def _describe(self, instance: Instance) -> None:
-        """What the front needs to know of it, where that is news."""
+        """Tell the front what it needs to know of the instance, if that is new."""
         name = instance.id
         if self._reached.get(name) is not instance:
             self._reached[name] = instance
@@ -99,7 +99,7 @@ class OrderedAttempts:
             self._order(Serves(name, instance.version))
 
     def departed(self, instance: str) -> None:
-        """It is gone; should it come again, the front hears of it anew."""
+        """The instance is gone; if it joins again, the front is told again."""
         self._served.pop(instance, None)
         if self._reached.pop(instance, None) is not None:
             self._order(Departed(instance))
@@ -114,14 +114,14 @@ class OrderedAttempts:
             self._tell(self._break_off(attempt))
 
     def end(self) -> list[RequestInterrupted]:
-        """The front is gone: what the scheduler is to be told of its attempts."""
+        """The front is gone: returns the events of its attempts for the scheduler."""
         for task in self._tasks:
             task.cancel()
         return [self._break_off(attempt) for attempt in self.attempts.every()]
 
     def _break_off(self, attempt: RemoteAttempt) -> RequestInterrupted:
-        """Nothing of it will come any more; what its stream has brought here is gone on from, an
-        answer of which its instance has yet to be asked is not."""
+        """End an attempt that will report nothing more. Its streamed tokens are kept; an answer
+        about which its instance has not been asked yet is dropped."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
         self.attempts.take(number)
         payload = self._driver.front.payloads.get(request)
@@ -135,7 +135,7 @@ class OrderedAttempts:
         return RequestInterrupted(request, number, kept)
 
     def lose(self, instance: str) -> None:
-        """All that will be said of an instance that is lost has been said."""
+        """The front has reported everything about a lost instance: end the attempts there."""
         for attempt in self.attempts.on(instance):
             if attempt.answer is not None:  # its instance cannot be asked any more
                 error = AnswerUntrue("its instance was lost before it could be asked")
@@ -161,7 +161,7 @@ class OrderedAttempts:
         self._order(GoesOn(event.attempt, attempt.dispatch))
 
     def restart_suspected(self, instance: str) -> None:
-        """An attempt there has failed as it would if it were restarted."""
+        """An attempt has failed in a way that suggests a restart of its instance."""
         supervisor = self._driver.supervisors.get(instance)
         if supervisor is not None:
             supervisor.health.check_now()
@@ -183,7 +183,7 @@ class OrderedAttempts:
             self._spawn(self._settle(attempt, event, verdict))
 
     async def _settle(self, attempt: RemoteAttempt, event: Ended, settle: Settle) -> None:
-        """Its instance is asked before anybody hears of its answer."""
+        """Ask the instance about its answer before the answer is used."""
         try:
             await settle()
         except InstanceError as error:
@@ -203,7 +203,8 @@ class OrderedAttempts:
             self._order(Act(event.request, event.attempt))
 
     def _disbelieve(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
-        """The front has kept what came: that goes, or counts as far as it can."""
+        """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
+        else they count as streamed."""
         if self.attempts.take(event.attempt) is None:
             return
         dispatch, untrue = attempt.dispatch, isinstance(error, AnswerUntrue)

@@ -1,4 +1,4 @@
-"""Messages that go out together, once in a turn of the event loop."""
+"""Collects messages and sends them together, once per turn of the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """In the order in which they were put; nothing is sent once it is closed."""
+    """Sends messages in the order of `put`; sends nothing after `close`."""
 
     def __init__(self, send: Callable[[list[T]], None]) -> None:
         self._send = send

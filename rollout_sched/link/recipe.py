@@ -1,4 +1,4 @@
-"""What a front makes the samples of a group of, as the scheduler's process tells it."""
+"""Recipes: what the scheduler's process sends so that a front can make the samples of a group."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Welcome(msgspec.Struct, frozen=True):
     """The answer to a front that connects.
 
     epoch         of the scheduler
-    settings      of its driver, which are the front's, too
-    keeps_partial whether what was made of an interrupted response is gone on from
+    settings      of its driver, also used by the front
+    keeps_partial whether the tokens of an interrupted response are kept
     stream_every  tokens between partial results of an instance
     leniency      of the test of drafts; None: none are tested
-    seed          of its dice
+    seed          of the random test of drafts
     """
 
     epoch: str
@@ -44,7 +44,7 @@ def read_welcome(frame: bytes) -> Welcome:
 
 
 class Recipes:
-    """Reads the prompts that groups are made of, for one epoch."""
+    """Makes the payloads of groups from their recipes, for one epoch."""
 
     def __init__(self, welcome: Welcome) -> None:
         leniency = welcome.leniency
@@ -52,6 +52,6 @@ class Recipes:
         self._payloads = SamplePayloads(welcome.stream_every, test, lambda: 0)
 
     def factory(self, recipe: bytes) -> PayloadFactory:
-        """Of the samples of a group. Raises msgspec.DecodeError."""
+        """The factory of a group's payloads. Raises msgspec.DecodeError."""
         prompt = msgspec.msgpack.decode(recipe, type=Prompt)
         return partial(self._payloads.new, prompt)

@@ -1,4 +1,4 @@
-"""Attempts under way at fronts that are elsewhere, as the host of the scheduler sees them."""
+"""Running attempts at fronts in other processes, as the scheduler's host sees them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RemoteAttempt:
 
     begun     when it was ordered, in seconds of the host's clock
     reads     whether it was sent to its front
-    streamed  tokens of its stream that the host was told of
-    answer    what its front says came of it, from then on
+    streamed  tokens of its stream that the host knows of
+    answer    its end as the front reported it; None before
     """
 
     def __init__(self, dispatch: Dispatch, begun: float) -> None:
@@ -28,7 +28,7 @@ class RemoteAttempt:
         self._open = True
 
     def ended(self) -> asyncio.Future[None]:
-        """Done when nothing more is heard of it."""
+        """Done when nothing more will be reported about it."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
             if not self._open:
@@ -42,7 +42,7 @@ class RemoteAttempt:
 
 
 class RemoteAttempts:
-    """Of one front, by number and by instance."""
+    """The attempts of one front, by number and by instance."""
 
     def __init__(self) -> None:
         self._all: dict[int, RemoteAttempt] = {}
@@ -58,7 +58,7 @@ class RemoteAttempts:
         return list(self._all.values())
 
     def on(self, instance: str) -> list[RemoteAttempt]:
-        """In the order in which they were dispatched."""
+        """In the order of dispatch."""
         return list(self._by_instance.get(instance, {}).values())
 
     def add(self, attempt: RemoteAttempt) -> None:
@@ -67,7 +67,7 @@ class RemoteAttempts:
         self._by_instance.setdefault(dispatch.instance, {})[dispatch.attempt] = attempt
 
     def take(self, number: int) -> RemoteAttempt | None:
-        """It has ended; None if it has before."""
+        """Remove an ended attempt; None if it was removed before."""
         attempt = self._all.pop(number, None)
         if attempt is None:
             return None

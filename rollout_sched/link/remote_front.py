@@ -1,4 +1,4 @@
-"""A front before a scheduler that is elsewhere: clients' requests, and groups that it was given."""
+"""A front of a scheduler in another process: clients' requests, and the groups it was given."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ from rollout_sched.live.front import Front
 from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.settings import Settings
 
-#: Of these a piece may have been made, or a tool has returned to one.
+#: Events after which a piece may be new, or a tool's answer to one.
 _MAKES = (RequestFailed, RequestFinished, RequestInterrupted, TurnFinished, ToolReturned)
 
 
 class RemoteFront:
-    """One front, for one epoch of its scheduler. Make it inside a running event loop.
+    """One front, for one epoch of its scheduler. Create it inside a running event loop.
 
-    name       unique among the fronts of the scheduler; begins the ids of its requests
-    epoch      of the scheduler; frames of another are refused, and counted
-    run_id     begins the names of orders to instances
-    send       hands a frame to the link, which keeps their order
-    make       what makes a group's payloads from its recipe
-    on_broken  called once, with why, when this front cannot go on
-    on_over    called with each request of a client that has ended
+    name       unique among the fronts of the scheduler; part of its request ids
+    epoch      of the scheduler; frames of another epoch are refused and counted
+    run_id     prefix of the names of orders to instances
+    send       passes a frame to the link, which keeps the order
+    make       makes a group's payloads from its recipe
+    on_broken  called once, with the error, when this front cannot continue
+    on_over    called with each client request that has ended
 
-    calls      of its clients
+    calls      the requests of its clients
     """
 
     def __init__(
@@ -110,22 +110,22 @@ class RemoteFront:
 
     @property
     def refused(self) -> int:
-        """Frames of another epoch, or that had come before."""
+        """Number of refused frames: of another epoch, or repeated."""
         return self._frames.refused
 
     # -- its scheduler goes ----------------------------------------------------------------
 
     def lose_scheduler(self) -> None:
-        """Nothing is told any more, and no order is taken; what is under way goes on, and who waits
-        for a response that is whole has it."""
+        """Report nothing more and accept no orders. Running attempts continue, and complete
+        responses are answered."""
         self._left = True
         self._outbox.close()
         self.calls.lose_scheduler()
 
     async def leave(self, take_over: Callable[[ClientCall], None]) -> None:
-        """Hand the calls over that are still here, each as soon as nothing of it is under way: what
-        is, is stopped, and what it has made is kept. Groups are their scheduler's, which holds what
-        was made of them."""
+        """Hand over the remaining calls, each when it has no running attempt: running attempts are
+        stopped, and their tokens are kept. Groups stay with their scheduler, which has their
+        tokens."""
         self.lose_scheduler()
         attempts = self.front.attempts
         running = {one.dispatch.request: one for one in attempts.every()}
@@ -156,7 +156,7 @@ class RemoteFront:
     # -- what it is told -------------------------------------------------------------------
 
     def receive(self, frame: bytes) -> None:
-        """One of the scheduler's frames. Raises msgspec.DecodeError, FrameMissing."""
+        """Handle a frame of the scheduler. Raises msgspec.DecodeError, FrameMissing."""
         orders = read_orders(frame)
         if self._left or not self._frames.admits(orders):
             return
@@ -170,7 +170,7 @@ class RemoteFront:
             self._link.settle()
 
     async def close(self) -> None:
-        """Nobody is told."""
+        """Stop everything without reporting it."""
         self._outbox.close()
         await self.front.close()
         self._link.leave_all()
@@ -200,7 +200,7 @@ class RemoteFront:
         self.front.attempts.lose(order.instance, lambda: self._relinquish(order.instance, lost))
 
     def _relinquish(self, instance: str, lost: Sequence[LiveAttempt]) -> None:
-        """With what the streams of those that were there have brought."""
+        """Report the streamed tokens of the lost attempts, then Relinquished."""
         for running in lost:
             self._say_made(running.dispatch.request, running.dispatch.attempt)
         self._outbox.put(Relinquished(instance))

@@ -1,4 +1,4 @@
-"""A front's way to a scheduler that is elsewhere (`live.scheduler_link`)."""
+"""A front's link to a scheduler in another process (`live.scheduler_link`)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 
 
 class Clients(Protocol):
-    """A front's own connections to the instances, made when they are first needed."""
+    """A front's own connections to the instances, created when first needed."""
 
     def client(self, instance: str) -> InstanceClient: ...
 
     def reach(self, instance: str, key: str) -> None:
-        """It has joined, perhaps anew. `key`: what it is sent; "": whatever it was sent before."""
+        """The instance has joined, perhaps again. `key`: its API key; "": the one used before."""
 
     def leave(self, instance: str) -> None:
-        """Once for each time that it was reached: nothing more is sent there, and nothing is under
-        way."""
+        """Called once for each `reach`: nothing more is sent to the instance, and no attempt runs
+        there."""
 
     def unverified(self, instance: str) -> asyncio.Event | None:
-        """None once it may be sent something."""
+        """None if work may be sent to the instance; else the event to wait for."""
 
 
 class RemoteLink:
-    """What is told goes out; what the scheduler would have answered at once comes as an order.
+    """Sends events out; what a local scheduler would return at once comes back as an order.
 
-    Answers are judged where the instances are watched over, so here each is believed: what turns
-    out to be untrue is thrown away by an order.
+    Answers are checked at the host, where the instances are supervised, so all are accepted here;
+    an order discards those that turn out to be untrue.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RemoteLink:
         self._turns: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def fail(self, error: Exception) -> None:
-        """A front that cannot do what it is told is of no use: it ends."""
+        """A front that cannot carry out an order is broken: it ends."""
         if self.broken is None:
             log.critical("an order could not be carried out", exc_info=error)
             self.broken = error
@@ -123,7 +123,7 @@ class RemoteLink:
             begin()
 
     def forget(self, request: str) -> None:
-        """Everything of a request is thrown away, or it is over: no tool is waited for."""
+        """A request has ended or all its tokens are discarded: do not call its tool."""
         self._turns.pop(request, None)
 
     # -- afterwards ------------------------------------------------------------------------
@@ -132,10 +132,10 @@ class RemoteLink:
         self._later.append((call, arguments))
 
     def settle(self) -> None:
-        """An order is dealt with: now what was to come afterwards."""
+        """An order has been handled: make the calls that were put off."""
         while self._later:
             call, arguments = self._later.popleft()
             try:
                 call(*arguments)
             except Exception:
-                log.exception("an answer could not be handed over")
+                log.exception("an answer could not be delivered")

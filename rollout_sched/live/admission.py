@@ -1,4 +1,4 @@
-"""What must be true of an instance before it joins, and is made true where that is ours to do."""
+"""Checks that an instance may join the fleet, and prepares it where we can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class FleetToJoin(Protocol):
-    """What an instance is held against before it joins, and who lets it in."""
+    """The fleet that an instance is checked against and then joins."""
 
     @property
     def settings(self) -> Settings: ...
@@ -35,20 +35,20 @@ class FleetToJoin(Protocol):
     @property
     def versions(self) -> FleetVersions: ...
     def descriptions(self, besides: str) -> Iterable[Description]:
-        """What the instances that have joined say of themselves, but for the one of that name."""
+        """The descriptions of the joined instances, except the one named `besides`."""
 
     def join(self, name: str, description: Description, version: int) -> None: ...
 
 
 class InstanceAdmission:
-    """Of one instance, each time that it comes: it joins, or stays away with a reason.
+    """Admits one instance each time it appears: it joins, or stays away with a reason.
 
-    description     what it said when it last joined; None before
-    started_at      Unix seconds, as it said last; None if it has never answered
+    description     its description when it last joined; None before
+    started_at      Unix seconds, as it last reported; None if it has never answered
     awaits_weights  it is away, and would join with other weights
 
-    lock        taken from settling what must be true of it until it has joined
-    on_joining  called with its description before the fleet has it
+    lock        held from the last checks until it has joined
+    on_joining  called with its description before it joins the fleet
     """
 
     def __init__(
@@ -73,23 +73,23 @@ class InstanceAdmission:
         self._version = JoiningVersion(client.name, fleet.first_version)
 
     async def admit(self) -> None:
-        """Let it join. Raises what speaks against that."""
+        """Let it join. Raises an error if it may not."""
         limit_s = self._fleet.settings.control_timeout_s
         description = await ask(self._client.describe(), limit_s)
         self._note_start(description.started_at)
         self._in_fleets_model(description)
         version = self._settle_version(description)
-        async with self._lock:  # what is settled stays so until it has joined
+        async with self._lock:  # nothing changes between the checks and the join
             await settle_pause(self._client, description, self._pause, self._fleet.settings)
             if description.version is None:
-                # What it makes now is then told apart from what it makes after its first update.
+                # Labels its tokens from now on, to tell them from those after its first update.
                 await ask(self._client.set_version(version), limit_s)
-            # Others may have joined meanwhile, and the trainer may have gone on.
+            # Meanwhile others may have joined, and the trainer may have published a version.
             description = self._in_fleets_model(description)
             self._join(description, self._settle_version(description))
 
     def refuse(self, error: Exception) -> None:
-        """It stays away, for this speaks against it."""
+        """It stays away because of `error`."""
         before = self._membership.reason
         self._membership.move(MembershipMove.REFUSE, said(error))
         self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)
@@ -98,7 +98,7 @@ class InstanceAdmission:
         log.log(level, "instance %s is still away: %s", self._client.name, self._membership.reason)
 
     def _note_start(self, started_at: float) -> None:
-        """Raises InstanceError if only a restart would help, and there was none."""
+        """Raises InstanceError if the instance is unfit and was not restarted."""
         restarted = self.started_at not in (None, started_at)
         self.started_at = started_at
         if restarted:
@@ -116,7 +116,7 @@ class InstanceAdmission:
         fleet = self._fleet
         gate = fleet.versions.gate(self._client.name, besides=PAUSED)
         if gate:
-            raise JoinsLater(f"it takes nothing for now: {gate}")
+            raise JoinsLater(f"its gate is closed: {gate}")
         return self._version.settle(
             description.version,
             fleet.newest_version,
@@ -133,26 +133,26 @@ class InstanceAdmission:
 
 
 class ServesSeveral(Protocol):
-    """A client whose instance names several models (`Description.models`)."""
+    """A client whose instance serves several models (`Description.models`)."""
 
     def use_model(self, model: str) -> None:
-        """What our own requests there are to name."""
+        """Set the model name of our own requests to it."""
 
 
 def with_the_fleets_model(
     client: InstanceClient, description: Description, others: Iterable[Description]
 ) -> Description:
-    """With the model of `others`, that of the first that joined. Raises InstanceError if it does
-    not serve that one: half of the answers would come from another."""
+    """The description with the model of `others` (of the first that joined). Raises InstanceError
+    if the instance does not serve it: some answers would then come from another model."""
     ours = next((other.model for other in others if other.model), "")
     if ours in ("", description.model) or not description.model:
         return description
     if ours not in description.models:
         serves = printable(", ".join(description.models) or description.model, 120)
         raise InstanceError(
-            f"it serves {serves} where the instances here serve {ours}: one gateway serves one "
-            f"model, so start it with --served-model-name {ours} if it is the same, or put it "
-            "behind a gateway of its own"
+            f"it serves {serves}, but the other instances serve {ours}: one gateway serves one "
+            f"model. Start it with --served-model-name {ours} if it is the same model, or put it "
+            "behind another gateway"
         )
     cast(ServesSeveral, client).use_model(ours)
     return msgspec.structs.replace(description, model=ours)
@@ -161,15 +161,16 @@ def with_the_fleets_model(
 async def settle_pause(
     client: InstanceClient, description: Description, pause: InstancePause, settings: Settings
 ) -> None:
-    """Paused if it is held, else not. Raises InstanceError if somebody else has paused it: another
-    scheduler may be loading weights.
+    """Pause the instance if it is held, else resume it. Raises InstanceError if somebody else has
+    paused it: another scheduler may be loading weights.
 
-    One that does not say whether it is paused is resumed: whoever paused it may be gone.
+    An instance that does not report whether it is paused is resumed: the process that paused it may
+    be gone.
     """
     if "pause" not in description.capabilities:
         if pause.held:
             raise InstanceError(
-                "it is held, but cannot be paused any more; release it, or start vLLM with "
+                "it is held, but no longer supports pausing; release it, or start vLLM with "
                 "VLLM_SERVER_DEV_MODE=1 in its environment"
             )
     elif pause.held:
@@ -178,9 +179,9 @@ async def settle_pause(
     elif description.paused and not (pause.ours or settings.resume_paused):
         pause.move(FIND)
         raise InstanceError(
-            "it is paused, and not by us: whoever paused it may be loading weights. It joins once "
-            f"it is resumed; if nobody will, as after a crash, POST {client.name}/resume, or let "
-            "us resume what we find paused (resume_paused)"
+            "it is paused, and not by us: another scheduler may be loading weights. It joins when "
+            f"it is resumed; if nobody will do that, as after a crash, POST {client.name}/resume, "
+            "or set resume_paused to resume instances that are found paused"
         )
     elif description.paused is not False:
         await ask(client.resume(), settings.control_timeout_s)

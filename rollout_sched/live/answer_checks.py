@@ -1,4 +1,4 @@
-"""What answers say, held against what is known of their instances, before anybody hears of them."""
+"""Checks each answer against what is known of its instance, before the answer is used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rollout_sched.core.view import SchedulerView
 from rollout_sched.live.contradictions import AnswerSource, Contradictions
 from rollout_sched.live.ports import InstanceError, Outcome
 
-#: Asks the instance of an answer: it is believed unless that raises InstanceError.
+#: Asks the instance about its answer; the answer is accepted unless this raises InstanceError.
 Settle = Callable[[], Coroutine[Any, Any, None]]
-#: None: it is believed. An error: it counts as failed. Else its instance is to be asked first.
+#: None: accept the answer. An error: the attempt failed. Else the instance must be asked first.
 Verdict = Settle | InstanceError | None
 
 
 class AnswerChecks:
-    """Of every attempt that has ended by itself, or was stopped."""
+    """Checks every attempt that has ended by itself or was stopped."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class AnswerChecks:
         self._contradictions = contradictions
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
-        """`stopped`: the driver has broken it off. What ends unasked lets its instance be looked
-        at."""
+        """`stopped`: the driver has aborted the attempt. If an attempt aborts unasked, its instance
+        is checked soon."""
         attempt = dispatch.attempt
         if outcome.finish == "abort" and not (stopped or self._view.is_stopping(attempt)):
             self._supervisors[dispatch.instance].suspect()

@@ -1,4 +1,4 @@
-"""Asking an instance: how long we wait, what we repeat of its errors, whose cancellation it is."""
+"""Calls to an instance: timeout, error text, and whose cancellation it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def ask(question: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Its answer. Raises InstanceError if none comes within `limit_s` seconds."""
+    """The answer. Raises InstanceError if none comes within `limit_s` seconds."""
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
@@ -23,17 +23,17 @@ async def ask(question: Coroutine[Any, Any, T], limit_s: float) -> T:
 
 
 def said(error: Exception) -> str:
-    """In a line, for logs and answers."""
+    """The error as one line, for logs and answers."""
     return printable(str(error) or type(error).__name__)
 
 
 def unquoted(error: Exception) -> str:
-    """The same without a word of what an instance answered, which may quote a prompt."""
+    """The same without the instance's own words, which may quote a prompt."""
     words = getattr(error, "unquoted", None)
     return said(error) if words is None else printable(words)
 
 
 def is_ending() -> bool:
-    """Whether it is this task that is cancelled, not something that it waited for."""
+    """Whether this task itself is cancelled, not something that it waited for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""Dispatches carried out: an attempt begun, and what comes of it handed on to the book."""
+"""Carries out dispatches: starts an attempt and passes its result on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptStarter:
-    """`patience_s`: for a whole attempt; 0: none. `run_id` begins the name of every order."""
+    """`patience_s`: timeout of a whole attempt; 0: none. `run_id`: prefix of every order's name."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class AttemptStarter:
         except (InstanceError, RequestRejected, OSError) as error:
             self._running.failed(running, error)
         except Exception as error:
-            log.exception("attempt %d of request %s", running.dispatch.attempt, running.order_id)
-            rejected = RequestRejected(f"it cannot be sent: {error!r}", 500)
+            log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
+            rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
             self._running.failed(running, rejected)
 
     def _attempting(self, running: LiveAttempt) -> Attempting:
@@ -92,7 +92,7 @@ class AttemptStarter:
         return verifying.begin_verified(running.client, dispatch, running.order_id, passed, over)
 
     async def _passed(self, running: LiveAttempt, tokens: int) -> Dispatch | None:
-        """So much of its draft is kept: how it goes on, or None if it is to stop."""
+        """`tokens` of its draft passed: returns the dispatch to continue with, None to stop."""
         rest = await self._link.passed(running.dispatch, tokens, stopped=running.stopped)
         if rest is not None:
             running.dispatch = rest
@@ -108,7 +108,7 @@ class AttemptStarter:
 
     def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
         if running.dispatch.attempt not in self._running:
-            return  # its instance may be here no longer
+            return  # its instance may have been removed
         verdict = self._link.judge(running.dispatch, outcome, stopped=running.stopped)
         if verdict is None:
             self._running.ended(running, outcome)
@@ -118,7 +118,7 @@ class AttemptStarter:
             self._table.spawn(self._settle(running, outcome, verdict))
 
     async def _settle(self, running: LiveAttempt, outcome: Outcome, settle: Settle) -> None:
-        """Its instance is asked before anybody hears of its answer."""
+        """Ask the instance about its answer before the answer is used."""
         try:
             await settle()
         except InstanceError as error:

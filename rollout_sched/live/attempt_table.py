@@ -1,4 +1,4 @@
-"""The attempts under way, as whoever watches over their instances sees and stops them."""
+"""The running attempts, as supervisors of instances see and stop them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rollout_sched.live.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: Seconds for what a pause has aborted to answer, before the rest counts as not reached by it.
+#: Seconds for attempts that a pause aborted to answer; the others count as not reached by it.
 OVERTAKEN_S = 0.5
 
 
 class AttemptTable:
-    """Carries out Interrupt; breaks off what is of no use any more."""
+    """Carries out Interrupt; aborts attempts that are no longer of use."""
 
     def __init__(self, running: RunningAttempts, settings: Settings) -> None:
         self._running = running
@@ -38,7 +38,7 @@ class AttemptTable:
         return self._running.every()
 
     def on(self, instance: str) -> list[LiveAttempt]:
-        """The attempts under way on an instance."""
+        """The running attempts on an instance."""
         return self._running.on(instance)
 
     def interrupt(self, action: Interrupt) -> None:
@@ -47,7 +47,7 @@ class AttemptTable:
             self.spawn(self._abort(running))
 
     def stop(self, attempt: int, reason: str) -> None:
-        """Break off an attempt of which nothing more may come; it goes on from what it brings."""
+        """Abort an attempt that may never answer; its request continues from the tokens it has."""
         running = self._running.get(attempt)
         if running is None:
             return
@@ -56,7 +56,7 @@ class AttemptTable:
         self.spawn(self._abort(running, reason))
 
     def end(self, running: LiveAttempt) -> None:
-        """An attempt whose scheduler is gone: it ends with what it has made."""
+        """End an attempt whose scheduler is gone; the tokens that it has made are kept."""
         if running.attempting is None:
             self.give_up(running, "it was not sent yet")
         else:
@@ -67,10 +67,10 @@ class AttemptTable:
             self.give_up(running, reason)
 
     async def answered(self, instance: str) -> None:
-        """Every attempt there has answered, or was given up, after a pause that aborts.
+        """Wait after a pause that aborts, until every attempt there has answered or was given up.
 
-        An order may arrive after the pause that was sent after it; vLLM keeps it until it is
-        resumed, unless it is aborted by itself.
+        An order that was sent before the pause may arrive after it. vLLM then keeps the request
+        until it is resumed, unless the request is aborted individually.
         """
         ends = [running.ended() for running in self.on(instance)]
         if ends:
@@ -83,7 +83,7 @@ class AttemptTable:
         self._running.failed(running, InstanceError(f"given up: {reason}"))
 
     def disbelieve(self, attempt: int) -> None:
-        """Nothing that its stream has brought, if anything, is gone on from."""
+        """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
         running = self._running.get(attempt)
         if running is None:
             return
@@ -94,18 +94,18 @@ class AttemptTable:
             return
         if brought:
             running.cancel()
-            restarted = WeightsUnknown("its instance was restarted before it began")
+            restarted = WeightsUnknown("its instance was restarted before the attempt began")
             self._running.failed(running, restarted)
 
     def lose(self, instance: str, tell: Callable[[], None]) -> None:
-        """Their instance is gone; what their streams brought is kept, and then `tell` tells the
-        scheduler of the loss. What it has sent there meanwhile is made elsewhere."""
+        """Their instance is gone: keep what their streams brought, then call `tell`, which reports
+        the loss to the scheduler. What the scheduler sent there meanwhile is made elsewhere."""
         self._running.lose(instance)
         tell()
         self._running.forget(instance)
 
     async def close(self) -> None:
-        """Give up all of them; nobody is told."""
+        """Give up all attempts without reporting them."""
         if self._looking is not None:
             self._looking.cancel()
         self._running.clear()
@@ -114,7 +114,7 @@ class AttemptTable:
         await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Until this is closed."""
+        """Run a task, at most until this is closed."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""Attempts under way: what the driver holds of each, and those that are coroutines."""
+"""Running attempts: what the driver holds of each, and attempts that are coroutines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, 
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two aborts of one attempt: at first, and at most.
+#: Seconds between two aborts of one attempt: the first wait, and the longest.
 _ABORT_AGAIN_S = (0.25, 4.0)
 
 
 class UnderWay(Protocol):
-    """An attempt as whoever watches over its instance sees it.
+    """A running attempt as the supervisor of its instance sees it.
 
     begun     when it was sent, in seconds of the loop's clock
-    stopped   by whoever watches its instance
-    streamed  tokens that its stream has brought, as far as is known. Raises what its payload raises
-    reads     whether it was sent, and what its stream brings is read
+    stopped   whether the supervisor has stopped it
+    streamed  tokens known to have come on its stream. Raises what its payload raises
+    reads     whether it was sent and its stream is being read
     """
 
     @property
@@ -40,7 +40,7 @@ class UnderWay(Protocol):
 
 
 class LiveAttempt:
-    """A dispatch that is carried out, from its order to its end."""
+    """One dispatch while it is carried out, from its order to its end."""
 
     __slots__ = (
         "_ended",
@@ -69,9 +69,9 @@ class LiveAttempt:
         self.client = client
         self.order_id = order_id
         self.begun = begun  # seconds of the loop's clock, when it was sent
-        self.stopped = False  # by whoever watches its instance
+        self.stopped = False  # by its instance's supervisor
         self.told = 0  # tokens of its stream that the core knows of
-        self.attempting: Attempting | None = None  # None until its instance may be sent something
+        self.attempting: Attempting | None = None  # None until it is sent
         self.timer: asyncio.TimerHandle | None = None
         self._open = True
         self._ended: asyncio.Future[None] | None = None
@@ -83,12 +83,12 @@ class LiveAttempt:
 
     @property
     def reads(self) -> bool:
-        """Not the streams that we hold back because their clients do not read."""
+        """False for a stream that we hold back because its client does not read."""
         return self.attempting is not None and not getattr(self.attempting, "held_back", False)
 
     def progress(self) -> TokensArrived | None:
-        """What its stream has brought that the core does not know of. Raises what the payload
-        raises."""
+        """The event for streamed tokens that the core does not know of yet; None if there are none.
+        Raises what the payload raises."""
         dispatch = self.dispatch
         tokens = min(self.streamed, dispatch.max_new_tokens)
         if tokens <= self.told:
@@ -97,13 +97,13 @@ class LiveAttempt:
         return TokensArrived(dispatch.request, dispatch.attempt, tokens)
 
     def keep_streamed(self) -> None:
-        """It broke off: what the core was told of its stream is all there will be."""
+        """Its stream broke: keep the tokens that the core was told of; no more will come."""
         if self.told:
             attempt, transcript = self.dispatch.attempt, self.payload.transcript
             transcript.keep(attempt, self.told, transcript.partial(attempt, self.told))
 
     async def abort(self, patience_s: float) -> bool:
-        """Have it stopped; False if it has not ended after so many seconds.
+        """Abort it; False if it has not ended after `patience_s` seconds.
 
         An abort may overtake its order, so it is repeated until the answer has come.
         """
@@ -114,7 +114,7 @@ class LiveAttempt:
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.client.abort(self.order_id)
-            except Exception as error:  # whatever it is, the attempt must come to its end
+            except Exception as error:  # whatever the error, the attempt must end
                 log.warning("abort of %s on %s: %r", self.order_id, self.client.name, error)
             await asyncio.wait({self.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, longest_s)
@@ -123,7 +123,7 @@ class LiveAttempt:
         return True
 
     def ended(self) -> asyncio.Future[None]:
-        """Done when the driver holds it no longer."""
+        """Done when the driver no longer holds the attempt."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
             if not self._open:
@@ -131,7 +131,7 @@ class LiveAttempt:
         return self._ended
 
     def end(self) -> None:
-        """The driver holds it no longer."""
+        """The driver no longer holds the attempt."""
         self._open = False
         if self.timer is not None:
             self.timer.cancel()
@@ -139,22 +139,22 @@ class LiveAttempt:
             self._ended.set_result(None)
 
     def cancel(self) -> None:
-        """Free what the attempt holds; harmless after its end."""
+        """Free what the attempt holds; no effect after its end."""
         attempting = self.attempting
         self.let_go()
         if attempting is not None:
             attempting.cancel()
 
     def let_go(self) -> None:
-        """It knows us through its `over`: that would be a cycle, for the collector to find."""
+        """Drop the reference to it: it refers to us through its `over`, which would be a cycle."""
         self.attempting = None
 
 
 class AttemptTask:
     """An attempt that is a coroutine (`live.ports.Attempting`).
 
-    `over` is told within the iteration of the loop in which the coroutine ends: in the next one,
-    something that happened later could come first.
+    `over` is called in the same iteration of the loop in which the coroutine ends: in the next one,
+    a later event could come first.
     """
 
     def __init__(self, attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
@@ -164,7 +164,7 @@ class AttemptTask:
     def cancel(self) -> None:
         self._task.cancel()
         if inspect.getcoroutinestate(self._attempt) == inspect.CORO_CREATED:
-            self._attempt.close()  # the task will never come to await it
+            self._attempt.close()  # the cancelled task will never await it
 
 
 async def _carry_out(attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:

@@ -1,9 +1,9 @@
-"""Sets of about equal weight: who trains a batch on several ranks waits for the fullest of them.
+"""Divides a batch into sets of about equal weight, because ranks wait for the fullest set.
 
-The largest differencing method (Karmarkar and Karp 1982) for any number of sets: of all partial
-divisions the two that are least even are laid over each other, the fullest set of the one with the
-emptiest of the other, until one is left. That is at most as uneven as the less even of the two,
-so that in the end no two sets differ by more than the heaviest item.
+The largest differencing method (Karmarkar and Karp 1982) for any number of sets: the two least even
+partial divisions are merged, the fullest set of one with the emptiest of the other, until one
+division is left. A merged division is at most as uneven as the less even of the two, so in the end
+no two sets differ by more than the heaviest item.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from typing import Any
 
 from rollout_sched.core.errors import CallerError
 
-#: (weight, items): a set. The items are a number, a pair of such, or None, so that sets are joined
-#: at no cost.
+#: (weight, items): a set. The items are a number, a nested pair of items, or None, so that joining
+#: two sets costs nothing.
 _Set = tuple[int, Any]
 
 
 def balanced(weights: Sequence[int], sets: int) -> list[list[int]]:
-    """So many sets of the places of `weights`, each ascending; some are empty if there are too few.
-
-    Raises CallerError for less than one set.
-    """
+    """Divide the indices of `weights` into `sets` lists, each ascending; some are empty if there
+    are too few. Raises CallerError for less than one set."""
     if sets < 1:
-        raise CallerError(f"a batch is divided among at least one rank, not {sets}")
+        raise CallerError(f"a batch needs at least one rank, not {sets}")
     if not weights:
         return [[] for _ in range(sets)]
     empty: list[_Set] = [(0, None)] * (sets - 1)

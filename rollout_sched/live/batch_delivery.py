@@ -1,4 +1,4 @@
-"""Batches on their way to trainers: each is kept until all of it is acknowledged."""
+"""Delivers batches to trainers and keeps each until all of it is acknowledged."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from typing import Any, NamedTuple
 from rollout_sched.live.leases import TRAINER, LeaseFacts, Leases
 from rollout_sched.live.samples import Batch
 
-#: A trainer that waits for what follows is heard of so often within the term of its lease.
+#: Renewals per lease term while a trainer waits for its next batch.
 _LOOKS = 3
 
 
 class NotYet(Exception):
-    """Nothing had come in time; ask again."""
+    """Nothing was ready in time; ask again."""
 
 
 class Asked(NamedTuple):
-    """The batch that is being made: who asked for it (None: somebody in an earlier run), and
-    whether in parts."""
+    """The batch that is being made: the trainer that asked for it (None: in an earlier run), and
+    whether it asked for parts."""
 
     trainer: str | None
     parts: bool
 
 
 class Position(NamedTuple):
-    """What has arrived: a batch, and of it the parts up to this one; None: all of it."""
+    """What the trainer has received: a batch, with its parts up to `part`; None: all of it."""
 
     batch: int | None
     part: int | None
 
 
 class NoMoreBatches(NamedTuple):
-    """There will be no more: nothing is left, or why."""
+    """No more batches will come: nothing is left, or an error is the reason."""
 
     error: Exception | None
 
 
 class BatchDelivery:
-    """One batch is made at a time: it is requested, comes as a whole or in parts, is taken by a
-    trainer (`live.leases` says whose it is), and is acknowledged.
+    """One batch is made at a time: it is requested, comes whole or in parts, is taken by a trainer
+    (`live.leases` records which), and is acknowledged.
 
-    Whoever asks says what has arrived, and gets what follows it; so a connection or a wait that
-    breaks off loses nothing, and nothing comes twice. The parts of a batch are kept until all of it
-    has arrived: a trainer that starts anew, whose gradients are gone, gets the batch from its
-    first part on, and so does one that takes over what another has left.
+    Each call says what has been received and gets what follows it, so a broken connection or wait
+    loses nothing and delivers nothing twice. All parts of a batch are kept until the whole batch is
+    acknowledged: a restarted trainer, which has lost its gradients, gets the batch from its first
+    part again, and so does a trainer that takes the batch over from another.
 
-    `request(parts)` is called to ask for a batch, as a whole or in parts, and once more where that
-    changes; what comes of it is told by `deliver` or `fail`, then or later. `acknowledged` is
-    called with the number of a batch of which all has arrived. `clock`: seconds, for the leases.
+    `request(parts)` is called to ask for a batch, whole or in parts, and again when that changes;
+    the answer is a call of `deliver` or `fail`, at once or later. `acknowledged` is called with the
+    number of a batch that was received completely. `clock`: seconds, for the leases.
 
-    `expected`: what is made, and will be delivered once it is in a store.
+    `expected`: batches that are made and will be delivered once they are in a store.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BatchDelivery:
         self._acknowledged = acknowledged
         self._clock = clock
         self._asked: Asked | None = None
-        self._batches: dict[int, list[Batch]] = {}  # the parts of each that is not acknowledged
+        self._batches: dict[int, list[Batch]] = {}  # parts of each unacknowledged batch
         self._ended: NoMoreBatches | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -76,8 +76,8 @@ class BatchDelivery:
     def restore(
         self, parts: list[Batch], asked: bool | None, leases: Mapping[int, LeaseFacts]
     ) -> None:
-        """What an earlier run had handed out and was not told the arrival of, and to whom; and
-        whether a batch was asked for, in parts or as a whole."""
+        """Take over from an earlier run: the parts not acknowledged there, their leases, and
+        whether a batch was requested (`asked`: in parts or whole; None: no request)."""
         kept = {batch.number for batch in parts}
         known = {n: lease for n, lease in leases.items() if n in kept or lease.acknowledged}
         self.leases.restore(known, self._clock())
@@ -87,12 +87,12 @@ class BatchDelivery:
 
     @property
     def awaited(self) -> bool:
-        """Whether a batch was requested and is not whole."""
+        """Whether a batch was requested and is not complete."""
         return self._asked is not None and self._ended is None
 
     @property
     def uids(self) -> set[str]:
-        """The groups that were handed out, or will be, and are not acknowledged."""
+        """The groups that were or will be delivered and are not acknowledged."""
         here = [*self.expected, *(part for parts in self._batches.values() for part in parts)]
         made = {sample.uid for part in here for sample in part.samples}
         lost = {group.uid for part in here for group in part.failed}
@@ -100,7 +100,7 @@ class BatchDelivery:
 
     @property
     def begun(self) -> bool:
-        """Whether a part of a batch has come, and not the last one."""
+        """Whether a part of a batch has come, but not its last one."""
         return not all(map(self._is_whole, self._batches))
 
     async def next(
@@ -112,13 +112,14 @@ class BatchDelivery:
         part: int | None = None,
         parts: bool = False,
     ) -> Batch | None:
-        """What follows the batch `acknowledged`, its number, of which all has arrived, or the parts
-        up to `part`: the rest of that batch, or the next one that is not another trainer's; None
-        when nothing is left that could ever be this one's.
+        """Returns what follows the batch with the number `acknowledged`, which was received
+        completely, or up to `part`: the rest of that batch, or the next one that no other trainer
+        holds. None when nothing is left that this trainer could ever get.
 
-        All of a batch as one; with `parts` what of it is whole. Without the number of what was
-        handed out last, that comes again. Raises NotYet after `timeout_s` seconds, and what comes
-        then waits for the next call; LeaseEnded if what has arrived is another trainer's.
+        Returns a whole batch; with `parts`, the groups that are complete. Without the number of the
+        last delivered batch, that batch comes again. Raises NotYet after `timeout_s` seconds (a
+        later batch waits for the next call), and LeaseEnded if the received batch now belongs to
+        another trainer.
         """
         arrived = Position(acknowledged, part)
         if acknowledged is not None:
@@ -141,19 +142,19 @@ class BatchDelivery:
         return None
 
     def renew(self, trainer: str) -> int | None:
-        """A trainer is alive. Returns the number of the batch that it has."""
+        """The trainer is alive: renew its lease. Returns the number of the batch that it holds."""
         return self.leases.renew(trainer, self._clock())
 
     def told(self) -> list[dict[str, Any]]:
-        """For people: whose each batch is."""
+        """For display: which trainer holds each batch."""
         return self.leases.told(self._clock())
 
     def expect(self, batch: Batch) -> None:
-        """It is delivered soon, and before any other."""
+        """The batch will be delivered soon, before any other."""
         self.expected.append(batch)
 
     def deliver(self, batch: Batch | None) -> None:
-        """A batch, or its next part, to whoever asks; None, nothing is left, for ever."""
+        """A batch, or its next part, is ready for trainers; None: no batch will ever follow."""
         if batch is None:
             self._ended = NoMoreBatches(None)
         else:
@@ -164,12 +165,12 @@ class BatchDelivery:
         self._change()
 
     def fail(self, error: Exception) -> None:
-        """There will be no more; a request for another would fail too."""
+        """No more batches will come; further requests would fail too."""
         self._ended = NoMoreBatches(error)
         self._change()
 
     def close(self) -> None:
-        """Send away who waits."""
+        """End all waits."""
         self._closed = True
         self._change()
 
@@ -181,7 +182,7 @@ class BatchDelivery:
         return self._batches[batch][-1].last
 
     def _can_answer(self, trainer: str, arrived: Position, parts: bool) -> bool:
-        """Now; asks for a batch if that is what is missing."""
+        """Whether there is an answer now; requests a batch if none was requested."""
         now = self._clock()
         self.leases.renew(trainer, now)
         self.leases.end(now)
@@ -194,7 +195,7 @@ class BatchDelivery:
         )
 
     def _for(self, trainer: str, arrived: Position, parts: bool) -> list[Batch]:
-        """What this trainer may be handed now: parts that follow what has arrived."""
+        """The parts that this trainer may get now: those after what it has received."""
         held = self.leases.held_by(trainer)
         for number in self.leases.free if held is None else [held]:
             here = self._batches[number]
@@ -203,7 +204,7 @@ class BatchDelivery:
         return []
 
     def _acknowledge(self, number: int, part: int | None, trainer: str) -> None:
-        """An acknowledgement that comes twice does not count for the batch after."""
+        """A repeated acknowledgement does not count for the next batch."""
         here = self._batches.get(number)
         if here and here[-1].last and part in (None, len(here) - 1):
             self.leases.acknowledge(number, trainer)
@@ -212,7 +213,8 @@ class BatchDelivery:
             self._change()
 
     def _ask(self, trainer: str, parts: bool) -> None:
-        """Who waits while a batch is made for another asks when that is whole."""
+        """Request a batch. A trainer that waits while another's batch is being made requests its
+        own when that one is complete."""
         before = self._asked
         if self._ended is not None or before == Asked(trainer, parts):
             return
@@ -226,7 +228,7 @@ class BatchDelivery:
             raise
 
     async def _news(self) -> None:
-        """Wait until something comes, somebody's lease ends, or this one's is to be renewed."""
+        """Wait until something changes, a lease ends, or this trainer's lease must be renewed."""
         term_s, end = self.leases.term_s, self.leases.next_end
         wait_s = None if end is None else max(0.0, min(end - self._clock(), term_s / _LOOKS))
         with contextlib.suppress(TimeoutError):
@@ -239,14 +241,14 @@ class BatchDelivery:
 
 
 def _arrived(parts: list[Batch], position: Position) -> int:
-    """How many of these have arrived."""
+    """How many of these parts were received."""
     batch, part = position
     known = batch == parts[0].number and part is not None and 0 <= part < len(parts)
     return part + 1 if known and part is not None else 0
 
 
 def _joined(parts: list[Batch]) -> Batch:
-    """Parts that follow one another, as one."""
+    """Consecutive parts as one batch."""
     last = parts[-1]
     if len(parts) == 1:
         return last

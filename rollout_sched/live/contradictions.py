@@ -1,10 +1,10 @@
-"""Answers whose spans are not what is known of their instance: a label that the server contradicts
-is never delivered.
+"""Checks the versions in answers: a version label that the server contradicts is never delivered.
 
-An attempt's tokens can have been made by the version that its instance had when it was sent there,
-or by one that came since. Whoever says otherwise is asked (`/weight_info`) before anybody hears of
-the answer: it stands by it, and then its versions are what has happened, or the answer is refused
-and made again, by `Settings.on_contradiction`; one that contradicts itself is never believed.
+An attempt's tokens can only come from the version that its instance had when it was sent there, or
+from one that was loaded since. If an answer names another version, the instance is asked
+(`/weight_info`) before the answer is used. If the instance confirms it, `Settings.on_contradiction`
+decides: its versions are accepted, or the answer is refused and made again. An answer that the
+instance itself contradicts is never accepted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AnswerSource(Protocol):
 
 
 class Contradictions:
-    """Of all answers, whose instances are asked one by one."""
+    """Finds and settles contradictions in the answers of all instances."""
 
     def __init__(self, versions: FleetVersions, view: SchedulerView, settings: Settings) -> None:
         self._versions = versions
@@ -51,7 +51,7 @@ class Contradictions:
         self._incidents: dict[str, tuple[Kind, tuple[int, int]]] = {}
 
     def kind(self, attempt: int, spans: Spans) -> Kind:
-        """How an answer contradicts what is known; "" if it does not, or nobody wants it."""
+        """How an answer contradicts what is known; "" if it does not, or is no longer needed."""
         known = self._view.versions_of(attempt)
         if known is None or not spans:
             return ""
@@ -62,8 +62,8 @@ class Contradictions:
         return "older" if spans[0][0] < known[0] else ""
 
     async def settle(self, attempt: int, spans: Spans, source: AnswerSource) -> None:
-        """What is known fits the answer when this returns. Raises AnswerUntrue if it is not to be
-        believed, InstanceError if its instance does not answer."""
+        """Accept the answer: afterwards the known versions match it. Raises AnswerUntrue if it
+        cannot be accepted, InstanceError if its instance does not answer."""
         source.suspect()
         kind = self.kind(attempt, spans)
         self._note(kind, attempt, spans, source.client.name)
@@ -74,7 +74,7 @@ class Contradictions:
             self._stands_by(spans[-1][0], told, told is not None and told < spans[-1][0])
             latest = max(spans[-1][0], told or 0)
             if not self._versions.moved(source.client.name, latest, AROUND_US):
-                raise WeightsUnknown(f"version {latest}, while we load others there")
+                raise WeightsUnknown(f"version {latest}, while we load another version there")
         if self.kind(attempt, spans) == "older":
             known = self._view.versions_of(attempt)
             unlikely = known is not None and told is not None and told >= known[0]
@@ -87,13 +87,14 @@ class Contradictions:
         try:
             return await ask(source.client.weight_version(), self._settings.poll_timeout_s)
         except InstanceError as error:
-            raise AnswerUntrue(f"it names other versions than are known, and {error}") from error
+            raise AnswerUntrue(f"its versions differ from the known ones, and {error}") from error
 
     def _stands_by(self, version: int, told: int | None, contradicts_itself: bool) -> None:
-        """Raises AnswerUntrue if an answer with this version is not to be believed."""
+        """Raises an error if an answer with this version must not be accepted: AnswerUntrue if the
+        instance contradicts it, WeightsUnknown if the setting is "refuse"."""
         if contradicts_itself:
             raise AnswerUntrue(
-                f"it names version {version}, and the instance says that it has {told}"
+                f"it names version {version}, but the instance reports version {told}"
             )
         if self._settings.on_contradiction == "refuse":
             raise WeightsUnknown(
@@ -101,7 +102,7 @@ class Contradictions:
             )
 
     def _note(self, kind: Kind, attempt: int, spans: Spans, name: str) -> None:
-        """Counted each time; said once for as long as it is the same incident."""
+        """Count every contradiction; log each incident once."""
         known = self._view.versions_of(attempt)
         if known is None:
             return
@@ -111,8 +112,8 @@ class Contradictions:
             return
         self._incidents[name] = incident
         log.warning(
-            "instance %s answers with versions %s, where %s are known: it is asked (further "
-            "answers of this kind are counted, not said)",
+            "instance %s answers with versions %s, but %s are known: asking it (further answers "
+            "of this kind are counted, not logged)",
             name,
             [version for version, _ in spans],
             sorted(set(known)),

@@ -1,4 +1,4 @@
-"""The scheduler's control orders to one instance, carried out one after the other."""
+"""Carries out the scheduler's control orders to one instance, one after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempts(Protocol):
-    """The attempts under way on instances (`live.attempt_table`)."""
+    """The running attempts on instances (`live.attempt_table`)."""
 
     def on(self, instance: str) -> Sequence[UnderWay]: ...
     async def answered(self, instance: str) -> None: ...
@@ -27,7 +27,7 @@ class Attempts(Protocol):
 
 
 class OrdersOwner(Protocol):
-    """What carrying out control orders needs of the driver."""
+    """The part of the driver that control orders use."""
 
     @property
     def settings(self) -> Settings: ...
@@ -35,11 +35,12 @@ class OrdersOwner(Protocol):
     def attempts(self) -> Attempts: ...
     def tell(self, event: Event) -> None: ...
     async def pausing(self, instance: str) -> None:
-        """Returns when whoever goes on after this process, if anybody is to, would resume it."""
+        """Returns when it is stored that we pause the instance, so that a process that continues
+        this run resumes it; at once without a store."""
 
 
 class ControlOrder(NamedTuple):
-    """`version`: of the weights that it loads; None if it loads none."""
+    """`version`: of the weights that the order loads; None if it loads none."""
 
     what: str
     timeout_s: float
@@ -48,14 +49,14 @@ class ControlOrder(NamedTuple):
 
 
 class ControlOrders:
-    """Pauses, updates and resumes; each is begun when the one before is done, and told when it is.
+    """Pauses, updates and resumes; each starts when the one before is done, and is then reported.
 
-    Nobody is paused before that is written: whoever goes on from the store would take the pause for
-    somebody else's, and leave it alone for ever.
+    A pause is written to the store before it is ordered: otherwise a process that continues from
+    the store would take it for somebody else's pause and never resume the instance.
 
-    lock        taken while one is carried out, and by whoever else controls the instance
-    on_failed   called with an order that has failed, and why
-    on_resumed  called when it goes on after an update
+    lock        held while an order is carried out, and by anything else that controls the instance
+    on_failed   called with an order that has failed, and the reason
+    on_resumed  called when the instance is resumed after an update
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ControlOrders:
         self._orders.put_nowait(ControlOrder(what, timeout_s, carry_out, version))
 
     def lend(self, on_lent: Callable[[str], None]) -> None:
-        """Pause it for the trainer; `on_lent` is called with its name when it stands still."""
+        """Pause it for the trainer; `on_lent` is called with its name when it is paused."""
 
         async def carry_out() -> None:
             await self._owner.pausing(self._client.name)
@@ -119,7 +120,7 @@ class ControlOrders:
         self._orders.put_nowait(ControlOrder("pause for the trainer", timeout_s, carry_out))
 
     def take_back(self) -> None:
-        """The trainer does without it: let it go on."""
+        """The trainer no longer uses it: resume it."""
 
         async def carry_out() -> None:
             await self._resume()
@@ -129,14 +130,14 @@ class ControlOrders:
         self._orders.put_nowait(ControlOrder("resume after training", timeout_s, carry_out))
 
     def call_off(self) -> None:
-        """What is under way and what waits: the instance is lost."""
+        """Cancel the running order and those that wait: the instance is lost."""
         while not self._orders.empty():
             self._orders.get_nowait()
         if self._under_way is not None and not self._under_way.done():
             self._under_way.cancel()
 
     async def carry_out(self) -> None:
-        """All that come, until this is cancelled."""
+        """Carry out all orders until this is cancelled."""
         while not is_ending():
             order = await self._orders.get()
             try:
@@ -145,7 +146,7 @@ class ControlOrders:
             except asyncio.CancelledError:
                 if is_ending():
                     raise
-                log.info("%s is gone; so is the order to %s it", self._client.name, order.what)
+                log.info("instance %s was lost; order cancelled: %s", self._client.name, order.what)
             except Exception as error:
                 if not is_ending():
                     self._on_failed(order, said(error))

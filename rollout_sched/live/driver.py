@@ -1,7 +1,7 @@
-"""The asyncio driver: carries out the scheduler's actions, and tells it what comes of them.
+"""The asyncio driver: carries out the scheduler's actions and reports the results as events.
 
-It decides nothing. It is the live twin of `simulators.replay.closed_loop`: shown the same events,
-both do the same.
+It decides nothing. It is the live counterpart of `simulators.replay.closed_loop`: with the same
+events, both do the same.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rollout_sched.live.settings import DEFAULTS, Settings
 
 
 class Driver:
-    """One scheduler in front of a live fleet. Make it inside a running event loop.
+    """One scheduler in front of a live fleet. Create it inside a running event loop.
 
-    `on_broken` is called once if the scheduler cannot go on; `observers` see all that happens (see
-    `EventPump`). `adopts`: the trainer begins with the version that the instances say they have.
-    `run_id` begins the name of every attempt on the instances: another for each driver that they
-    may ever see; by default by chance. To whom instances are lent stands in `lending`.
+    `on_broken` is called once if the scheduler breaks; `observers` see every event (see
+    `EventPump`). `adopts`: the trainer begins with the version that the instances report. `run_id`:
+    prefix of every attempt's name on the instances, which must differ between all drivers that an
+    instance may see; random by default. `lending` knows the trainer that instances are lent to.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Driver:
 
     @property
     def broken(self) -> Exception | None:
-        """Why the scheduler cannot go on; None while it can."""
+        """Why the scheduler cannot continue; None while it can."""
         return self.pump.broken
 
     @property
     def supervisors(self) -> dict[str, InstanceSupervisor]:
-        """Of all instances that are here, by name."""
+        """The supervisors of all known instances, by name."""
         return self.fleet.supervisors
 
     def tell(self, event: Event) -> None:
@@ -95,23 +95,23 @@ class Driver:
         self.pump.tell(event)
 
     def restore(self, event: Restored, paused: set[str]) -> None:
-        """Go on with a run that has ended. To be called before instances are added: `paused` are
-        those that it had paused to load weights."""
+        """Continue a run that has ended. Call it before you add instances. `paused`: the instances
+        that the earlier run had paused to load weights."""
         self.pump.go_on_from(event.state.run.now)
         self.fleet.paused_before = paused
         self.pump.tell(event)
 
     def take_up_weights(self, loader: WeightLoader) -> None:
-        """What was published in an earlier run is loaded by this one."""
+        """`loader` loads the version that an earlier run published."""
         self.fleet.loader = loader
 
     def judge_by(self, judge: SampleJudge) -> None:
-        """Have groups judged that are submitted to be, from now on."""
+        """Judge groups with `judge` from now on, if they were submitted to be judged."""
         self.judging = Judging(self.pump, self.front.payloads, judge)
         self.pump.on(Judge, self.judging.settle)
 
     def _fail_unjudged(self, action: Judge) -> None:
-        self.front.payloads.note_group_error(action.group, CallerError("nobody judges groups here"))
+        self.front.payloads.note_group_error(action.group, CallerError("no reward function is set"))
         self.pump.tell(GroupJudged(action.group, action.judgement, "failed"))
 
     def _end_all(self, error: Exception) -> None:
@@ -124,7 +124,7 @@ class Driver:
     # -- requests --------------------------------------------------------------------------
 
     def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory) -> None:
-        """Ask for a group; `make(index)` is called when a sample is first dispatched."""
+        """Submit a group; `make(index)` is called when a sample is first dispatched."""
         self.pump.check()
         self.front.payloads.add_group(submitted.group, make)
         try:
@@ -142,7 +142,7 @@ class Driver:
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """Ask for one response, to be answered when it is finished; returns the request's id."""
+        """Submit one request, which is answered when it finishes; returns its id."""
         self.pump.check()
         self._requests += 1
         request = f"{self.epoch}.{self._requests}"
@@ -166,7 +166,7 @@ class Driver:
     # -- weights ---------------------------------------------------------------------------
 
     def publish(self, version: int, loader: WeightLoader) -> None:
-        """New weights; `loader` brings them to each instance when the scheduler orders it."""
+        """Publish a version; `loader` loads it into each instance when the scheduler orders it."""
         self.pump.check()
         before, self.fleet.loader = self.fleet.loader, loader
         try:
@@ -177,11 +177,11 @@ class Driver:
         self.versions.published()
 
     def give_back(self, instance: str) -> None:
-        """The trainer uses an instance no longer that was lent to it. Raises CallerError if it is
+        """The trainer no longer uses an instance that was lent to it. Raises CallerError if it is
         not lent."""
         found = self.view.instance(instance)
         if found is None or found.status is not InstanceStatus.LENT:
-            raise CallerError(f"instance {instance!r} is not lent, or has been lost since")
+            raise CallerError(f"instance {instance!r} is not lent, or was lost since")
         self.lending.take_back(instance)
 
     # -- instances -------------------------------------------------------------------------
@@ -189,22 +189,23 @@ class Driver:
     async def add_instance(
         self, client: InstanceClient, *, patient: bool = False
     ) -> Description | None:
-        """Take an instance in. Raises CallerError or InstanceError if it cannot be used.
+        """Add an instance. Raises CallerError or InstanceError if it cannot be used.
 
-        With `patient` one that does not answer yet is None, and joins once it does.
+        With `patient`, returns None for an instance that does not answer yet; it joins when it
+        does.
         """
         return await self.fleet.add(client, patient=patient)
 
     async def remove_instance(self, name: str, *, drain: bool = False) -> None:
-        """Let an instance go; what it holds moves on, or with `drain` is finished first."""
+        """Remove an instance; its requests continue elsewhere, or with `drain` finish first."""
         await self.fleet.remove(name, drain=drain)
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance here takes; 0 without instances."""
+        """Tokens of prompt and response that every instance accepts; 0 without instances."""
         return self.fleet.max_model_len()
 
     async def close(self) -> None:
-        """Stop everything; instances are left as they are."""
+        """Stop everything; the instances stay as they are."""
         if self.judging is not None:
             self.judging.cancel_all()
         await self.front.close()

@@ -1,4 +1,4 @@
-"""The ends of requests and groups: whoever waits is told, the trainer or a client."""
+"""Ends requests and groups, and informs the trainer or the client that waits for them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 
 #: Called with a delivered batch and the payloads of its samples, in their order.
 OnDeliver = Callable[[Deliver, list[Payload]], None]
-#: Called with a group that can never be whole, and why.
+#: Called with a group that can never be complete, and the reason.
 OnGroupFailed = Callable[[str, Exception | None], None]
-#: Called with a group that was judged, and is not to be trained.
+#: Called with a group that was judged and will not be trained.
 OnGroupFiltered = Callable[[str], None]
 
-#: Reasons of a discard of which whoever waits for the request hears.
+#: Discard reasons that are reported to the responder of the request.
 _TOLD = ("failed", "withdrawn", "oversized")
 
-#: Reasons of a discard that a whole group has in common.
+#: Discard reasons that apply to a whole group.
 OF_GROUP = ("failed", "filtered")
 
 
 class Afterwards(Protocol):
-    """What this needs of the link to the scheduler (`live.scheduler_link`)."""
+    """The part of the link to the scheduler that this uses (`live.scheduler_link`)."""
 
     @property
     def afterwards(self) -> Callable[..., None]: ...
@@ -37,8 +37,8 @@ class Afterwards(Protocol):
 
 
 class Endings:
-    """Carries out what the scheduler orders of requests that are over, or begin anew: their
-    payloads leave the book, and who is answered is told after the event."""
+    """Carries out the scheduler's orders for requests that end or start over: their payloads leave
+    the book, and the responder is called after the event."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Endings:
     def _hand_over(self, on_deliver: OnDeliver, action: Deliver, payloads: list[Payload]) -> None:
         try:
             on_deliver(action, payloads)
-        except Exception as error:  # the samples are gone: the trainer must not wait for them
+        except Exception as error:  # the samples are lost: the trainer must not wait for them
             self._link.fail(error)
 
     def answer(self, action: Answer) -> None:
         self._link.afterwards(_answer, self._payloads.take(action.sample), action.sample)
 
     def discard(self, action: Discard) -> None:
-        """Of an attempt, of all that a request has, or of the request itself."""
+        """Discard an attempt's tokens, all tokens of a request, or the request itself."""
         payload = self._payloads.get(action.request)
         if action.reason == "rejected":
-            # One that an earlier epoch has begun has tokens, but was never dispatched here.
+            # A request begun in an earlier epoch has tokens, but was never dispatched here.
             self._payloads.of(action).transcript.cut(action.tokens)
         elif payload is not None:
             drop(payload, action.attempt)
@@ -81,7 +81,7 @@ class Endings:
             return
         error = self._payloads.forget(action.request)
         if action.reason == "oversized":
-            error = RequestRejected("prompt and max_tokens fit into no instance's KV cache")
+            error = RequestRejected("prompt + max_tokens do not fit any instance's KV cache")
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._link.afterwards(payload.responder.fail, reason, error)
@@ -89,10 +89,10 @@ class Endings:
             self._lose_group(action.group, filtered=action.reason == "filtered")
 
     def _lose_group(self, group: str, *, filtered: bool) -> None:
-        """It will never be delivered, and whoever waits for it hears so."""
+        """The group will never be delivered; report that."""
         error = self._payloads.forget_group(group)
         if not filtered:
-            why = "no reason is known" if error is None else unquoted(error)
+            why = "unknown reason" if error is None else unquoted(error)
             log.error("group %s failed: %s", group, why)
             if self.on_group_failed is not None:
                 self._link.afterwards(self.on_group_failed, group, error)
@@ -100,7 +100,7 @@ class Endings:
             self._link.afterwards(self.on_group_filtered, group)
 
     def fail_all(self, error: Exception) -> None:
-        """Nothing of what is here will ever be made."""
+        """Fail all requests and groups."""
         payloads, groups = self._payloads.take_all()
         for payload in payloads:
             self._link.afterwards(payload.responder.fail, "failed", error)
@@ -110,7 +110,7 @@ class Endings:
 
 
 def _answer(payload: Payload, sample: DeliveredSample) -> None:
-    """Whoever waits hears something, even where the answer cannot be put together."""
+    """Call the responder, with a failure if the answer cannot be put together."""
     try:
         payload.responder.answer(sample)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""What somebody else does to an instance: a trainer that drives its weights around us.
+"""Detects what somebody else does to an instance, such as a trainer that loads weights around us.
 
-Whether it is paused, and which weights it has, is asked only where its tokens stand still, or where
-something suggests that somebody else is at work: the question goes through the engine, and one that
-makes tokens need not be asked whether it is paused. What it answers proves nothing of its health.
+An instance is asked whether it is paused and which weights it has only when it makes no tokens, or
+when something suggests that somebody else is at work: the question goes through the engine, and an
+instance that makes tokens is not paused. The answer proves nothing about its health.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Why the gate is closed of an instance that is found paused.
+#: Why the gate of an instance that was found paused is closed.
 PAUSED = "somebody else has paused it"
 
 
 class EngineWatch:
-    """Of one instance, poll by poll.
+    """Watches one instance, poll by poll.
 
-    on_resumed      called when it goes on after somebody else's pause
-    on_wrong        called with why it must not serve with the weights that it has
+    on_resumed      called when somebody else's pause ends
+    on_wrong        called with the reason why it must not serve with its current weights
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class EngineWatch:
         self._unanswered = 0
 
     def suspect(self) -> None:
-        """Something suggests that somebody else does something to it."""
+        """Something suggests that somebody else changes the instance."""
         self._suspected = True
 
     def joined(self) -> None:
-        """It begins anew, and is not paused."""
+        """The instance has joined and is not paused: start over."""
         self._made = -1
         self._suspected = False
         self._unanswered = 0
         self._versions.open_gate(self._client.name, PAUSED)
 
     async def look(self, description: Description, gauges: Gauges) -> None:
-        """After a poll of an instance that we do nothing to ourselves."""
+        """Called after a poll, while no order of ours runs on the instance."""
         moved, self._made = gauges.generated_tokens != self._made, gauges.generated_tokens
         suspected, self._suspected = self._suspected, False
         paused = self._pause.by is PausedBy.SOMEBODY_ELSE
         others = self._versions.gate(self._client.name, besides=PAUSED)
         if others or self._lock.locked() or (moved and not suspected and not paused):
             return
-        async with self._lock:  # whatever we order ourselves comes before or after
+        async with self._lock:  # our own orders run before or after, not meanwhile
             if not moved and "pause" in description.capabilities:
                 paused = await self._is_paused()
             elif moved:
@@ -87,8 +87,8 @@ class EngineWatch:
             self._went_on()
 
     async def _is_paused(self) -> bool:
-        """One that does not say it is as it was, until it has said nothing for too long: a dead
-        engine is not paused."""
+        """Without an answer the last state holds, but not for `misses` polls: a dead engine is not
+        paused."""
         told = await self._asked(self._client.is_paused())
         self._unanswered = 0 if told is not None else self._unanswered + 1
         if told is None and self._unanswered < self._settings.misses:
@@ -98,8 +98,8 @@ class EngineWatch:
     async def _asked(self, question: Coroutine[Any, Any, T]) -> T | None:
         try:
             return await ask(question, self._settings.poll_timeout_s)
-        except Exception as error:  # its polls say whether it is alive
-            log.debug("instance %s does not say: %s", self._client.name, error)
+        except Exception as error:  # the polls decide whether it is alive
+            log.debug("instance %s did not answer: %s", self._client.name, error)
             return None
 
     def _found(self) -> None:
@@ -110,7 +110,7 @@ class EngineWatch:
 
     def _went_on(self) -> None:
         if self._pause.by is PausedBy.SOMEBODY_ELSE:
-            log.info("instance %s goes on", self._client.name)
+            log.info("instance %s is no longer paused", self._client.name)
             self._pause.move(RELEASE)
             self._on_resumed()
             self._versions.open_gate(self._client.name, PAUSED)
@@ -123,11 +123,11 @@ class EngineWatch:
         if told is None or known is Known.AS_IT_IS:
             return
         if known is Known.OLDER and self._versions.of(name).version != before:
-            return  # an answer has told of newer ones while this was asked
+            return  # an answer reported newer weights while this call ran
         if known is Known.NEWER and self._settings.on_contradiction == "server":
             self._versions.moved(name, told, AROUND_US)
         else:
             self._on_wrong(
-                f"it says that its weights are version {told}, where "
-                f"{self._versions.of(name).version} is what was loaded"
+                f"it reports weights of version {told}, but version "
+                f"{self._versions.of(name).version} was loaded"
             )

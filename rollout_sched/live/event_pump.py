@@ -1,4 +1,4 @@
-"""Events into the scheduler, one after the other, and its actions carried out."""
+"""Passes events to the scheduler, one after the other, and has its actions carried out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Observer = Callable[[float, Event, list[Action]], None]
 
 
 class EventPump:
-    """Tells the scheduler what happens, has its actions carried out, and shows both to observers.
+    """Gives events to the scheduler, has its actions carried out, and shows both to observers.
 
-    `now` counts from its making, in seconds of the loop's clock, or from where an earlier run has
-    ended (`go_on_from`). Every observer sees every (now, event, actions): the journal and the
-    metrics are such. One that raises is logged and hears no more, for a record with holes is worse
-    than one that ends.
+    `now` counts seconds of the loop's clock from the creation of this object, or continues an
+    earlier run (`go_on_from`). Every observer, such as the journal and the metrics, sees every
+    (now, event, actions). An observer that raises is logged and gets no more events: a record with
+    gaps is worse than one that ends.
 
-    `broken`: why the scheduler cannot go on, once it cannot; `on_broken` is called with it, once.
+    `broken`: why the scheduler cannot continue; `on_broken` is called once with it.
     """
 
     def __init__(
@@ -53,33 +53,33 @@ class EventPump:
         return self._clock.now
 
     def go_on_from(self, now: float) -> None:
-        """An earlier run of the same scheduler had come to this time."""
+        """Continue the clock from `now`, where an earlier run of the same scheduler ended."""
         self._clock.go_on_from(now)
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
-        """Have actions of this type carried out so. What it raises breaks the scheduler."""
+        """Carry out actions of this type with `carry_out`. An error in it breaks the scheduler."""
         before = self._before.get(kind)
         self._carry_out[kind] = carry_out if before is None else _both(before, carry_out)
 
     def before(self, kind: type[Any], call: Callable[[Any], None]) -> None:
-        """Have this called with every action of this type before it is carried out, whoever comes
-        to do that. What it raises breaks the scheduler."""
+        """Call `call` with every action of this type before it is carried out, even if `on` is
+        called later. An error in it breaks the scheduler."""
         self._before[kind] = call
         self._carry_out[kind] = _both(call, self._carry_out[kind])
 
     def watch(self, watcher: Callable[[Any], None], *kinds: type[Any]) -> None:
-        """Have `watcher` called with every event of these types, before its actions are done."""
+        """Call `watcher` with every event of these types, before its actions are carried out."""
         for kind in kinds:
             self._watchers.setdefault(kind, []).append(watcher)
 
     def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Call this when the event under way has been handled: whoever is answered may ask again at
-        once, which must not happen within an event."""
+        """Call this when the current event has been handled: a receiver of an answer may send a new
+        request at once, which must not happen within an event."""
         self._afterwards.append((call, arguments))
 
     def tell(self, event: Event) -> None:
-        """Something has happened. Raises CallerError, and nothing has changed, if the caller asked
-        for the impossible. A scheduler that is broken is told nothing more."""
+        """Handle an event. Raises CallerError, and changes nothing, if the event is invalid. A
+        broken scheduler gets no more events."""
         if self._handling:
             self._inbox.append(event)
             return
@@ -94,16 +94,16 @@ class EventPump:
             try:
                 call(*arguments)
             except Exception:
-                log.exception("an answer could not be handed over")
+                log.exception("an answer could not be delivered")
 
     def wake(self, action: Wake) -> None:
         self._clock.call_at(action.at, self.tell, Woke())
 
     def fail(self, error: Exception) -> None:
-        """The scheduler's own state can no longer be trusted: everybody who waits is told."""
+        """The scheduler's state can no longer be trusted: everything that waits for it fails."""
         if self.broken is not None:
             return
-        log.critical("the scheduler cannot go on", exc_info=error)
+        log.critical("the scheduler is broken and stops", exc_info=error)
         self.broken = error
         self._on_broken(error)
 
@@ -117,7 +117,7 @@ class EventPump:
             event = self._inbox.popleft()
             try:
                 self._handle(event)
-            except CallerError as error:  # it is not the fault of whoever told the first event
+            except CallerError as error:  # not the fault of the caller that sent the first event
                 log.error("%s was refused: %s", _named(event), error)
 
     def _handle(self, event: Event) -> None:
@@ -140,15 +140,15 @@ class EventPump:
         anomalies = self.scheduler.view.anomalies
         if anomalies and sum(anomalies.values()) != self._anomalies:
             self._anomalies = sum(anomalies.values())
-            log.warning("%s does not fit what is known: %s", _named(event), dict(anomalies))
+            log.warning("unexpected event %s; anomalies: %s", _named(event), dict(anomalies))
 
     def _show(self, now: float, event: Event, actions: list[Action]) -> None:
-        """To all who look on. Who fails at that changes nothing for anybody else."""
+        """Show the event to all observers and watchers; the failure of one affects no other."""
         for observer in self.observers:
             try:
                 observer(now, event, actions)
             except Exception:
-                log.exception("%r failed and is told nothing more", observer)
+                log.exception("observer %r failed and gets no more events", observer)
                 self.observers = [other for other in self.observers if other is not observer]
         for watcher in self._watchers.get(type(event), ()):
             try:
@@ -158,7 +158,7 @@ class EventPump:
 
 
 def _named(event: Event) -> str:
-    """Its type and whom it is about; its reason may quote a prompt."""
+    """Its type and subject, without its reason, which may quote a prompt."""
     names = ("instance", "group", "request", "attempt")
     about = [f"{name} {getattr(event, name)}" for name in names if hasattr(event, name)]
     return " ".join([type(event).__name__, *about])

@@ -1,4 +1,4 @@
-"""The scheduler's orders to instances, handed to their supervisors; and whom it lends them to."""
+"""Passes the scheduler's orders for instances to their supervisors, and reports lent instances."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class FleetOrders:
-    """`orders`: what carries out an action, by its type. `on_lent` is called with an instance that
-    stands still, so that the trainer may have its GPUs, `on_reclaimed` with one that it is to give
-    back; `afterwards` calls something when the event under way has been handled."""
+    """`orders`: the function that carries out an action, by its type. `on_lent` is called with an
+    instance that is paused, so that the trainer may use its GPUs; `on_reclaimed` with one that the
+    trainer must give back. `afterwards` calls a function when the current event was handled."""
 
     def __init__(self, fleet: LiveFleet, afterwards: Callable[..., None]) -> None:
         self.on_lent: Callable[[str], None] | None = None
@@ -33,7 +33,7 @@ class FleetOrders:
         self._afterwards = afterwards
 
     def take_back(self, instance: str) -> None:
-        """The trainer does without an instance that was lent to it."""
+        """The trainer no longer uses an instance that was lent to it."""
         self._of(instance).take_back()
 
     def _pause(self, action: Pause) -> None:
@@ -53,8 +53,8 @@ class FleetOrders:
             return
         try:
             self.on_lent(instance)
-        except Exception:  # it is the trainer's: the instance has done what it was to do
-            log.exception("instance %s was lent to the trainer, which failed", instance)
+        except Exception:  # the trainer's error: the instance has carried out its order
+            log.exception("instance %s was lent to the trainer, whose callback failed", instance)
 
     def _reclaim(self, action: Reclaim) -> None:
         if self.on_reclaimed is not None:

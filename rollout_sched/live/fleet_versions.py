@@ -1,9 +1,9 @@
-"""Which weights every instance has, who brings them there, and whose gate is closed.
+"""Tracks which weights every instance has, who loads them, and which gates are closed.
 
-Three ways to drive weights: *we* load them, the trainer does so *through us* (its calls pass the
-gateway), or *around us* (it talks to the instances itself, and we see what has become of it). The
-scheduler knows versions alone; here is who is behind them, and the one way to tell it of weights
-that are not ours.
+Weights are loaded in three ways: *we* load them; the trainer loads them *through us* (its calls
+pass the gateway); or *around us* (it talks to the instances itself, and we observe the result). The
+scheduler knows only versions. This module knows who loaded them, and is the only way to report
+weights that we did not load.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class DrivenBy(StrEnum):
 
 US, THROUGH_US, AROUND_US = DrivenBy
 
-#: Its version is then the one that it will have.
+#: In these states an instance's known version is the one that it will have.
 _IN_OUR_HANDS = (InstanceStatus.UPDATING, InstanceStatus.LENT)
 
 
 class Known(StrEnum):
-    """A version that an instance says it has, beside the one that is known of it."""
+    """The version that an instance reports, compared with the known one."""
 
     AS_IT_IS = "as known, or being changed just now"
     NEWER = "newer"
@@ -51,8 +51,8 @@ class Known(StrEnum):
 
 
 class ServedVersion(msgspec.Struct, frozen=True):
-    """What an instance serves: `version` is None while it is away. `gate` says why nothing new is
-    sent there by whom; "" while it is open."""
+    """What an instance serves. `version` is None while it is away. `gate`: the reason why its gate
+    is closed; "" while it is open."""
 
     version: int | None
     driven_by: DrivenBy
@@ -60,17 +60,17 @@ class ServedVersion(msgspec.Struct, frozen=True):
 
 
 class Told(Protocol):
-    """What this needs of the driver (`live.event_pump`)."""
+    """The part of the driver that this uses (`live.event_pump`)."""
 
     def tell(self, event: Event) -> None: ...
 
 
 class FleetVersions:
-    """Of all instances by name, those that are away too.
+    """The versions and gates of all instances by name, including those that are away.
 
-    adopts          the trainer begins with whatever version the instances say they have, as long
-                    as it has published none itself
-    contradictions  answers that said other versions than were known here, by kind
+    adopts          the trainer's version is the one that the instances report, until the trainer
+                    publishes one itself
+    contradictions  number of answers with other versions than were known here, by kind
     """
 
     def __init__(self, pump: Told, view: SchedulerView, *, adopts: bool = False) -> None:
@@ -92,12 +92,12 @@ class FleetVersions:
     # -- gates -----------------------------------------------------------------------------
 
     def gate(self, instance: str, besides: str = "") -> str:
-        """Why nothing new is sent there, `besides` this; "" while its gate is open."""
+        """The reasons why its gate is closed, except `besides`; "" while it is open."""
         return ", and ".join(why for why in self._gates.get(instance, ()) if why != besides)
 
     def close_gate(self, instance: str, why: str) -> None:
-        """Nothing new is sent there until every `why` it was closed for is over; what runs there
-        goes on. One that is away does not join meanwhile."""
+        """Send no new work there until every reason `why` for closing is gone; running requests
+        continue. An instance that is away does not join meanwhile."""
         reasons = self._gates.setdefault(instance, [])
         if why in reasons:
             return
@@ -106,7 +106,7 @@ class FleetVersions:
             self._pump.tell(GateClosed(instance))
 
     def open_gate(self, instance: str, why: str) -> None:
-        """This is over; harmless if it was not closed for it."""
+        """The reason `why` is gone; no effect if the gate was not closed for it."""
         reasons = self._gates.get(instance, [])
         if why not in reasons:
             return
@@ -117,7 +117,7 @@ class FleetVersions:
                 self._pump.tell(GateOpened(instance))
 
     def forget(self, instance: str) -> None:
-        """It was removed."""
+        """The instance was removed."""
         self._gates.pop(instance, None)
         self._driven_by.pop(instance, None)
 
@@ -125,17 +125,18 @@ class FleetVersions:
 
     @property
     def follows(self) -> bool:
-        """Whether a version that is newer than the trainer's is taken for the trainer's: it loads
-        the weights itself, so we are the last to hear of it."""
+        """Whether a version newer than the known trainer version becomes the trainer's version: the
+        trainer loads the weights itself, so we learn of it only from the instances."""
         return self.adopts or not self._view.loads_newest
 
     def may_publish(self, version: int) -> bool:
-        """Versions grow; what the trainer has brought to some itself may become ours to load."""
+        """Whether `version` may be published: it must be newer than the newest, or be the newest if
+        the trainer has loaded that one itself and we are to load it now."""
         newest = self._view.run.version
         return version > newest or (version == newest and not self._view.loads_newest)
 
     def compare(self, instance: str, told: int | None) -> Known:
-        """`told`: what the instance says it has. While we load others there it proves nothing."""
+        """`told`: the version that the instance reports; it proves nothing while we update it."""
         known = self._view.instance(instance)
         if known is None or told is None or known.status in _IN_OUR_HANDS:
             return Known.AS_IT_IS
@@ -144,32 +145,31 @@ class FleetVersions:
         return Known.NEWER if told > known.version else Known.OLDER
 
     def published(self) -> None:
-        """The newest version is ours to load, for we were told how."""
+        """The newest version was published with a way to load it, so we load it."""
         self.adopts = False
         self._driven_by.clear()
 
     def adopt(self, version: int) -> None:
-        """The trainer is at this version, if it is newer than what we knew."""
+        """Take `version` as the trainer's if it is newer than the known one."""
         if version > self._view.run.version:
             self._pump.tell(WeightsPublished(version, loads=False))
 
     def moved(self, instance: str, version: int, driven_by: DrivenBy) -> bool:
-        """The trainer has brought an instance this version; False if that is no news.
+        """The trainer has loaded this version into an instance; False if that was known.
 
-        Nothing is told of an instance that we load ourselves just now: what it has then it says
-        when that is over.
+        Nothing is reported for an instance that we are updating: its version is known afterwards.
         """
         self.adopt(version)
         known = self._view.instance(instance)
         before = self._driven_by.get(instance, US)
         if known is None or known.version >= version or known.status is InstanceStatus.UPDATING:
-            if before is not US:  # it was seen before it was said
+            if before is not US:  # we saw the version before the trainer reported it
                 self._driven_by[instance] = driven_by
             return False
         self._driven_by[instance] = driven_by
         log.log(
             logging.INFO if before is driven_by else logging.WARNING,
-            "instance %s: version %d was brought there by %s; its version follows",
+            "instance %s: version %d was loaded by %s; its known version is updated",
             instance,
             version,
             driven_by,

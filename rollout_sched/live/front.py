@@ -1,4 +1,4 @@
-"""A front: what holds requests, and does what the scheduler orders of them."""
+"""A front: holds requests and carries out the scheduler's orders for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rollout_sched.live.tool_calls import ToolCalls
 
 
 class Front:
-    """The payloads of its requests, their attempts under way, and their tools. Make it inside a
+    """The payloads of its requests, their running attempts, and their tools. Create it inside a
     running event loop.
 
-    `orders`: what carries out an action, by its type. `run_id` begins the name of every order to an
-    instance.
+    `orders`: the function that carries out an action, by its type. `run_id`: prefix of the name of
+    every order to an instance.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Front:
         self.endings.discard(action)
 
     def fail_all(self, error: Exception) -> None:
-        """Nothing of what is here will ever be made."""
+        """Fail all requests and groups."""
         self.tools.cancel_all()
         self.endings.fail_all(error)
 
     async def close(self) -> None:
-        """Nobody is told."""
+        """Stop everything without reporting it."""
         self.tools.cancel_all()
         await self.attempts.close()

@@ -1,4 +1,4 @@
-"""Polling one instance, and what polls and failed attempts prove about it."""
+"""Polls one instance, and judges its health from polls and failed attempts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rollout_sched.live.settings import Settings
 
 
 class Poll(NamedTuple):
-    """What came of one poll.
+    """The result of one poll.
 
     gauges     None if it was not answered
-    lost       why the instance is lost, by that alone; "" if it is not
-    restarted  since it joined: its weights are those of its start, and its requests are gone
-    failures   of attempts, until the poll was made
+    lost       why this poll makes the instance lost; "" if it does not
+    restarted  it was restarted since it joined: it has its start weights, and its requests are gone
+    failures   number of failed attempts before the poll was sent
     """
 
     gauges: Gauges | None
@@ -30,11 +30,11 @@ class Poll(NamedTuple):
 
 
 class HealthChecks:
-    """Of one instance, from when it joins or goes on after a pause.
+    """Checks one instance from when it joins or is resumed after a pause.
 
     gauges    of the last poll that was answered
-    verified  it answered a poll since an attempt failed there or a poll was not answered: before,
-              it may have been restarted, and then has other weights, so nothing is sent to it
+    verified  it has answered a poll since the last failed attempt or missed poll. Until then it may
+              have been restarted with other weights, so nothing is sent to it
     """
 
     def __init__(self, client: InstanceClient, settings: Settings) -> None:
@@ -49,7 +49,7 @@ class HealthChecks:
         self.forget_progress()
 
     def joined(self, started_at: float) -> None:
-        """It has answered all that is asked of one that joins; `started_at` as it said."""
+        """It has joined; `started_at` as it reported."""
         self._started_at = started_at
         self._misses = 0
         self.gauges = None
@@ -57,21 +57,21 @@ class HealthChecks:
         self.verified.set()
 
     def forget_progress(self) -> None:
-        """It begins, or goes on after a pause: what its gauges said before proves nothing."""
+        """It starts, or is resumed after a pause: its earlier gauges prove nothing."""
         self._liveness = Liveness(self._settings, asyncio.get_running_loop().time())
 
     def check_now(self) -> None:
-        """Something went wrong there: do not wait for the next poll."""
+        """An attempt failed there: poll now and send nothing until the answer."""
         self._failures += 1
         self.verified.clear()
         self._at_once.set()
 
     def look_soon(self) -> None:
-        """Do not wait for the next poll."""
+        """Poll now."""
         self._at_once.set()
 
     async def until_due(self) -> None:
-        """Until the next check is to be made."""
+        """Wait until the next check is due."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.poll_s):
                 await self._at_once.wait()
@@ -88,7 +88,7 @@ class HealthChecks:
         return Poll(gauges, "", self._was_restarted(gauges, before), failures)
 
     def verify(self, poll: Poll) -> None:
-        """It was not restarted, unless after a failure that came while it answered."""
+        """Mark it as verified, unless an attempt failed while it was polled."""
         if poll.failures == self._failures:
             self.verified.set()
 
@@ -97,7 +97,7 @@ class HealthChecks:
         return self._liveness.judge(asyncio.get_running_loop().time(), gauges, attempts)
 
     def _missed(self, error: Exception) -> str:
-        """Why a poll without an answer makes the instance lost, "" if it does not yet."""
+        """Why a missed poll makes the instance lost; "" if it does not yet."""
         self._misses += 1
         self.verified.clear()
         if isinstance(error, InstanceGone) or self._misses >= self._settings.misses:

@@ -24,22 +24,22 @@ log = logging.getLogger(__name__)
 
 
 class Owner(OrdersOwner, FleetToJoin, Protocol):
-    """What a supervisor needs of the driver."""
+    """The part of the driver that a supervisor uses."""
 
     def lose(self, name: str, reason: str) -> None: ...
     def resumed(self, name: str) -> None:
-        """What we have paused goes on."""
+        """An instance that we had paused is resumed."""
 
 
 class InstanceSupervisor:
-    """Between the driver and one instance.
+    """Stands between the driver and one instance.
 
-    membership    what the instance is to the scheduler
-    admission     what it said of itself, and whether it may join
-    health        its polls, and whether it may be sent something
-    pauses        an administrator's, and those that are left from an earlier run
-    orders        the scheduler's, to pause, update and resume it
-    control_lock  taken by whoever controls it, so that nobody comes between
+    membership    whether the instance belongs to the fleet
+    admission     its description, and whether it may join
+    health        its polls, and whether work may be sent to it
+    pauses        an administrator's pauses, and those left from an earlier run
+    orders        the scheduler's orders to pause, update and resume it
+    control_lock  held by the code that controls it, so that control calls do not interleave
     """
 
     def __init__(self, client: InstanceClient, owner: Owner) -> None:
@@ -89,7 +89,7 @@ class InstanceSupervisor:
 
     @property
     def description(self) -> Description | None:
-        """What it said when it last joined; None before."""
+        """Its description when it last joined; None before."""
         return self.admission.description
 
     @property
@@ -98,10 +98,10 @@ class InstanceSupervisor:
         return self.membership.reason
 
     async def start(self, *, patient: bool = False) -> Description | None:
-        """Ask who it is, let it join, and begin to watch it.
+        """Ask for its description, let it join, and start to watch it.
 
-        Raises InstanceError if it does not answer, and is closed then; with `patient` it joins once
-        it does, and so does one that has to wait for its weights.
+        If it does not answer, closes this and raises InstanceError; with `patient`, it joins later,
+        when it answers. An instance that waits for its weights joins later in both cases.
         """
         try:
             await self._admit(patient)
@@ -123,12 +123,12 @@ class InstanceSupervisor:
             self.admission.refuse(error)
 
     async def remove(self) -> None:
-        """It is ours no longer."""
+        """Remove it from the fleet."""
         self.membership.move(MembershipMove.REMOVE, "it was removed")
         await self.close()
 
     async def close(self) -> None:
-        """Watch it no more; it is left as it is."""
+        """Stop watching it; the instance stays as it is."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -136,7 +136,7 @@ class InstanceSupervisor:
         await self.client.close()
 
     def suspect(self) -> None:
-        """Something suggests that somebody else pauses it, or loads weights: look at it soon."""
+        """Something suggests that somebody else pauses it or loads weights: check it soon."""
         self._watching.suspect()
         self.health.look_soon()
 
@@ -160,12 +160,12 @@ class InstanceSupervisor:
             except asyncio.CancelledError:
                 if is_ending():
                     raise
-                log.warning("a check of instance %s was broken off from within", self.name)
+                log.warning("a check of instance %s was cancelled unexpectedly", self.name)
             except Exception:
-                log.exception("watching instance %s", self.name)
+                log.exception("error while watching instance %s", self.name)
 
     async def _check(self) -> None:
-        before = self._under_way()  # some may be answered before the gauges come
+        before = self._under_way()  # some may be answered before the gauges arrive
         poll = await self.health.poll()
         if not self.joined:
             return
@@ -174,7 +174,7 @@ class InstanceSupervisor:
                 self._lose(poll.lost)
             return
         if poll.restarted:
-            # The connections of those that ran before are broken, so these came after.
+            # Attempts from before lost their connections, so these began after the restart.
             self._lose_disbelieved("it was restarted")
             return
         if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
@@ -182,10 +182,10 @@ class InstanceSupervisor:
             await self._watching.look(self.description, poll.gauges)
             if not self.joined:
                 return
-        # A paused one, too: what it is sent when it goes on is not to wait for the next poll.
+        # Also while paused, so that new work need not wait for a poll after the resume.
         self.health.verify(poll)
         if self._pause.by is not PausedBy.NOBODY:
-            self.health.forget_progress()  # its gauges may stand still
+            self.health.forget_progress()  # its gauges may not change while paused
             return
         self._owner.tell(_reported(self.name, poll.gauges))
         still = [running for running in before if running.reads]
@@ -196,8 +196,8 @@ class InstanceSupervisor:
             self._owner.attempts.stop(running.dispatch.attempt, reason)
 
     def _under_way(self) -> list[UnderWay]:
-        """What was sent there, less the streams that we do not read because their clients do not:
-        those may have ended there."""
+        """The attempts sent there, except streams that we do not read because their clients do not:
+        those may already have ended on the instance."""
         return [running for running in self._owner.attempts.on(self.name) if running.reads]
 
     # -- losing it -------------------------------------------------------------------------
@@ -214,20 +214,20 @@ class InstanceSupervisor:
         self._leave_fleet(MembershipMove.LOSE, reason, reason)
 
     def _lose_disbelieved(self, reason: str) -> None:
-        """It has other weights than is known: what its streams have brought counts as of those that
-        it should have, so nothing is gone on from."""
+        """It has other weights than the known ones, so what its streams have brought is labelled
+        wrongly: drop it, and lose the instance."""
         for running in self._under_way():
             self._owner.attempts.disbelieve(running.dispatch.attempt)
         self._lose(reason)
 
     def _leave_fleet(self, move: MembershipMove, away: str, lost: str) -> None:
-        """`away`: why it cannot join; `lost`: what the driver is told."""
+        """`away`: why it cannot join; `lost`: the reason for the driver."""
         self.membership.move(move, away)
         try:
             self._owner.lose(self.name, lost)
-        except Exception:  # whoever else is told of it must not end our watching
-            log.exception("instance %s was lost (%s)", self.name, lost)
-        self.orders.call_off()  # what was ordered while it was lost, too
+        except Exception:  # an error in a handler of the loss must not end the watching
+            log.exception("error while handling the loss of instance %s (%s)", self.name, lost)
+        self.orders.call_off()  # includes orders that came while the loss was handled
 
 
 def _reported(name: str, gauges: Gauges) -> InstanceReported:

@@ -1,4 +1,4 @@
-"""With which version an instance joins: what it says itself, held against what the trainer has."""
+"""Decides with which version an instance joins, from its own report and the trainer's version."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ log = logging.getLogger(__name__)
 
 
 class VersionRefused(InstanceError):
-    """An instance must not serve with the weights that it has."""
+    """An instance must not serve with its current weights."""
 
 
 class JoinsLater(InstanceError):
-    """Nothing is wrong with an instance: it joins when what it waits for is there."""
+    """Nothing is wrong with the instance: it joins when what it waits for is available."""
 
 
 class JoiningVersion:
-    """Of one instance, over its restarts.
+    """The joining version of one instance, over its restarts.
 
-    A version that it says was given to it since it started, so it is believed. One that says none
-    has the weights of its start: those are the trainer's first ones, if nobody had given it others
-    when we first saw it; else nobody knows what they are, and they must not serve.
+    A version that the instance reports was set since it started, so it is trusted. An instance that
+    reports none has its start weights. They are the trainer's first weights if the instance
+    reported no version when it was first seen, or if the trainer started at version 0; otherwise
+    they are unknown and must not serve.
     """
 
     def __init__(self, name: str, first: int) -> None:
@@ -32,13 +33,13 @@ class JoiningVersion:
         self._of_start: int | None = None  # the version of the weights it is started with
 
     def settle(self, told: int | None, newest: int, *, follows: bool, can_load: bool) -> int:
-        """The version to join with. Raises VersionRefused for a newer one than the trainer's, and
-        JoinsLater for an older one that nobody can bring it up from.
+        """The version to join with. Raises VersionRefused if it is newer than the trainer's, and
+        JoinsLater if it is older and nothing can load the newest.
 
-        told      what it says it has; None if it says nothing
-        newest    the trainer's
-        follows   a newer one is the trainer's, too
-        can_load  it can be brought to the newest before it serves
+        told      the version that it reports; None if it reports none
+        newest    the trainer's version
+        follows   a newer version becomes the trainer's version
+        can_load  the newest version can be loaded before it serves
         """
         self._see(told)
         version = self._of_start if told is None else told
@@ -54,14 +55,14 @@ class JoiningVersion:
         if self._seen:
             return
         self._seen = True
-        # Whoever has trained nothing yet has the weights that the instances are started with.
+        # A trainer at version 0 has trained nothing: it has the instances' start weights.
         if told is None or self._first == 0:
             self._of_start = self._first
         if told is None:
             log.log(
                 logging.WARNING if self._first else logging.INFO,
-                "instance %s does not say which version its weights are: they are taken for %d, "
-                "the trainer's when it started; if they are others, label them "
+                "instance %s does not report the version of its weights: assuming %d, the "
+                "trainer's version at its start; if that is wrong, label them "
                 "(POST /update_weight_version) before it joins",
                 self._name,
                 self._first,
@@ -70,17 +71,17 @@ class JoiningVersion:
 
 def _newer(version: int, newest: int) -> str:
     return (
-        f"it says that its weights are version {version}, and the trainer is at {newest}: start "
-        f"with --start-version {version} (in Python version={version}) to go on from there, or "
-        f'with --start-version auto (version="auto") to take what the instances say; or load '
+        f"it reports weights of version {version}, but the trainer is at {newest}: start with "
+        f"--start-version {version} (in Python version={version}) to continue from there, or "
+        f'with --start-version auto (version="auto") to use what the instances report; or load '
         f"version {newest} into it, or restart it"
     )
 
 
 def _older(version: int | None, newest: int) -> str:
-    has = "weights of which nobody knows the version" if version is None else f"version {version}"
+    has = "weights of unknown version" if version is None else f"version {version}"
     return (
-        f"it has {has}, the trainer is at {newest}, and nobody has said how to load that: publish "
-        "the weights with what loads them (Reload, Transfer, or a loader of your own), or load "
-        f"them into it: it joins once its /weight_info says {newest}"
+        f"it has {has}, the trainer is at {newest}, and no way to load that is known: publish the "
+        "weights with a way to load them (Reload, Transfer, or your own loader), or load them into "
+        f"it: it joins when its /weight_info reports {newest}"
     )

@@ -1,4 +1,4 @@
-"""Keeps the journal of a live scheduler: every event to a file, on disk within two seconds."""
+"""Writes the journal of a live scheduler: every event to a file, on disk within two seconds."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rollout_sched.journal import Entry, JournalHeader, LineFile, earlier, line_
 
 log = logging.getLogger(__name__)
 
-#: Between two writes, each of which ends with an fsync.
+#: Seconds between two writes, each of which ends with an fsync.
 SYNC_S = 1.0
 
 #: Seconds that the last write may take.
 CLOSE_S = 10.0
 
-#: Bytes that may wait for a disk that does not keep up.
+#: Most bytes that may wait for a slow disk.
 MOST = 2**28
 
 
 class JournalKeeper:
-    """An observer of the driver that records what it sees. Make it inside a running event loop.
+    """An observer of the driver that records every event. Create it inside a running event loop.
 
-    A thread writes, so that a slow disk keeps nobody waiting. A disk that fails does not stop the
-    rollouts: the journal ends there with a whole line, and `broken` says why, as does the log.
-    Raises CallerError for a file that is there already, which may be all that is left of a crash.
+    A thread writes, so a slow disk blocks nothing. A disk failure does not stop the rollouts: the
+    journal ends with a complete line, and `broken` and the log say why. Raises CallerError if the
+    file exists, because it may be the only record of a crash.
 
-    `bound`: bytes after which the file becomes `<path>.1`, in the place of the one before, and a
-    new one is begun; None: it may grow. Only what begins with the first event can be told again,
-    that is the second file with the first.
+    `bound`: bytes after which the file is renamed to `<path>.1`, which replaces the one before, and
+    a new file begins; None: it grows without limit. Replay needs the first event, so it is possible
+    only until the second rename, with both files.
     """
 
     def __init__(self, path: Path, header: JournalHeader, *, bound: int | None = None) -> None:
         try:
             self._file = LineFile(path, over=False)
         except FileExistsError:
-            text = f"journal {path} exists; move it away, or name another file"
+            text = f"journal {path} already exists; move it away, or choose another file"
             raise CallerError(text) from None
         self.path = path
         self.broken = ""
@@ -61,17 +61,17 @@ class JournalKeeper:
         try:
             self._pending += line_of(Entry(now, event))
             self._empty = False
-        except Exception as error:  # without this event, those that follow say nothing
+        except Exception as error:  # without this event, later ones are useless
             self._give_up(error)
         if len(self._pending) > MOST:
             self._give_up(f"the disk does not keep up: {len(self._pending)} bytes wait for it")
 
     def state(self) -> dict[str, str]:
-        """ "broken": why it ends before now; "" while it does not."""
+        """ "broken": why the journal has ended; "" while it is written."""
         return {"path": str(self.path), "broken": self.broken}
 
     async def close(self) -> None:
-        """Write what is left. The file is complete unless `broken`, and gone if it is empty."""
+        """Write the rest. The file is complete unless `broken`, and deleted if it has no events."""
         self._timer.cancel()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -81,7 +81,7 @@ class JournalKeeper:
                     assert self._writing is not None
                     await asyncio.wait({self._writing})
         except TimeoutError:
-            self._give_up(f"the disk did not take the rest within {CLOSE_S:g} s")
+            self._give_up(f"the rest was not written within {CLOSE_S:g} s")
             return  # a thread still holds the file
         finally:
             self._timer.cancel()

@@ -1,7 +1,7 @@
-"""Finished samples and whole groups that are judged: what each is worth, and whether it is kept.
+"""Judges finished samples and complete groups: the reward of each, and whether a group is kept.
 
 A sample is judged as soon as it has finished, a group when the scheduler asks and all its samples
-have been. Neither holds a slot anywhere.
+are judged. Neither holds a slot on an instance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollout_sched.live.ports import SampleJudge
 
 log = logging.getLogger(__name__)
 
-#: With which a request may finish.
+#: Events with which a request may finish.
 Ending = (
     RequestFinished
     | TurnFinished
@@ -43,10 +43,10 @@ ENDINGS: Final = get_args(Ending)
 
 
 class Judging:
-    """One coroutine for each sample that is judged, and one for each group.
+    """Runs one coroutine for each sample that is judged, and one for each group.
 
-    What a sample is worth is kept until it is delivered, or made anew: who goes on with a request,
-    or throws it away, has its judgement cancelled and forgotten.
+    A sample's reward is kept until the sample is delivered. If its request continues or is
+    discarded, its judgement is cancelled and forgotten.
     """
 
     def __init__(self, pump: EventPump, payloads: PayloadBook, judge: SampleJudge) -> None:
@@ -63,20 +63,20 @@ class Judging:
         pump.watch(self._look_at_all, Restored)
 
     def __len__(self) -> int:
-        """Coroutines at work."""
+        """Number of running coroutines."""
         calls = [*self._samples.values(), *self._groups.values()]
         return sum(not call.done() for call in calls)
 
     # -- what happens ----------------------------------------------------------------------
 
     def _look(self, event: Ending) -> None:
-        """It may have finished its request."""
+        """Judge the sample if the event has finished its request."""
         sample = self._view.to_judge(event.request)
         if sample is not None:
             self._begin(sample)
 
     def _look_at_all(self, event: Restored) -> None:
-        """Who had finished in an earlier epoch of the run is judged now, unless it was then."""
+        """Judge samples that finished in an earlier epoch of the run and were not judged there."""
         for group in event.state.groups:
             waits = group.judged and group.state != "complete"
             for request in group.requests if waits else ():
@@ -85,7 +85,7 @@ class Judging:
                     self._begin(sample)
 
     def _go_on(self, action: Dispatch) -> None:
-        """The request goes on: what it was worth says nothing any more."""
+        """The request continues: its reward is no longer valid."""
         self._forget(action.request)
 
     def _discard(self, action: Discard) -> None:
@@ -100,12 +100,12 @@ class Judging:
             self._samples.pop(sample.request, None)
 
     def settle(self, action: Judge) -> None:
-        """Answer whether a group is to be trained, once all its samples have been judged."""
+        """Decide whether a group is trained, once all its samples are judged."""
         calls = [self._begin(sample) for sample in action.samples]
         self._groups[action.group] = _task(self._settle(action, calls))
 
     def cancel_all(self) -> None:
-        """Nobody is told."""
+        """Cancel all without reporting it."""
         for call in [*self._groups.values(), *self._samples.values()]:
             call.cancel()
         self._groups.clear()
@@ -122,13 +122,13 @@ class Judging:
     async def _judge_one(self, sample: DeliveredSample) -> None:
         worth = await self._judge.judge(sample, self._payloads.of)
         if self._samples.get(sample.request) is asyncio.current_task():
-            self._judge.note(sample, worth)  # else it went on although it was cancelled
+            self._judge.note(sample, worth)  # else this task ran on after it was cancelled
 
     def _forget(self, request: str) -> None:
         call = self._samples.pop(request, None)
         if call is not None:
             call.cancel()
-        self._judge.forget(request)  # which may know of it from an earlier epoch of the run
+        self._judge.forget(request)  # it may know the request from an earlier epoch of the run
 
     async def _settle(self, action: Judge, calls: Sequence[asyncio.Task[None]]) -> None:
         try:
@@ -141,7 +141,7 @@ class Judging:
         else:
             event = GroupJudged(action.group, action.judgement, "kept" if kept else "filtered")
         if self._groups.get(action.group) is not asyncio.current_task():
-            return  # it went on although it was cancelled
+            return  # this task ran on after it was cancelled
         del self._groups[action.group]
         if self._view.is_judged(action.group, action.judgement):
             self._pump.tell(event)
@@ -154,6 +154,6 @@ def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 
 def _heard(call: asyncio.Task[None]) -> None:
-    """What it has raised is told to who waits for it; nobody need."""
+    """Mark the error as retrieved: it is raised where the task is awaited, if it is at all."""
     if not call.cancelled():
         call.exception()

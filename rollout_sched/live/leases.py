@@ -1,4 +1,4 @@
-"""Whose a delivered batch is, as a table.
+"""Leases: which trainer holds a delivered batch, as a table of moves.
 
                     take                acknowledge
     DELIVERED ──────────────▶ LEASED ─────────────────▶ ACKNOWLEDGED
@@ -7,13 +7,13 @@
         │                      ▼  │        acknowledge    │   │
         │                     EXPIRED ────────────────────┘   │
         └─────────────────────────────────────────────────────┘
-          acknowledge, where a store has lost who took it
+          acknowledge, if the store has lost the holder
 
 A move that the table does not list is an error and changes nothing. There is no clock in here:
-`now` is in seconds of whoever asks.
+`now` is in seconds of the caller's clock.
 
-Invariants: a trainer holds one batch at most; a batch is held by one trainer at most; who has lost
-one to another cannot acknowledge it.
+Invariants: a trainer holds at most one batch; a batch is held by at most one trainer; a trainer
+that has lost a batch to another cannot acknowledge it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError, IllegalMove
 
-#: Names a trainer; the same after its restart.
+#: The name of a trainer, which it keeps after a restart.
 TrainerName = Annotated[
     str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\Z")
 ]
 
-#: Who asks for batches without a name.
+#: The default name of a trainer.
 TRAINER = "trainer"
 
 
 class LeaseEnded(CallerError):
-    """A trainer speaks of a batch that is another's: what it has made of it is not to count."""
+    """A trainer names a batch that another trainer holds: discard what was trained on it."""
 
 
 class LeaseState(StrEnum):
-    """Of a batch that has been delivered."""
+    """The state of a delivered batch."""
 
-    DELIVERED = "delivered"  # nobody has it yet
+    DELIVERED = "delivered"  # no trainer has it yet
     LEASED = "leased"
     EXPIRED = "expired"  # its trainer may still acknowledge it, until another takes it
     ACKNOWLEDGED = "acknowledged"
@@ -54,7 +54,7 @@ DELIVERED, LEASED, EXPIRED, ACKNOWLEDGED = LeaseState
 class LeaseMove(StrEnum):
     """The verbs of the table."""
 
-    TAKE = "be taken"  # by a trainer, or once more by the one that has it
+    TAKE = "be taken"  # by a trainer, or again by its holder
     END = "end"
     ACKNOWLEDGE = "be acknowledged"
 
@@ -70,11 +70,11 @@ MOVES: dict[LeaseState, dict[LeaseMove, LeaseState]] = {
 
 
 class LeaseFacts(msgspec.Struct, frozen=True):
-    """What of a lease must outlive its scheduler; its end does not, for nobody could renew it.
+    """What is stored of a lease. Its end is not stored: no trainer can renew while we are down.
 
-    holder        who has the batch, or had it last
-    former        who had it before, and may not have noticed that it is another's
-    acknowledged  the batch is over, and kept in mind for those
+    holder        the trainer that has the batch, or had it last
+    former        earlier holders that may not know that they have lost it
+    acknowledged  the batch is acknowledged, and is remembered only for the former holders
     """
 
     holder: str
@@ -83,7 +83,7 @@ class LeaseFacts(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """One batch's. `until`: when it ends; None: never."""
+    """The lease of one batch. `until`: when it expires; None: never."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -109,7 +109,7 @@ class Lease:
 
     @property
     def facts(self) -> LeaseFacts | None:
-        """None: there is nothing to be kept in mind."""
+        """None: nothing needs to be stored."""
         over = self.state is ACKNOWLEDGED
         if self.holder is None or (over and not self.former):
             return None
@@ -121,7 +121,7 @@ class Lease:
         self.until = None if facts.acknowledged else until
 
     def told(self, now: float) -> dict[str, Any]:
-        """For people."""
+        """For display."""
         ends_in_s = None if self.until is None else max(0.0, self.until - now)
         return {
             "batch": self.batch,
@@ -138,10 +138,10 @@ class Lease:
 
 
 class Leases:
-    """Of the batches that are not acknowledged, and of those that somebody may believe to have.
+    """The leases of unacknowledged batches, and of batches that a former holder may still claim.
 
-    `term_s`: how long a trainer has a batch without being heard of; 0: for ever. `changed` is
-    called with a batch and what is to be kept in mind of its lease; None: nothing more.
+    `term_s`: seconds after which a silent trainer's lease expires; 0: never. `changed` is called
+    with a batch and the facts to store of its lease; None: nothing more.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Leases:
         self._leases: dict[int, Lease] = {}
 
     def restore(self, facts: dict[int, LeaseFacts], now: float) -> None:
-        """What an earlier run left: each has its whole term again, for nobody could renew it."""
+        """Leases of an earlier run; each gets its whole term again, as it could not be renewed."""
         for batch, known in facts.items():
             lease = self._leases[batch] = Lease(batch)
             lease.restore(known, self._until(now))
 
     def deliver(self, batch: int) -> None:
-        """Somebody may take it from now on."""
+        """A trainer may take it from now on."""
         self._leases.setdefault(batch, Lease(batch))
 
     def held_by(self, trainer: str) -> int | None:
-        """The batch that a trainer has, or had last and nobody has taken since."""
+        """The batch that a trainer holds, or whose lease has expired without another taking it."""
         for lease in self._leases.values():
             if lease.holder == trainer and lease.state in (LEASED, EXPIRED):
                 return lease.batch
@@ -170,11 +170,11 @@ class Leases:
 
     @property
     def free(self) -> list[int]:
-        """Batches that anybody may take, in order."""
+        """Batches that any trainer may take, in order."""
         return sorted(n for n, one in self._leases.items() if one.state in (DELIVERED, EXPIRED))
 
     def may_come_to(self, trainer: str) -> bool:
-        """Whether a batch that is here may yet be this trainer's."""
+        """Whether this trainer may still get one of the batches that others hold or nobody has."""
         return any(
             lease.state in (DELIVERED, EXPIRED) or lease.until is not None
             for lease in self._leases.values()
@@ -182,7 +182,7 @@ class Leases:
         )
 
     def take(self, batch: int, trainer: str, now: float) -> None:
-        """The trainer has it from now on, and nothing that it may have lost before."""
+        """The trainer holds it from now on, and is no longer a former holder of other batches."""
         lease = self._leases[batch]
         before = lease.facts
         lease.take(trainer, self._until(now))
@@ -194,14 +194,14 @@ class Leases:
                 self._say(other)
 
     def renew(self, trainer: str, now: float) -> int | None:
-        """Something was heard of a trainer: what it has it keeps. Returns the batch."""
+        """The trainer was heard of: renew its lease. Returns the batch."""
         held = self.held_by(trainer)
         if held is not None:
             self._leases[held].take(trainer, self._until(now))
         return held
 
     def end(self, now: float) -> None:
-        """Those whose time is over."""
+        """Expire the leases whose time is over."""
         for lease in self._leases.values():
             if lease.until is not None and lease.until <= now:
                 lease.end()
@@ -213,7 +213,7 @@ class Leases:
         )
 
     def check(self, batch: int, trainer: str) -> None:
-        """Raises LeaseEnded if the batch that a trainer says it has is another's."""
+        """Raises LeaseEnded if another trainer holds the batch that this one names."""
         lease = self._leases.get(batch)
         if lease is None or lease.holder in (None, trainer):
             return
@@ -221,8 +221,8 @@ class Leases:
             what = "has acknowledged it" if lease.state is ACKNOWLEDGED else "has it now"
             raise LeaseEnded(
                 f"batch {batch}: the lease of trainer {trainer!r} ended, and trainer "
-                f"{lease.holder!r} {what}; throw away what was trained of it, and ask for the next "
-                f"one; a longer [live] lease_s ({self.term_s:g} now) leaves more time"
+                f"{lease.holder!r} {what}; discard what was trained on it, and ask for the next "
+                f"one; to avoid this, increase [live] lease_s ({self.term_s:g} now)"
             )
         if lease.state is not ACKNOWLEDGED:
             raise LeaseEnded(
@@ -231,14 +231,14 @@ class Leases:
             )
 
     def acknowledge(self, batch: int, trainer: str) -> None:
-        """It is over. Raises LeaseEnded if it is another's."""
+        """Acknowledge the batch. Raises LeaseEnded if another trainer holds it."""
         self.check(batch, trainer)
         lease = self._leases[batch]
         lease.acknowledge(trainer)
         self._say(lease)
 
     def told(self, now: float) -> list[dict[str, Any]]:
-        """For people: those that are not over."""
+        """For display: the leases of unacknowledged batches."""
         here: Iterable[Lease] = self._leases.values()
         return [lease.told(now) for lease in here if lease.state is not ACKNOWLEDGED]
 

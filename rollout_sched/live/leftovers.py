@@ -1,4 +1,4 @@
-"""Attempts of an earlier run that an instance may still work on: it is told to stop."""
+"""Aborts attempts of an earlier run that an instance may still work on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Aborts them once their instance joins. An answer to them would be to nobody: their numbers
-    are those of no attempt of this run.
+    """Aborts them when their instance joins. No attempt of this run has their numbers, so their
+    answers would be ignored.
 
     `running`: (instance, attempt); `run_id`: of the earlier run (see `live.driver`).
     """
@@ -39,7 +39,8 @@ class Leftovers:
             task.add_done_callback(self._aborting.discard)
 
     async def _abort(self, instance: str, orders: list[str]) -> None:
-        """Once: what it does not stop it finishes, which costs time alone."""
+        """Each abort is sent once: an attempt that is not stopped finishes, which only costs
+        time."""
         client = self._driver.supervisors[instance].client
         limit_s = self._driver.settings.control_timeout_s
         for order in orders:

@@ -1,7 +1,7 @@
 """Keeps the response lengths of prompts from run to run: a fold over deliveries, in a file.
 
-The core learns the lengths of a run from its events alone. What was learnt in earlier runs reaches
-it as the `history` of each group that is submitted, and so it is in the journal, too.
+The core learns the lengths of a run only from its events. Lengths from earlier runs reach it as the
+`history` of each submitted group, so they are in the journal, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollout_sched.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
-#: Between two times that what is new is written. A crash costs no more than that.
+#: Seconds between two writes of new lengths; a crash loses at most that much.
 SAVE_S = 60.0
 
 #: Seconds that the last write may take.
@@ -37,12 +37,13 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthStore:
-    """The lengths in one file, which is read at the start, where it is there, and then written
-    whole every minute and at the end. Make it inside a running event loop; one run at a time.
+    """The lengths in one file, which is read at the start, if it exists, and then written as a
+    whole every minute and at the end. Create it inside a running event loop; only one run at a
+    time may use the file.
 
-    A thread writes, so that a slow disk keeps nobody waiting. `broken` says why the last try to
-    write failed, as does the log; the next one is a minute later. Raises CallerError for a file
-    that cannot be read or written.
+    A thread writes, so a slow disk blocks nothing. `broken` and the log say why the last write
+    failed; the next try is a minute later. Raises CallerError if the file cannot be read or
+    written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +55,7 @@ class LengthStore:
         try:
             _write(path, self._encoded())
         except OSError as error:
-            text = f"length history {path} cannot be written: {error}; name a file that can"
+            text = f"length history {path} cannot be written: {error}; choose a writable file"
             raise CallerError(text) from error
         self._changed = False
         self._loop = asyncio.get_running_loop()
@@ -62,11 +63,11 @@ class LengthStore:
         self._saving: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        """Prompts that are known."""
+        """Number of known prompts."""
         return len(self._history)
 
     def complete(self, submitted: GroupSubmitted) -> GroupSubmitted:
-        """With the lengths that are known, where its trainer named the prompt and knows none."""
+        """Add the known lengths if the trainer has named the prompt and gave no history."""
         prompt = submitted.prompt
         if submitted.history or prompt not in self._history:
             return submitted
@@ -74,17 +75,17 @@ class LengthStore:
         return msgspec.structs.replace(submitted, history=known)
 
     def delivered(self, submitted: GroupSubmitted, lengths: Sequence[int]) -> None:
-        """Its samples came to these lengths. A prompt without a name is not met again."""
+        """Note the lengths of its samples. A prompt without a name cannot be recognised again."""
         if submitted.prompt:
             self._history.of(submitted.prompt, submitted.history).note(lengths)
             self._changed = True
 
     def state(self) -> dict[str, Any]:
-        """ "broken": why it could not be written when that was last tried."""
+        """ "broken": why the last write failed; "" if it did not."""
         return {"path": str(self.path), "prompts": len(self), "broken": self.broken}
 
     async def close(self) -> None:
-        """Write what is left. The file is complete unless `broken`."""
+        """Write the rest. The file is complete unless `broken`."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 if self._saving is not None:
@@ -93,7 +94,7 @@ class LengthStore:
                 if self._saving is not None:
                     await asyncio.wait({self._saving})
         except TimeoutError:
-            self._fail(f"the disk did not take it within {CLOSE_S:g} s")
+            self._fail(f"the write took longer than {CLOSE_S:g} s")
         finally:
             self._timer.cancel()
 
@@ -125,14 +126,14 @@ class LengthStore:
 
 
 def _read(path: Path) -> dict[str, list[int]]:
-    """Nothing if there is no such file. Raises CallerError."""
+    """The lengths; empty if there is no file. Raises CallerError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Lengths).lengths
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CallerError(
-            f"length history {path} cannot be read: {error}; move it away to begin anew"
+            f"length history {path} cannot be read: {error}; move it away to start a new one"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The instances that are here, each with its supervisor: they come, join, are lost and go."""
+"""The known instances, each with its supervisor: adds, joins, loses and removes them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 
 
 class FleetAttempts(Attempts, Protocol):
-    """The attempts under way on all instances."""
+    """The running attempts on all instances."""
 
     def lose(self, instance: str, tell: Callable[[], None]) -> None:
-        """Its instance is gone; what streams brought is kept, and then `tell` tells the scheduler
-        of the loss."""
+        """The instance is gone: keep what streams brought, then call `tell`, which reports the loss
+        to the scheduler."""
 
 
 class LiveFleet:
-    """By name, those that are away too.
+    """All instances by name, including those that are away.
 
-    loader         brings the newest version to an instance; None if nobody has said how
+    loader         loads the newest version into an instance; None if no way to load it is known
     paused_before  instances that an earlier run had paused to load weights
-    on_pausing     called with an instance before it is paused, and waited for
-    on_resumed     called with one that is no longer ours to resume
+    on_pausing     called and awaited with an instance before it is paused
+    on_resumed     called with an instance that we no longer have to resume
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LiveFleet:
 
     @property
     def newest_version(self) -> int:
-        """The trainer's."""
+        """The trainer's version."""
         return self._view.run.version
 
     async def pausing(self, instance: str) -> None:
@@ -80,7 +80,7 @@ class LiveFleet:
 
     @property
     def can_load(self) -> bool:
-        """Whether an instance that joins can be brought to the newest version."""
+        """Whether the newest version can be loaded into an instance that joins."""
         return self._view.loads_newest and brings_weights(self.loader)
 
     def supervisor(self, name: str) -> InstanceSupervisor:
@@ -91,12 +91,12 @@ class LiveFleet:
         return supervisor
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance here takes; 0 without instances."""
+        """Tokens of prompt and response that every instance accepts; 0 without instances."""
         known = (supervisor.description for supervisor in self.supervisors.values())
         return min((d.max_model_len for d in known if d is not None), default=0)
 
     def descriptions(self, besides: str) -> Iterator[Description]:
-        """What those that have joined say of themselves, but for the one of that name."""
+        """The descriptions of the joined instances, except the one named `besides`."""
         for supervisor in self.supervisors.values():
             told = supervisor.description
             if told is not None and supervisor.joined and supervisor.name != besides:
@@ -130,13 +130,13 @@ class LiveFleet:
         if not told.is_set():
             await told.wait()
         if self.supervisors.get(name) is not supervisor:
-            return  # by another call, while this one waited
+            return  # removed by another call while this one waited
         del self.supervisors[name]
         self.versions.forget(name)
         await supervisor.remove()
 
     def join(self, name: str, description: Description, version: int) -> None:
-        """Its supervisor has found it fit, with weights of this version."""
+        """Its supervisor lets it join with weights of this version."""
         self.versions.adopt(version)
         self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
 
@@ -148,9 +148,9 @@ class LiveFleet:
         *,
         asked: bool = False,
     ) -> None:
-        """The instance is gone, or is let go because that was `asked`; what its streams brought is
-        kept. `then` is called when the scheduler knows, which is at once where all attempts are in
-        this process."""
+        """The instance is gone, or is removed on request (`asked`); what its streams brought is
+        kept. `then` is called when the scheduler knows of it, which is at once if all attempts are
+        in this process."""
         gone = InstanceLost(name, reason, asked)
         self.attempts.lose(name, partial(self._tell_lost, gone, then))
 
@@ -165,6 +165,6 @@ class LiveFleet:
             then()
 
     async def close(self) -> None:
-        """Watch them no more; they are left as they are."""
+        """Stop watching them; the instances stay as they are."""
         for supervisor in self.supervisors.values():
             await supervisor.close()

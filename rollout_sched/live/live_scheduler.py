@@ -1,4 +1,4 @@
-"""A policy at work: the scheduler with its driver, the trainer session and the journal."""
+"""Runs a policy: the scheduler with its driver, the trainer session and the journal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rollout_sched.live.trajectory import Tool
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the streams of a run that is stored.
+#: Seconds between two checks of the streams of a stored run.
 STREAM_S = 0.5
 
 
 def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> Settings:
-    """What is `given`, else what the policy's [live] table says, else the defaults.
+    """The settings `given`, else those of the policy's [live] table, else the defaults.
 
     Raises ConfigError naming the key.
     """
@@ -37,7 +37,7 @@ def settings_of(policy: PolicyFile, given: Mapping[str, Any] | None = None) -> S
 
 
 def _streaming(settings: Settings, run: RunOptions) -> Settings:
-    """What streams bring is stored as far as the core has heard of it."""
+    """With a store, report streams to the core, because only reported tokens are stored."""
     if run.store is not None and run.stream_every and not settings.stream_s:
         return msgspec.structs.replace(settings, stream_s=STREAM_S)
     return settings
@@ -45,18 +45,18 @@ def _streaming(settings: Settings, run: RunOptions) -> Settings:
 
 def _warn_of_lending(policy: PolicyFile) -> None:
     log.warning(
-        "policy %s lends instances to a trainer on their GPUs, and there is none: nothing will be "
-        "lent; a trainer that takes them is given as `borrower` of from_toml",
+        "policy %s lends instances to a trainer on their GPUs, but there is none: nothing will be "
+        "lent; pass the trainer as `borrower` of from_toml",
         policy.name,
     )
 
 
 class LiveScheduler:
-    """What stands between a trainer and its fleet. Make it inside a running event loop.
+    """Stands between a trainer and its fleet. Create it inside a running event loop.
 
-    `settings`: of the driver; None for those of the policy. `borrower`: the trainer, if it takes
-    instances that are lent to it. `reward`, `keep`: see `reward_function`; None for those of the
-    policy. `tools`: by name, of trajectories that survive this process.
+    `settings`: of the driver; None: those of the policy. `borrower`: the trainer, if instances are
+    lent to it. `reward`, `keep`: see `reward_function`; None: those of the policy. `tools`: by
+    name, the tools of trajectories that survive this process.
     """
 
     def __init__(
@@ -103,14 +103,15 @@ class LiveScheduler:
         records.go_on(self.driver, self.trainer)
 
     def state(self) -> dict[str, Any]:
-        """The queues, versions and anomalies of the scheduler (`scheduler_state`), and beside it:
+        """The queues, versions and anomalies of the scheduler (`scheduler_state`), and also:
 
-        "contradictions": answers by other versions than were known of their instance, by kind.
-        "failed": why, of the groups of which no batch has told yet; "filtered": those likewise.
-        "leases": of the batches that are not acknowledged, whose they are.
-        "loaded": every instance that is here, and at least one, has loaded the newest version.
-        "fronts": those that are connected, and what each has (`link.hub`); empty in one process.
-        "waits_for": what is missing for the next batch, and for "loaded"; "" if it comes by itself.
+        "contradictions": number of answers with other versions than known of the instance, by kind.
+        "failed": failed groups that no batch has reported yet, with the reason; "filtered":
+        filtered groups likewise.
+        "leases": the leases of unacknowledged batches.
+        "loaded": whether all joined instances, and at least one, have loaded the newest version.
+        "fronts": the connected fronts and what each holds (`link.hub`); empty in one process.
+        "waits_for": what the next batch and "loaded" wait for; "" if no action is needed.
         """
         driver, trainer = self.driver, self.trainer
         return {
@@ -129,7 +130,7 @@ class LiveScheduler:
         }
 
     async def close(self) -> None:
-        """Stop; instances are left as they are."""
+        """Stop; the instances stay as they are."""
         try:
             await self.driver.close()
         finally:

@@ -1,7 +1,7 @@
-"""Who will never answer: an instance that stands still, requests that it has forgotten.
+"""Finds what will never answer: an instance without progress, or requests that it has lost.
 
-All is judged from what polls and streams bring; times are seconds of one clock. Nothing is judged
-from a single poll: gauges lag behind by a step of the engine, answers and questions are on the way.
+Judges only from polls and streams; times are seconds of one clock. No decision rests on a single
+poll: gauges lag by one engine step, and requests and answers are in flight.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rollout_sched.live.settings import Settings
 
 
 class Verdict(NamedTuple):
-    """Why the instance is lost, "" if it is not; which attempts are to be broken off, and why."""
+    """Why the instance is lost ("" if it is not); which attempts to stop, with the reason."""
 
     lost: str
     stop: list[tuple[UnderWay, str]]
 
 
 class Liveness:
-    """Judges one instance, poll by poll, from when it joined or went on after a pause."""
+    """Judges one instance, poll by poll, from when it joined or was resumed after a pause."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self._stall_s = settings.stall_s
@@ -32,13 +32,13 @@ class Liveness:
         self._movement = Movement(now)
         self._shortfall = Shortfall(settings.forgotten_s)
         self._streams = Streams()
-        # Looking into all streams takes time from those that run, so it is not done every poll.
+        # Checking all streams costs time, so it is not done at every poll.
         self._streams_every_s = min(settings.stall_s / 8, settings.forgotten_s / 2)
         self._streams_seen = 0.0
-        self._standing: dict[int, float] = {}  # attempts whose streams have begun: since when
+        self._standing: dict[int, float] = {}  # begun streams: since when nothing new came
 
     def judge(self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]) -> Verdict:
-        """`attempts`: those that were there before the poll was made and still are."""
+        """`attempts`: those that ran before the poll was sent and still run."""
         moved = self._movement.note(now, gauges)
         if now - self._streams_seen >= self._streams_every_s:
             self._streams_seen = now
@@ -52,13 +52,13 @@ class Liveness:
                 return Verdict(text, [])
             return Verdict("", [])
         if not moved and (gauges.running or gauges.waiting):
-            return Verdict("", [])  # the gauges may be old: they are renewed by a step
+            return Verdict("", [])  # the gauges may be old: each engine step renews them
         return Verdict(
             "", [*self._forgotten(now, gauges, attempts), *self._standing_still(now, attempts)]
         )
 
     def _with_its_prompt(self, running: UnderWay) -> float:
-        """Seconds that the prompt of an attempt may take that has brought nothing yet."""
+        """Seconds that prefill may take for an attempt; 0 once its stream has brought tokens."""
         if running.dispatch.attempt in self._standing:
             return 0.0
         return running.dispatch.context_tokens / self._prefill_rate
@@ -66,11 +66,11 @@ class Liveness:
     def _forgotten(
         self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]
     ) -> list[tuple[UnderWay, str]]:
-        """It has fewer requests than we wait for there: some will never be answered.
+        """The instance has fewer requests than we wait for there: some will never be answered.
 
-        It does not say which, so the oldest are broken off one after the other. One that is still
-        there comes back with what it has made and goes on from that; one that is not does not
-        answer, and is made again elsewhere.
+        It does not say which, so the oldest are stopped one after the other. A request that still
+        runs there returns its tokens and continues from them; a lost one does not answer, and is
+        made again elsewhere.
         """
         here = gauges.running + gauges.waiting
         missing = self._shortfall.note(now, len(attempts) - here)
@@ -80,7 +80,7 @@ class Liveness:
             return []
         forgotten_s = self._forgotten_s
         if not gauges.generated_tokens:
-            # Its first step may compile kernels, and the gauges are renewed only after it.
+            # Its first step may compile kernels; the gauges change only after that step.
             forgotten_s = max(forgotten_s, self._stall_s)
         suspects = [
             running
@@ -90,20 +90,20 @@ class Liveness:
             and now - self._standing.get(running.dispatch.attempt, 0.0) >= forgotten_s
         ]
         suspects.sort(key=lambda running: running.begun)
-        reason = f"never answered: the instance has {here} of the {len(attempts)} we wait for"
+        reason = f"never answered: the instance reports {here} of {len(attempts)} requests"
         return [(running, reason) for running in suspects[:missing]]
 
     def _standing_still(
         self, now: float, attempts: Sequence[UnderWay]
     ) -> list[tuple[UnderWay, str]]:
-        """Streams that have begun and bring nothing more, though the instance makes progress."""
+        """Streams that have begun and bring no more tokens, though the instance makes progress."""
         if self._streams_seen != now:
             return []
         since = (
             (e, self._standing.get(e.dispatch.attempt, now)) for e in attempts if not e.stopped
         )
         return [
-            (running, f"its stream has brought nothing for {now - at:.0f} s")
+            (running, f"its stream has brought no tokens for {now - at:.0f} s")
             for running, at in since
             if now - at >= self._stall_s
         ]
@@ -112,8 +112,8 @@ class Liveness:
 class Movement:
     """Since when an instance has made no progress, though requests run there.
 
-    vLLM counts the tokens of a prompt when its prefill is over, but its KV cache fills step by
-    step, so that one counts too.
+    vLLM counts the tokens of a prompt only when its prefill is done, but its KV cache fills step by
+    step, so a change of KV usage counts as progress too.
     """
 
     def __init__(self, now: float) -> None:
@@ -121,7 +121,8 @@ class Movement:
         self._seen: tuple[float, ...] = ()
 
     def note(self, now: float, gauges: Gauges) -> bool:
-        """Whether it has moved since the last poll. Where nothing runs, nothing stands still."""
+        """Whether there was progress since the last poll. An idle instance never counts as
+        stalled."""
         seen = (
             gauges.generated_tokens,
             gauges.prefill_tokens,
@@ -137,9 +138,9 @@ class Movement:
 
 
 class Shortfall:
-    """How many requests too few an instance has been reporting for `while_s`.
+    """How many requests too few an instance has been reporting for `while_s` seconds.
 
-    One that others use too reports more than we know of, and hides what it has forgotten of ours.
+    An instance that others use too reports their requests as well, which hides lost ones of ours.
     """
 
     def __init__(self, while_s: float) -> None:
@@ -147,8 +148,8 @@ class Shortfall:
         self._polls: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, missing: int) -> int:
-        """`missing` by this poll; returns the fewest of all polls of the last `while_s`, 0 as long
-        as there are not so many."""
+        """`missing` by this poll; returns the minimum over the polls of the last `while_s` seconds;
+        0 until there are polls for that long."""
         polls = self._polls
         if missing <= 0:
             polls.clear()
@@ -168,8 +169,8 @@ class Streams:
         self._seen: dict[int, tuple[int, float]] = {}
 
     def note(self, now: float, streamed: Iterable[tuple[int, int]]) -> dict[int, float]:
-        """From (attempt, tokens so far) of all that are under way, those that have begun: when each
-        was first seen to be where it is."""
+        """`streamed`: (attempt, tokens so far) of all running attempts. Returns, for those with
+        tokens, when each was first seen at its current count."""
         before, self._seen = self._seen, {}
         for attempt, tokens in streamed:
             if tokens:

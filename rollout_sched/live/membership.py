@@ -1,9 +1,9 @@
-"""Whether an instance belongs to the fleet, as a table.
+"""Whether an instance belongs to the fleet, as a table of moves.
 
-A move that the table does not list is an error and changes nothing. Reading down: an instance is
-AWAY until it *joins* and again when it is *lost*; one whose weights could not be loaded is
-*disqualified* and must be *restarted* first, for what it would generate is anybody's guess. Who may
-not join yet is *refused*, with a reason. It is *removed* at most once.
+A move that the table does not list is an error and changes nothing. An instance is AWAY until it
+*joins*, and again when it is *lost*. An instance whose weights could not be loaded is
+*disqualified* and must be *restarted* first, because its weights are undefined. An instance that
+may not join yet is *refused*, with a reason. It is *removed* at most once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout_sched.core.errors import IllegalMove
 
 
 class MembershipState(StrEnum):
-    """What an instance is to the scheduler."""
+    """The states of an instance."""
 
     AWAY = "away"
     JOINED = "joined"
@@ -29,18 +29,18 @@ AWAY, JOINED, UNFIT, REMOVED = MembershipState
 class MembershipMove(StrEnum):
     """The verbs of the table."""
 
-    JOIN = "join"  # it answers, and nothing speaks against it
-    REFUSE = "refuse"  # it does not answer, or something speaks against it
-    LOSE = "lose"  # it fails an order, misses polls, was restarted, stands still
+    JOIN = "join"  # it answers and may join
+    REFUSE = "refuse"  # it does not answer, or may not join
+    LOSE = "lose"  # it failed an order, missed polls, was restarted, or makes no progress
     DISQUALIFY = "disqualify"  # its weights could not be loaded
-    RESTART = "restart"  # it has the weights of its start again
+    RESTART = "restart"  # it has its start weights again
     REMOVE = "remove"
 
 
 JOIN, REFUSE, LOSE, DISQUALIFY, RESTART, REMOVE = MembershipMove
 
 MOVES: dict[MembershipState, dict[MembershipMove, MembershipState]] = {
-    # An update that was called off when the instance was lost may still fail.
+    # An update that was cancelled when the instance was lost may still fail.
     AWAY: {JOIN: JOINED, REFUSE: AWAY, DISQUALIFY: UNFIT, REMOVE: REMOVED},
     JOINED: {LOSE: AWAY, DISQUALIFY: UNFIT, REMOVE: REMOVED},
     UNFIT: {REFUSE: UNFIT, RESTART: AWAY, REMOVE: REMOVED},
@@ -49,10 +49,10 @@ MOVES: dict[MembershipState, dict[MembershipMove, MembershipState]] = {
 
 
 class Membership:
-    """One instance's.
+    """The membership of one instance.
 
     reason   why it has not joined; "" while it has
-    drained  the scheduler has no work there: it has not joined, or has finished what it had
+    drained  set when the scheduler has no work there: not joined, or all its work is finished
     """
 
     def __init__(self, name: str) -> None:
@@ -65,8 +65,8 @@ class Membership:
     def move(self, verb: MembershipMove, reason: str = "") -> None:
         """Move it, or raise IllegalMove and leave it as it is.
 
-        `reason`: why it has not joined from now on; what made it unfit stays the reason while it
-        is, whatever else it is refused for.
+        `reason`: why it has not joined from now on. While it is unfit, the reason that made it
+        unfit stays.
         """
         after = MOVES[self.state].get(verb)
         if after is None:

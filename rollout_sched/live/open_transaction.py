@@ -1,4 +1,4 @@
-"""What is written to a store next, put together over some turns of the loop."""
+"""Collects the changes that are written to the store next, over several turns of the loop."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from rollout_sched.store.writer import StoreWriter
 
-#: Seconds for which events are gathered that nobody is promised: facts that change with each of
-#: them are put together once.
+#: Seconds for which events are collected that need no durability promise, so that facts that change
+#: with each event are written once.
 GATHER_S = 0.02
 
 
 class OpenTransaction:
-    """Changes, until they go to the writer's thread, and then those after them. Make it inside a
-    running event loop.
+    """The changes that have not gone to the writer's thread yet. Create it inside a running event
+    loop.
 
-    `complete` is called with them at last, for what is put together once for all events.
-    `on_broken` is called in the loop, once, when nothing can be written any more.
+    `complete` is called with the changes before they are written, to add what is written once for
+    all events. `on_broken` is called once, in the loop, when the store can no longer be written.
     """
 
     def __init__(
@@ -38,23 +38,22 @@ class OpenTransaction:
         self._timer: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
-        """Something has happened: have it written soon."""
+        """Write the changes soon."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._write)
 
     def durably(self) -> None:
-        """Something has happened of which we shall not hear again: have it written durably, though
-        nobody waits."""
+        """Write the changes durably now, though no caller waits: the event will not be repeated."""
         self._write()
         self.writer.promise()
 
     def promise(self) -> Awaitable[None]:
-        """Done when all that has happened is durable. Raises StoreBroken there."""
+        """Done when all changes so far are durable. Awaiting it may raise StoreBroken."""
         self._write()
         return asyncio.wrap_future(self.writer.promise(), loop=self._loop)
 
     async def close(self) -> None:
-        """Write what is left, and close the store."""
+        """Write the rest, and close the store."""
         self._write()
         await self._loop.run_in_executor(None, self.writer.close)
 

@@ -1,8 +1,8 @@
-"""Who has paused an instance, as a table.
+"""Who has paused an instance, as a table of moves.
 
-A pause belongs to who made it: an administrator's outlasts our updates and the instance's restarts,
-our own is ours to end, and somebody else's is left alone. A move that the table does not list is an
-error and changes nothing.
+A pause belongs to its maker: an administrator's pause outlasts our updates and the instance's
+restarts, we end our own, and somebody else's is left alone. A move that the table does not list is
+an error and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class PausedBy(StrEnum):
     """Whose pause it is; nothing is generated until all of them have ended it."""
 
     NOBODY = "nobody"
-    US = "us"  # for an update; or it is left to us to resume it when it joins
+    US = "us"  # for an update; or we have to resume it when it joins
     ADMINISTRATOR = "an administrator"
     BOTH = "an administrator and us"
-    SOMEBODY_ELSE = "somebody else"  # found so
+    SOMEBODY_ELSE = "somebody else"  # found paused
 
 
 NOBODY, US, ADMINISTRATOR, BOTH, SOMEBODY_ELSE = PausedBy
@@ -29,12 +29,12 @@ NOBODY, US, ADMINISTRATOR, BOTH, SOMEBODY_ELSE = PausedBy
 class PauseMove(StrEnum):
     """The verbs of the table."""
 
-    PAUSE = "be paused by us"  # an update begins; that it did not answer does not mean it was not
+    PAUSE = "be paused by us"  # an update begins; it may be paused even without an answer
     RESUME = "be resumed by us"  # an update is over, or it is about to join
     HOLD = "be held"  # an administrator has paused it
     RELEASE = "be released"  # an administrator has resumed it
     RELEASE_LATER = "be released later"  # it is away: we resume it when it joins
-    FIND = "be found paused"  # and not by us
+    FIND = "be found paused"  # by somebody else
     RESTART = "be restarted"  # a new process is not paused
 
 
@@ -49,7 +49,7 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
         FIND: SOMEBODY_ELSE,
         RESTART: NOBODY,
     },
-    # Released while we update it, it is still ours to resume, and its gauges may stand still.
+    # If it is released while we update it, we still have to resume it; its gauges may not change.
     US: {RESUME: NOBODY, HOLD: BOTH, RELEASE: US, RESTART: NOBODY},
     ADMINISTRATOR: {
         PAUSE: BOTH,
@@ -66,7 +66,7 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
         RELEASE_LATER: US,
         RESTART: ADMINISTRATOR,
     },
-    # An update of ours that begins then ends theirs: two cannot load weights at once.
+    # Our own update replaces their pause: two parties cannot load weights at once.
     SOMEBODY_ELSE: {
         PAUSE: US,
         RESUME: NOBODY,
@@ -79,8 +79,8 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
 
 
 class InstancePause:
-    """One instance's. `on_resumed` is called when it has been resumed, or restarted: it is no
-    longer ours to resume."""
+    """The pause of one instance. `on_resumed` is called when it was resumed or restarted, so that
+    we no longer have to resume it."""
 
     def __init__(self, name: str, on_resumed: Callable[[], None] | None = None) -> None:
         self.by: PausedBy = NOBODY
@@ -89,12 +89,12 @@ class InstancePause:
 
     @property
     def held(self) -> bool:
-        """By an administrator, whoever else has paused it."""
+        """Whether an administrator has paused it, even if others have too."""
         return self.by in (ADMINISTRATOR, BOTH)
 
     @property
     def ours(self) -> bool:
-        """Whether we are to resume it, or would if it were not held."""
+        """Whether we have to resume it, now or after it is released."""
         return self.by in (US, BOTH)
 
     def move(self, verb: PauseMove) -> None:

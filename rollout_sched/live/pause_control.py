@@ -1,4 +1,4 @@
-"""An instance paused and resumed by hand: it is told so, and whose the pause is, is noted."""
+"""Pauses and resumes an instance on an administrator's order, and records whose pause it is."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rollout_sched.live.settings import Settings
 
 
 class PauseControl:
-    """Of one instance, for administrators and for who passes their calls on.
+    """Holds and releases one instance, for administrators and for code that forwards their calls.
 
-    A hold outlasts the instance's being away: one that is held is not resumed by a weight update,
+    A hold survives while the instance is away: a held instance is not resumed by a weight update,
     and is paused again before it joins after a restart.
 
-    lock        taken while it is told to pause or to resume
-    on_resumed  called when new tokens are expected from now on
+    lock        held while the instance is paused or resumed
+    on_resumed  called when the instance should make tokens again
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PauseControl:
             self.note_held()
 
     async def release(self) -> None:
-        """Resume it, whoever has paused it; one that is held and away goes on when it joins.
+        """Resume it, whoever has paused it. A held instance that is away is resumed when it joins.
         Raises InstanceError."""
         async with self._lock:
             if self.held and self._membership.state is not MembershipState.JOINED:
@@ -62,7 +62,7 @@ class PauseControl:
             self.note_released()
 
     def note_left_paused(self) -> None:
-        """We have paused it in an earlier run, and did not come to resume it."""
+        """An earlier run of ours has paused it and did not resume it."""
         self._pause.move(PAUSE)
 
     def note_held(self) -> None:

@@ -1,4 +1,4 @@
-"""The payloads of all requests that are here, from their first dispatch to their end."""
+"""Holds the payloads of all current requests, from their first dispatch to their end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PayloadFactory = Callable[[int], Payload]
 
 
 class PayloadBook:
-    """What there is of each request and group, and why the last attempt of it has failed."""
+    """The payloads of requests, the payload factories of groups, and the last error of each."""
 
     def __init__(self) -> None:
         self._payloads: dict[str, Payload] = {}
@@ -46,7 +46,7 @@ class PayloadBook:
         return self._payloads.get(request)
 
     def of(self, it: Dispatch | Discard | DeliveredSample) -> Payload:
-        """The payload of a request, made when it is first asked for: one that was finished in an
+        """The payload of a request, created at the first call: a request that finished in an
         earlier epoch of the run was never dispatched here.
 
         Raises what its factory raises.
@@ -55,7 +55,7 @@ class PayloadBook:
         return self.of_sample(it.group, it.index, it.request) if payload is None else payload
 
     def of_sample(self, group: str, index: int, request: str) -> Payload:
-        """The same by the sample that the request makes."""
+        """The same, for the sample that the request makes."""
         payload = self._payloads.get(request)
         if payload is None:
             payload = self._payloads[request] = self._factories[group](index)
@@ -68,8 +68,8 @@ class PayloadBook:
     # -- what has failed -------------------------------------------------------------------
 
     def note_error(self, dispatch: Dispatch, error: Exception) -> None:
-        """Why an attempt has failed: said to whoever waits, should it be the last. Of what is over
-        nobody asks any more."""
+        """Why an attempt has failed: reported to the responder if it was the last attempt. Errors
+        of requests that have ended are ignored."""
         if dispatch.group in self._factories:
             self._group_errors[dispatch.group] = error
         elif dispatch.request in self._payloads:
@@ -83,42 +83,43 @@ class PayloadBook:
     # -- what goes -------------------------------------------------------------------------
 
     def take(self, sample: DeliveredSample) -> Payload:
-        """Of a request that is over; it is here no longer."""
+        """Remove and return the payload of a request that has ended."""
         payload = self.of(sample)
         self.forget(sample.request)
         return payload
 
     def take_all(self) -> tuple[list[Payload], list[str]]:
-        """Of all requests, and the names of all groups; nothing is here any more."""
+        """Remove everything; return all payloads and the names of all groups."""
         payloads, groups = list(self._payloads.values()), list(self._factories)
         self._payloads.clear()
         self._factories.clear()
         return payloads, groups
 
     def forget(self, request: str) -> Exception | None:
-        """It has ended, or is not taken; returns the last error of one that is of no group."""
+        """Remove a request that has ended or was not accepted; returns its last error if it belongs
+        to no group."""
         self._payloads.pop(request, None)
         return self._errors.pop(request, None)
 
     def has_group(self, group: str) -> bool:
-        """Whether it is neither delivered nor failed."""
+        """Whether the group is neither delivered nor failed."""
         return group in self._factories
 
     def forget_group(self, group: str) -> Exception | None:
-        """It is delivered or failed, or is not taken; returns the last error in it."""
+        """Remove a group that was delivered, failed or not accepted; returns its last error."""
         self._factories.pop(group, None)
         return self._group_errors.pop(group, None)
 
     def let_go(self, group: str, requests: Iterable[str]) -> None:
-        """It is handed out by somebody else, or was never taken."""
+        """Remove a group that another process delivers, or that was never accepted."""
         for request in requests:
             self.forget(request)
         self.forget_group(group)
 
 
 def drop(payload: Payload, attempt: int) -> None:
-    """Forget what an attempt has made; 0: all."""
+    """Forget the tokens of an attempt; 0: of all attempts."""
     try:
         payload.transcript.drop(attempt)
-    except Exception:  # it holds more than it should until it ends; nobody else is concerned
-        log.exception("a payload could not let go of attempt %d", attempt)
+    except Exception:  # the payload keeps too much until it ends; nothing else is affected
+        log.exception("a payload could not drop attempt %d", attempt)

@@ -1,7 +1,7 @@
-"""Payloads of token ids: what is asked of an instance, attempt by attempt.
+"""Payloads of token ids: what is sent to an instance for each attempt.
 
-The core counts; the tokens lie in the payload's transcript, so a resumed request is sent prompt and
-transcript.
+The core only counts tokens; the tokens are in the payload's transcript, so a resumed request sends
+prompt and transcript.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.transcript import TokenTranscript
 
-#: A logarithm of 1 may be rounded up; a logit is not that small.
+#: A log-probability of 0 may be rounded up; a logit is larger than this.
 _ABOVE_ZERO = 1e-3
 
 
 class DeliveredInGroup:
-    """Nobody waits for this request alone: it is delivered, or fails, with its group."""
+    """The responder of a request that is delivered, or fails, with its group."""
 
     def answer(self, sample: DeliveredSample) -> None:
         pass
@@ -50,9 +50,9 @@ IN_GROUP = DeliveredInGroup()
 class TokenPayload:
     """A prompt given as tokens, answered with tokens (token in, token out).
 
-    `sampling` are vLLM's SamplingParams by name, less n and max_tokens; with "logprobs" in it every
-    answer must bring one log-probability per token. `stream_every`: see `Order`. `test`: which
-    tokens of a draft may stay; with one, log-probabilities are always asked for.
+    `sampling`: vLLM's SamplingParams by name, without n and max_tokens; with "logprobs" in it every
+    answer must have one log-probability per token. `stream_every`: see `Order`. `test`: decides
+    which tokens of a draft stay; with a test, log-probabilities are always requested.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TokenPayload:
 
     @property
     def logprobs(self) -> list[float] | None:
-        """One for each of `response_ids`; None if none were asked for."""
+        """One for each of `response_ids`; None if none were requested."""
         return None if self.sampling.get("logprobs") is None else self.transcript.logprobs
 
     def begin(
@@ -102,8 +102,9 @@ class TokenPayload:
     async def attempt_verified(
         self, client: InstanceClient, dispatch: Dispatch, order_id: str, passed: Passed
     ) -> Outcome:
-        """Two orders: one to hear what the new weights think of the draft, for which they have to
-        prefill it anyway, and one that goes on from what is kept, from the KV cache."""
+        """Sends two orders: the first gets the draft's log-probabilities under the new weights,
+        which takes only the prefill that is needed anyway; the second continues after the kept
+        tokens, from the KV cache."""
         sampling = {**self.sampling, "prompt_logprobs": 0}
         order = self._order(dispatch, order_id, max_new_tokens=1, sampling=sampling)
         output = await client.generate(order)
@@ -117,12 +118,12 @@ class TokenPayload:
         self.transcript.verified([token.logprob for token in thought[:kept]])
         if rest.ends:
             return Outcome(0, "stop", (), Piece([], []))
-        await asyncio.sleep(0)  # behind what was dispatched before, which has yet to begin
+        await asyncio.sleep(0)  # let earlier dispatches begin first
         return await self.attempt(client, rest, order_id)
 
     def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
-        """How many leading tokens of the draft stay. A cut before what a tool has answered leaves
-        nothing, for the tool has acted."""
+        """How many leading tokens of the draft stay. A cut before tokens that a tool has answered
+        leaves nothing, because the tool has already acted on them."""
         assert self.test is not None, "a draft of a payload that tests none"
         transcript = self.transcript
         drawn = zip(transcript.logprobs, transcript.joined.mask, strict=True)
@@ -135,7 +136,7 @@ class TokenPayload:
         """One entry for each generated token of the draft. Raises AnswerUntrue."""
         version = dispatch.salt
         if any(made_by < version for made_by, _ in output.spans):
-            raise AnswerUntrue(f"it was to verify under version {version}, and used an older one")
+            raise AnswerUntrue(f"it should verify under version {version}, but used an older one")
         context = len(self.prompt_ids) + len(self.response_ids)
         prompt = output.prompt
         if prompt is None or len(prompt) != context - 1:
@@ -150,7 +151,7 @@ class TokenPayload:
         draft = made[: sum(tokens for _, tokens in dispatch.draft)]
         if not all(-math.inf < token.logprob < _ABOVE_ZERO for token in draft):
             raise AnswerUntrue(
-                "the log-probabilities of its prompt are none; start it with --logprobs-mode "
+                "its prompt log-probabilities are invalid; start it with --logprobs-mode "
                 "raw_logprobs or processed_logprobs"
             )
         return draft
@@ -193,5 +194,5 @@ class TokenPayload:
 
 
 def _nothing() -> Outcome:
-    """Of an attempt that was stopped before it made anything."""
+    """The outcome of an attempt that was stopped before it made a token."""
     return Outcome(0, "abort", (), Piece([], []))

@@ -1,4 +1,4 @@
-"""Pieces of a response, one for each attempt, read as the one response that they are."""
+"""Pieces of a response, one for each attempt, and their view as one response."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Piece(msgspec.Struct):
-    """Tokens of one attempt, with their log-probabilities if they were asked for.
+    """Tokens of one attempt, with their log-probabilities if they were requested.
 
-    `observed`: the tokens that a tool returned to the turn which the attempt ended.
+    `observed`: the tokens that a tool returned for the turn that the attempt ended.
     """
 
     token_ids: list[int]
@@ -19,7 +19,7 @@ class Piece(msgspec.Struct):
 
 
 class JoinedPieces:
-    """In their order: tokens that were generated, and between two turns of a trajectory those that
+    """The pieces in order: generated tokens, and between two turns of a trajectory the tokens that
     its tool returned."""
 
     __slots__ = ("_pieces",)
@@ -38,8 +38,8 @@ class JoinedPieces:
 
     @property
     def drawn_logprobs(self) -> list[float]:
-        """One for each of `token_ids`, by the weights that drew it, if they were asked for; 0.0
-        where they were observed."""
+        """One for each of `token_ids`, under the weights that drew it, if requested; 0.0 for
+        observed tokens."""
         values: list[float] = []
         for piece in self._pieces.values():
             values += piece.logprobs or ()
@@ -48,7 +48,7 @@ class JoinedPieces:
 
     @property
     def mask(self) -> list[int]:
-        """1 for each of `token_ids` that was generated, 0 for those that were observed."""
+        """1 for each generated token of `token_ids`, 0 for each observed one."""
         mask: list[int] = []
         for piece in self._pieces.values():
             mask += [1] * len(piece.token_ids)
@@ -57,12 +57,12 @@ class JoinedPieces:
 
     @property
     def turns(self) -> int:
-        """Turns that a tool has returned to."""
+        """Number of turns that a tool has answered."""
         return sum(piece.observed is not None for piece in self._pieces.values())
 
     @property
     def turn_ids(self) -> list[int]:
-        """What was generated since a tool last returned."""
+        """The tokens generated since the last answer of a tool."""
         ids: list[int] = []
         for piece in self._pieces.values():
             ids = [] if piece.observed is not None else ids + piece.token_ids
@@ -70,7 +70,7 @@ class JoinedPieces:
 
     @property
     def settled(self) -> int:
-        """Generated tokens that a tool has answered."""
+        """Number of generated tokens that a tool has answered."""
         made = settled = 0
         for piece in self._pieces.values():
             made += len(piece.token_ids)

@@ -1,7 +1,7 @@
-"""What the driver asks of the world: instances to talk to, and payloads for them to work on.
+"""The interfaces that the driver needs from outside: instances, and payloads for them.
 
-The core counts tokens; the tokens themselves travel between these two, and nothing else of the
-driver ever looks at them.
+The core only counts tokens. The tokens themselves pass between these two, and no other part of the
+driver looks at them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.events import Spans
 from rollout_sched.core.model import DeliveredSample
 
-#: Characters of what somebody else says that we repeat.
+#: Most characters of foreign text that we repeat.
 EXCERPT = 500
 
 
 def printable(text: str, most: int = EXCERPT) -> str:
-    """What somebody else says, as it can stand in a log or an answer: one line, and not long."""
+    """Foreign text made fit for a log or an answer: one line of limited length."""
     cut = text if len(text) <= most else f"{text[:most]}..."
     return "".join(c if c.isprintable() else " " for c in cut)
 
 
 class InstanceError(RolloutError, RuntimeError):
-    """An instance did not do what it was asked; the request may be tried again elsewhere.
+    """An instance did not do what was requested; the request may be retried elsewhere.
 
-    The text often holds what the instance said, so it is made fit for a log.
+    The text often contains the instance's words, so it is made fit for a log.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -37,32 +37,32 @@ class InstanceError(RolloutError, RuntimeError):
 
 
 class InstanceGone(InstanceError):
-    """Nothing listens there any more."""
+    """Nothing listens at the instance's address any more."""
 
 
 class ConnectionBroken(InstanceError):
-    """The connection broke under a request: the instance may have seen it, and may be gone."""
+    """The connection broke during a request: the instance may have seen it, and may be gone."""
 
 
 class InstanceUnreached(ConnectionBroken):
-    """No connection came about: the instance has not seen the request."""
+    """No connection could be made: the instance has not seen the request."""
 
 
 class AnswerUntrue(InstanceError):
-    """What an instance said cannot be true: nothing that it streamed is gone on from."""
+    """An instance's answer cannot be true: the attempt's streamed tokens are dropped."""
 
 
 class WeightsUnknown(AnswerUntrue):
-    """An answer made by other weights than any that we know of: the instance was restarted."""
+    """An answer was made by weights that we do not know: the instance was restarted."""
 
 
 class RequestRejected(RolloutError, RuntimeError):
-    """The request itself is at fault: no other instance would take it either.
+    """The request itself is invalid: no other instance would accept it either.
 
-    `status` and `body` are for its client: what an instance answered (HTTP 4xx), or 500 with
-    nothing where the request could not even be sent. `because`: what it was rejected for, where
-    that says something about the instance. `unquoted`: the text without a word of the instance's
-    answer, which may quote the prompt.
+    `status` and `body` are for its client: the instance's answer (HTTP 4xx), or 500 with an empty
+    body if the request could not be sent. `because`: the cause of the rejection, if it says
+    something about the instance. `unquoted`: the text without the instance's own words, which may
+    quote the prompt.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class RequestRejected(RolloutError, RuntimeError):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One attempt as an instance gets it.
+    """One attempt as it is sent to an instance.
 
     id              unique over all drivers, for aborting
     token_ids       the whole context: prompt, response so far, observations
-    max_new_tokens  how many it may generate
+    max_new_tokens  how many tokens it may generate
     salt            prefix-cache namespace (vLLM's cache_salt)
-    sampling        vLLM SamplingParams by name, less n and max_tokens
+    sampling        vLLM SamplingParams by name, without n and max_tokens
     stream_every    tokens between partial results; 0: only one answer, at the end
-    session         for instances that route inside themselves; "" for none
+    session         for instances that route internally; "" for none
     """
 
     id: str
@@ -103,19 +103,19 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class PromptToken(msgspec.Struct, frozen=True, gc=False):
-    """What a model thinks of a token of its prompt: its log-probability, and its rank from 1."""
+    """A prompt token under the model's weights: its log-probability, and its rank from 1."""
 
     logprob: float
     rank: int
 
 
 class Output(msgspec.Struct):
-    """What an attempt made.
+    """The result of an attempt.
 
-    `logprobs` has one for each of `token_ids`, or is None if none were asked for. `finish` "abort"
-    means stopped from outside, with everything made so far. `spans` as in `core.events`, with the
-    instance's own versions; empty if it does not say. `prompt` has one entry for each token of the
-    context but the first, if sampling asked for "prompt_logprobs"; else it is None.
+    `logprobs` has one entry for each of `token_ids`; None if not requested. `finish` "abort" means
+    stopped from outside, with everything made so far. `spans` as in `core.events`, with the
+    versions that the instance reports; empty if it reports none. `prompt` has one entry for each
+    token of the context except the first, if sampling has "prompt_logprobs"; else it is None.
     """
 
     token_ids: list[int]
@@ -126,17 +126,17 @@ class Output(msgspec.Struct):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What an instance is, asked once when it joins.
+    """What an instance reports of itself; asked once when it joins.
 
-    slots          sequences it runs at once
-    kv_tokens      of KV cache
+    slots          sequences that it runs at once
+    kv_tokens      tokens that its KV cache holds
     max_model_len  tokens of prompt and response together
-    version        its policy version; None if it does not say
+    version        its policy version; None if it reports none
     started_at     Unix seconds; another value later means that it was restarted; 0 if unknown
     model          the served model's name
-    models         all names that it serves, where it serves several
+    models         all names that it serves, if it serves several
     capabilities   what was detected, such as "generate", "abort", "pause", "weight_versions"
-    paused         whether it is paused now; None if it does not say
+    paused         whether it is paused now; None if it does not report that
     """
 
     slots: int
@@ -151,7 +151,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Gauges(msgspec.Struct, frozen=True):
-    """One poll of an instance; counters since it started (see `events.InstanceReported`).
+    """One poll of an instance; counters are since its start (see `events.InstanceReported`).
 
     `started_at` as in `Description`.
     """
@@ -173,7 +173,7 @@ OnTokens = Callable[[Sequence[int], Sequence[float] | None], None]
 class InstanceClient(Protocol):
     """A connection to one instance. Every call may raise InstanceError.
 
-    Cancelling `generate` gives the slot back and loses what was not streamed.
+    Cancelling `generate` frees the slot and loses the tokens that were not streamed.
     """
 
     @property
@@ -182,12 +182,12 @@ class InstanceClient(Protocol):
     async def describe(self) -> Description: ...
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
-        """Run an attempt to its end. `on_tokens` gets what a stream brings, as it comes, and need
-        not get what comes with its end; the output holds all. Raises RequestRejected if the request
-        is at fault."""
+        """Run an attempt to its end. `on_tokens` gets streamed tokens as they come, but not always
+        those that come with the end; the output has all tokens. Raises RequestRejected if the
+        request is invalid."""
 
     async def abort(self, order_id: str) -> None:
-        """Ask it to stop; the answer is `generate`'s. Unknown ids are ignored, so an abort that
+        """Ask it to stop; `generate` then returns. Unknown ids are ignored, so an abort that
         overtakes its order must be repeated."""
 
     async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None: ...
@@ -195,35 +195,36 @@ class InstanceClient(Protocol):
     async def resume(self) -> None: ...
 
     async def set_version(self, version: int) -> None:
-        """Label the tokens to come; changes no weights. Does nothing where it is not offered."""
+        """Label future tokens; changes no weights. Does nothing if the instance does not support
+        it."""
 
     async def gauges(self) -> Gauges: ...
 
     async def weight_version(self) -> int | None:
-        """The version that it says its weights have now; None if it says none. Asked of those with
-        the capability "weight_info" alone."""
+        """The version of its weights that it reports now; None if it reports none. Called only with
+        the capability "weight_info"."""
 
     async def is_paused(self) -> bool | None:
-        """Whether it makes no tokens now, whoever has paused it; None if it does not say. Asked of
-        those with the capability "pause" alone."""
+        """Whether it is paused now, by us or by others; None if it does not report that. Called
+        only with the capability "pause"."""
 
     async def close(self) -> None: ...
 
 
-#: Brings an instance to a version; what it raises makes the instance unfit until it is restarted.
+#: Loads a version into an instance; an error makes the instance unfit until it is restarted.
 WeightLoader = Callable[[Any, int], Awaitable[None]]
 
 
 def brings_weights(loader: WeightLoader | None) -> bool:
-    """Whether a loader can bring an instance that comes later to its version. One that can only
-    wait until somebody else has says so: `brings_weights = False`."""
+    """Whether a loader can load its version into an instance that joins later. A loader that only
+    waits until somebody else has loaded it sets `brings_weights = False`."""
     return loader is not None and bool(getattr(loader, "brings_weights", True))
 
 
 class Outcome(msgspec.Struct):
     """The end of an attempt as the core counts it, and the `piece` that its payload may keep.
 
-    `finish` "turn": a turn of a trajectory is over, and a tool is to work (`Acting`).
+    `finish` "turn": a turn of a trajectory is over, and its tool is called next (`Acting`).
     """
 
     tokens: int
@@ -232,57 +233,57 @@ class Outcome(msgspec.Struct):
     piece: Any
 
 
-#: Told how an attempt ended: once, or not at all if it was cancelled. After an error the attempt is
-#: cancelled, for what it still holds.
+#: Called once with the end of an attempt, or not at all if it was cancelled. After an error the
+#: attempt is cancelled, to free what it still holds.
 Over = Callable[[Outcome | Exception], None]
 
 
 class Attempting(Protocol):
-    """An attempt under way."""
+    """A running attempt."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more, so free what it holds; `over` hears nothing."""
+        """The attempt is no longer needed: free what it holds; `over` is not called."""
 
 
 class Transcript(Protocol):
-    """What the attempts of a request have made: one piece for each, in order.
+    """The tokens of a request: one piece for each attempt, in order.
 
-    Joined they are always exactly the tokens that the core counts.
+    Joined, they are always exactly the tokens that the core counts.
     """
 
     def streamed(self, attempt: int) -> int:
         """How many tokens the stream of an attempt has brought so far."""
 
     def partial(self, attempt: int, tokens: int) -> Any:
-        """The piece of an attempt that broke off: the first `tokens` tokens of its stream."""
+        """The piece of an attempt that ended early: the first `tokens` tokens of its stream."""
 
     def keep(self, attempt: int, tokens: int, piece: Any) -> None:
-        """Append a piece; of a piece that is longer than `tokens`, only so many."""
+        """Append a piece, cut to `tokens` tokens if it is longer."""
 
     def drop(self, attempt: int) -> None:
         """Forget the piece of one attempt; 0: everything."""
 
     def detach(self) -> None:
-        """What is kept is no attempt's any more: another scheduler will number its own."""
+        """Detach the kept tokens from attempt numbers: another scheduler numbers its own."""
 
     def cut(self, tokens: int) -> None:
-        """Forget the last `tokens` that were generated, or everything where a tool has answered one
-        of those. Called of verified requests alone."""
+        """Forget the last `tokens` generated tokens, or everything if a tool has answered one of
+        those. Called only for verified requests."""
 
 
 class Responder(Protocol):
-    """Whoever waits for a request. Exactly one of the two is called, once, unless the request is
-    delivered with its group."""
+    """The receiver of a request's result. Exactly one of the two methods is called, once, unless
+    the request is delivered with its group."""
 
     def answer(self, sample: DeliveredSample) -> None:
-        """A direct request is finished; hand its transcript to the client that waits."""
+        """A direct request is finished; give its transcript to the waiting client."""
 
     def fail(self, reason: str, error: Exception | None) -> None:
         """It ended without an answer: "failed", with the last error, or "withdrawn"."""
 
 
 class Payload(Protocol):
-    """What one request is about: how it is attempted, what the attempts made, and who waits."""
+    """One request's content: how it is attempted, its transcript, and its responder."""
 
     @property
     def transcript(self) -> Transcript: ...
@@ -290,14 +291,14 @@ class Payload(Protocol):
     def responder(self) -> Responder: ...
 
     def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
-        """Begin to carry out a dispatch; `over` hears nothing before this has returned.
+        """Start a dispatch; `over` is not called before this has returned.
 
-        An InstanceError that it raises, or tells `over`, ends the attempt. Anything else that it
-        raises ends the request: what cannot be sent here cannot be sent elsewhere."""
+        An InstanceError that it raises, or passes to `over`, ends the attempt. Any other error that
+        it raises ends the request: what cannot be sent here cannot be sent elsewhere."""
 
 
-#: Told how many leading tokens of an attempt's draft have passed; answers how the attempt goes on,
-#: or None if it is to stop.
+#: Called with the number of leading tokens of a draft that passed; returns the dispatch that the
+#: attempt continues with, or None if it must stop.
 Passed = Callable[[int], Awaitable[Dispatch | None]]
 
 
@@ -307,8 +308,8 @@ class Verifying(Payload, Protocol):
     def begin_verified(
         self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed, over: Over
     ) -> Attempting:
-        """As `begin`, for a dispatch with a draft: tells `passed` what is kept of it, then goes on
-        from there."""
+        """Like `begin`, for a dispatch with a draft: calls `passed` with the number of kept tokens,
+        then continues after them."""
 
 
 #: The payload of a finished sample, with its tokens.
@@ -316,33 +317,33 @@ PayloadOf = Callable[[DeliveredSample], Payload]
 
 
 class SampleJudge(Protocol):
-    """Whoever knows what finished samples are worth, and so which groups are to be trained."""
+    """Computes the rewards of finished samples, and decides which groups are trained."""
 
     async def judge(self, sample: DeliveredSample, payload_of: PayloadOf) -> Any:
-        """Find out what a sample is worth, that has just finished. What it raises fails its group.
-        Cancelled when the sample is thrown away or goes on."""
+        """Compute the reward of a sample that has just finished. An error fails its group.
+        Cancelled when the sample is discarded or continues."""
 
     def note(self, sample: DeliveredSample, worth: Any) -> None:
-        """What that came to, if it still counts."""
+        """Record the result of `judge`, if it is still valid."""
 
     def forget(self, request: str) -> None:
-        """It is thrown away, or goes on; nothing need be known of it."""
+        """The sample is discarded or continues: forget its reward."""
 
     async def keeps(self, samples: Sequence[DeliveredSample], payload_of: PayloadOf) -> bool:
-        """Whether a whole group is to be trained, of which every sample is judged. What it raises
-        fails the group."""
+        """Whether a complete group, with all samples judged, is trained. An error fails the
+        group."""
 
 
 class Acting(Payload, Protocol):
-    """A payload whose attempts may end with "turn": between two of them a tool works."""
+    """A payload whose attempts may end with "turn": a tool is called between two turns."""
 
     async def act(self) -> Sequence[int] | Literal["stop", "length"]:
-        """Have the tool work on the turn that is over.
+        """Call the tool for the turn that is over.
 
-        The tokens that it returns; or that the trajectory is over: "stop" because the tool says so,
-        "length" because there is no room for more. What it raises ends the request. Cancelled when
-        nobody wants the trajectory any more.
+        Returns the tool's tokens, or the end of the trajectory: "stop" if the tool ends it,
+        "length" if there is no room for more. An error ends the request. Cancelled when the
+        trajectory is no longer needed.
         """
 
     def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
-        """Append to the transcript what the tool returned to the turn that this attempt made."""
+        """Append to the transcript what the tool returned for the turn of this attempt."""

@@ -1,4 +1,4 @@
-"""What of a prompt could never be made, told when it is submitted."""
+"""Checks at submission that a prompt can be generated at all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.live.draft_test import untestable
 from rollout_sched.live.samples import Prompt
 
-#: Fields of vLLM 0.32's SamplingParams that are a caller's to set. An endpoint would ignore what is
-#: none of these, or refuse it when the prompt's turn has come.
+#: Fields of vLLM 0.32's SamplingParams that a caller may set. An endpoint would ignore any other
+#: field, or refuse it only when the prompt is dispatched.
 SAMPLING = frozenset(
     {
         "allowed_token_ids",
@@ -51,15 +51,15 @@ SAMPLING = frozenset(
     }
 )
 
-#: What of SamplingParams a prompt says by other names.
+#: SamplingParams that are fields of Prompt instead.
 _OURS = {"n": "Prompt.samples", "max_tokens": "Prompt.max_tokens"}
 
 
 def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool, verified: bool) -> None:
-    """Raises CallerError with the group, what is wrong and the remedy.
+    """Raises CallerError with the group, the error and the remedy.
 
-    max_model_len  tokens of prompt and response that every instance here takes; 0 if unknown
-    turns          a tool answers its turns: the response ends where there is no more room
+    max_model_len  tokens of prompt and response that every instance accepts; 0 if unknown
+    turns          a tool answers its turns: the response ends when there is no more room
     verified       its old tokens may be verified (see `core.verification`)
     """
     wrong = _length(prompt, max_model_len, turns)
@@ -84,9 +84,9 @@ def _length(prompt: Prompt, most: int, turns: bool) -> str:
 def _sampling(sampling: Mapping[str, Any], verified: bool) -> str:
     for name in sampling:
         if name in _OURS:
-            return f"sampling: {name} is not said there but as {_OURS[name]}"
+            return f"sampling: {name} is not allowed there; set {_OURS[name]}"
         if name not in SAMPLING:
-            return f"sampling: vLLM knows no {name!r}{nearest(str(name), SAMPLING)}"
+            return f"sampling: vLLM has no parameter {name!r}{nearest(str(name), SAMPLING)}"
     if verified and (problem := untestable(sampling)):
-        return f'sampling: {problem}; or set interruption.kv to "recompute", which verifies nothing'
+        return f'sampling: {problem}; or set interruption.kv to "recompute" (no verification)'
     return ""

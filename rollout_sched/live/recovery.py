@@ -1,4 +1,4 @@
-"""What an earlier scheduler of the run has left in the store, as far as it is whole."""
+"""Reads from the store what an earlier scheduler of the run has left, as far as it is intact."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from rollout_sched.store.tokens import decode
 
 log = logging.getLogger(__name__)
 
-_DAMAGED = "what the store held of it is damaged: submit it again"
+_DAMAGED = "its data in the store is damaged: submit it again"
 
 
 class Recovered(msgspec.Struct):
-    """What a new epoch begins with.
+    """The state that a new epoch begins with.
 
     state       the scheduler's; None: the store was new
-    prompts     of the groups that are here, and of those delivered and not acknowledged, by uid
-    tools       the names of their tools, given again or not; "" of one that has none
+    prompts     of open groups, and of groups delivered but not acknowledged, by uid
+    tools       names of the tools of these groups, whether given again or not; "": without a name
     deliveries  not acknowledged, in order
-    rewards     of the finished samples that have one and are here, by request
-    unrewarded  requests of groups from which nothing is gone on, whose rewards are there
-    leases      whose these are, and who may believe to have others, by batch
-    unleased    names of leases of batches that are not there
-    lost        groups that their trainer is to be told of
-    told        likewise, with a batch that is delivered again, by its number
-    telling     the number of the last batch that only told of such groups; -1: there was none
-    untold      names of losses that were to be told with a batch that is not
-    weights     the newest that were published; None: none were
+    rewards     of the finished samples that have one, by request
+    unrewarded  requests with a stored reward whose groups are not continued
+    leases      of these deliveries, and of batches that a former holder may still claim, by batch
+    unleased    names of stored leases whose batches are not in the store
+    lost        lost groups that must be reported to the trainer
+    told        lost groups that are reported with a batch that is delivered again, by its number
+    telling     number of the last batch that only reported lost groups; -1: there was none
+    untold      names of losses that belonged to a batch that is not in the store
+    weights     the newest published; None: none were
     paused      instances that were being updated
     running     attempts that may still run somewhere: (instance, attempt)
-    gone        groups of which nothing is gone on from, though their facts are there
-    anew        requests whose tokens are not gone on from
+    gone        groups that are not continued, though their facts are in the store
+    anew        requests whose stored tokens are not used
     """
 
     state: RunState | None = None
@@ -72,16 +72,16 @@ class Recovered(msgspec.Struct):
 
 
 def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] = ()) -> Recovered:
-    """Read it; `tools`: names of those that are given again. What was damaged starts over, or is
-    among `lost`, and is logged. Raises StoreError where nothing can be gone on from."""
+    """Read the store. `tools`: names of the tools that are given again. A damaged group starts over
+    or is in `lost`, and is logged. Raises StoreError if the run cannot be continued."""
     for line in store.losses.told():
         log.error("store %s: %s", store.folder, line)
     try:
         return _Recovery(store, transcripts, tools).recovered()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreError(
-            f"store {store.folder}: a fact cannot be understood ({error}); open it with the "
-            "version that wrote it, or name another folder"
+            f"store {store.folder}: a fact cannot be decoded ({error}); open it with the "
+            "version that wrote it, or choose another folder"
         ) from error
 
 
@@ -105,7 +105,7 @@ class _Recovery:
         if run is None and (groups or deliveries):
             raise StoreError(
                 f"store {store.folder}: the counters of its run are lost; move the folder away and "
-                f"submit again what it held: {', '.join(sorted(found.prompts)) or 'nothing'}"
+                f"submit its prompts again: {', '.join(sorted(found.prompts)) or 'nothing'}"
             )
         if run is None:
             return found
@@ -164,7 +164,7 @@ class _Recovery:
                 self._found.told.setdefault(loss.batch, []).append(group)
 
     def _take_deliveries(self, deliveries: list[Deliver]) -> None:
-        """A group that lacks tokens or a reward is not delivered again, but told to have failed."""
+        """A group that lacks tokens or a reward is reported as failed, not delivered again."""
         for action in deliveries:
             spoilt = {
                 sample.group
@@ -180,7 +180,7 @@ class _Recovery:
             self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
 
     def _whole(self, group: GroupFacts) -> GroupFacts | None:
-        """As it can be gone on from; None if it cannot."""
+        """The group as it can be continued; None if it cannot."""
         uid = group.group
         if uid not in self._found.prompts:
             self._fail(uid, _DAMAGED)
@@ -201,14 +201,14 @@ class _Recovery:
         return group.anew()
 
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
-        """Prompts of which nothing says any more whether they wait or were delivered."""
+        """Fail prompts for which the store no longer says whether they wait or were delivered."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
         known = delivered.union(self._found.gone, (group.group for group in groups))
         for uid in sorted(self._prompts.keys() - known):
             self._fail(uid, _DAMAGED)
 
     def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:
-        """Of one that was kept the rewards are there, or it is judged again."""
+        """A kept group whose rewards are lost is judged again."""
         lost = group.judged and not self._found.rewards.keys() >= set(requests)
         if group.state != "complete" or not lost:
             return group
@@ -218,14 +218,14 @@ class _Recovery:
         self._found.lost.append(self._lost(uid, why))
 
     def _lost(self, uid: str, why: str) -> LostGroup:
-        """Nothing of it is gone on from."""
+        """The group is not continued."""
         log.error("store %s: group %s: %s", self._store.folder, uid, why)
         self._found.gone.append(uid)
         self._found.prompts.pop(uid, None)
         return LostGroup(uid, why)
 
     def _generated(self, request: str) -> int:
-        """Tokens of it that are whole; -1 if they are damaged."""
+        """Number of its generated tokens in the store; -1 if they are damaged."""
         try:
             return self._transcripts.take_up(request)[0]
         except PieceDamaged:
@@ -246,7 +246,7 @@ class _Recovery:
         return () if data is None else decoded(data, tuple[DeliveredGroup, ...])
 
     def _find_running(self, groups: list[GroupFacts]) -> None:
-        """Those of which an answer was outstanding, as far as that was written."""
+        """Find attempts without an answer, as far as the store recorded them."""
         for group in groups:
             for request in group.requests:
                 if request.state == "waiting" and request.last_instance is not None:
@@ -254,8 +254,8 @@ class _Recovery:
 
 
 def _with_every_part(found: list[Deliver], run: RunFacts) -> list[Deliver]:
-    """In order. Those whose rows were damaged stand there without samples, for parts are known by
-    their number, and a batch is over with its last."""
+    """All parts in order. A damaged part is included without samples, because parts are known by
+    their number, and a batch ends with its last part."""
     batches: dict[int, dict[int, Deliver]] = {run.batches: {}} if run.parts else {}
     for action in sorted(found, key=lambda action: (action.batch, action.part)):
         batches.setdefault(action.batch, {})[action.part] = action

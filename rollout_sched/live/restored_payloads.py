@@ -1,4 +1,4 @@
-"""Payloads that go on with the tokens that a store holds of them."""
+"""Payloads that continue with the tokens that the store has of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rollout_sched.live.stored_transcripts import StoredTranscripts
 
 
 class RestoredPayloads:
-    """Of an earlier run. `make(prompt, index)` makes one without tokens.
+    """The payloads of an earlier run. `make(prompt, index)` creates one without tokens.
 
-    Tokens are read when they are needed: to be sent, or handed out.
+    Tokens are read from the store when they are needed: to be sent or delivered.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class RestoredPayloads:
         self._make = make
 
     def factory(self, prompt: Prompt) -> PayloadFactory:
-        """Of the samples of a prompt."""
+        """Makes the payloads of a prompt's samples."""
         return partial(self._payload, prompt)
 
     def batches(self) -> list[Batch]:
-        """What was handed out and is not acknowledged, part by part. The newest part of each batch
-        tells which groups were lost by then; its last one may not be made yet."""
+        """The delivered and unacknowledged batches, part by part. The newest part of each reports
+        the groups lost by then; the last part of a batch may not be made yet."""
         newest = {action.batch: action for action in self._found.deliveries}
         return [
             self._batch(action, is_newest=newest[action.batch] is action)

@@ -1,4 +1,4 @@
-"""The rewards of a trainer's samples, from the moment they are known to their delivery."""
+"""Holds the rewards of a trainer's samples from their computation to their delivery."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rollout_sched.live.stored_session import StoredSession
 class RewardBook:
     """A judge of samples (`live.ports.SampleJudge`) by a reward function.
 
-    `prompts`: of the groups that are here, by uid. `stored`: where a reward is as soon as it
-    is known, so that a run which goes on does not ask for it again.
+    `prompts`: of the open groups, by uid. `stored`: the store that each reward is written to as
+    soon as it is known, so that a continued run does not compute it again.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class RewardBook:
         return len(self._known)
 
     def take_up(self, known: Mapping[str, Reward]) -> None:
-        """What an earlier epoch of the run has found out."""
+        """Take over the rewards of an earlier epoch of the run."""
         self._known.update(known)
 
     def take(self, request: str) -> Reward | None:
-        """It is delivered: the reward goes with it."""
+        """Remove and return the reward of a sample that is delivered."""
         return self._known.pop(request, None)
 
     async def judge(self, sample: model.DeliveredSample, payload_of: PayloadOf) -> Reward:

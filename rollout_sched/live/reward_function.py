@@ -1,6 +1,6 @@
-"""What samples are worth, by a function of the caller's: bounded, tried again, and checked.
+"""Computes rewards with the caller's function: with limits, retries and checks.
 
-A reward is a finite number, or finite numbers by name. What it is not is an error, never a zero.
+A reward is a finite number, or finite numbers by name. Anything else is an error, never a zero.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from rollout_sched.config import REWARDS, ConfigError, PolicyFile, imported, nea
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.live.samples import Reward, Sample
 
-#: What a sample is worth: a coroutine function, or a plain one, which is called in a thread. It
-#: returns a number, or numbers by name. A plain one cannot be broken off: it should end by itself.
+#: Computes a sample's reward: a coroutine function, or a plain one, which is called in a thread. It
+#: returns a number, or numbers by name. A plain one cannot be cancelled: it must end by itself.
 RewardFunc = Callable[[Sample], Any]
 
-#: Whether a group is to be trained, by its samples, which have their rewards: likewise.
+#: Decides from a group's samples, with their rewards, whether to train it; called the same way.
 KeepFunc = Callable[[Sequence[Sample]], Any]
 
-#: What of named rewards is their total; where it is not there, that is their sum.
+#: The named reward that is the total; without it the total is the sum.
 TOTAL = "total"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class RewardFailed(RolloutError, RuntimeError):
-    """Nobody can tell what a sample, or its group, is worth."""
+    """The reward of a sample, or whether to keep its group, could not be computed."""
 
 
 class RewardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The [rewards] table of a policy file.
 
     use          the reward function, "package.module:function"
-    keep         which groups are trained, once all rewards of one are there: "nonzero_variance", or
-                 "package.module:function"; "": all
-    concurrency  rewards that are computed at once, at most
-    rate         that begin in a second, at most; 0: no bound
+    keep         which groups are trained, decided when all their rewards are known:
+                 "nonzero_variance", or "package.module:function"; "": all
+    concurrency  most rewards that are computed at once
+    rate         most rewards that start per second; 0: no limit
     timeout_s    seconds for one try
-    tries        until it is given up
-    backoff_s    seconds between the first two tries, doubled for each one more
+    tries        tries before the reward counts as failed
+    backoff_s    seconds between the first two tries, doubled for each further try
     """
 
     use: str = ""
@@ -58,10 +58,10 @@ class RewardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def nonzero_variance(samples: Sequence[Sample]) -> bool:
-    """Whether the rewards differ: equal ones teach nothing, for every advantage is 0.
+    """Whether the rewards differ: with equal rewards every advantage is 0, and nothing is learnt.
 
     DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). As in verl's recipe of it, a group of
-    one sample, which has nothing to differ from, is kept.
+    one sample is kept.
     """
     rewards = [sample.reward for sample in samples]
     return len(rewards) == 1 or len(set(rewards)) > 1
@@ -71,7 +71,7 @@ KEEPS: dict[str, KeepFunc] = {"nonzero_variance": nonzero_variance}
 
 
 class RewardFunction:
-    """A reward function within its bounds, and what filters by its rewards."""
+    """A reward function with its limits, and the filter that uses its rewards."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class RewardFunction:
 
     @property
     def filters(self) -> bool:
-        """Whether any group might not be kept."""
+        """Whether there is a filter that may drop groups."""
         return self._keep is not None
 
     async def reward(self, sample: Sample) -> Reward:
-        """Raises RewardFailed once it has been tried often enough."""
+        """Compute a sample's reward. Raises RewardFailed after the last try."""
         whose = f"the reward of sample {sample.index} of group {sample.uid!r}"
         tries, wait_s = self._settings.tries, self._settings.backoff_s
         for left in reversed(range(tries)):
@@ -102,7 +102,7 @@ class RewardFunction:
             except Exception as error:  # the caller's own
                 if not left:
                     raise RewardFailed(
-                        f"{whose} failed {tries} times, at last with {_told(error)}"
+                        f"{whose} failed {tries} times, last with {_told(error)}"
                     ) from error
             await asyncio.sleep(wait_s)
             wait_s *= 2
@@ -112,16 +112,16 @@ class RewardFunction:
             raise RewardFailed(f"{whose} is {error}") from error
 
     async def keeps(self, samples: Sequence[Sample]) -> bool:
-        """Whether a group is to be trained. Raises RewardFailed if nobody can tell."""
+        """Whether a group is trained. Raises RewardFailed if the filter fails."""
         if self._keep is None:
             return True
         whose = f"whether to keep group {samples[0].uid!r}"
         try:
             kept = await self._within_time(_called(self._keep, samples))
         except Exception as error:  # the caller's own
-            raise RewardFailed(f"{whose} could not be told: {_told(error)}") from error
+            raise RewardFailed(f"{whose} is unknown: {_told(error)}") from error
         if kept is None:
-            raise RewardFailed(f"{whose} was answered by None; return True or False")
+            raise RewardFailed(f"{whose} is unknown: got None; return True or False")
         return bool(kept)
 
     async def _bounded(self, sample: Sample) -> Any:
@@ -131,7 +131,7 @@ class RewardFunction:
             return await self._within_time(_called(self._function, sample))
 
     async def _within_time(self, work: Awaitable[Any]) -> Any:
-        """What does not end even when it is cancelled is waited for no longer."""
+        """Stop waiting after the timeout, even if the work ignores its cancellation."""
         call = asyncio.ensure_future(work)
         timeout_s = self._settings.timeout_s
         try:
@@ -144,15 +144,15 @@ class RewardFunction:
 
 
 def reward_settings_of(policy: PolicyFile) -> RewardSettings:
-    """What the policy's [rewards] table says. Raises ConfigError naming the key."""
+    """The settings in the policy's [rewards] table. Raises ConfigError naming the key."""
     return read_table(policy.name, REWARDS, policy.rewards, RewardSettings)
 
 
 def reward_function_of(
     policy: PolicyFile, reward: RewardFunc | None = None, keep: KeepFunc | str | None = None
 ) -> RewardFunction | None:
-    """As the policy's [rewards] table says, but for what is given; None if there is no reward. Make
-    it inside a running event loop. Raises ConfigError."""
+    """The reward function of the policy's [rewards] table; `reward` and `keep` take precedence.
+    None if there is no reward. Call it inside a running event loop. Raises ConfigError."""
     path = f"{policy.name}: {REWARDS}"
     settings = reward_settings_of(policy)
     if reward is None and settings.use:
@@ -162,8 +162,8 @@ def reward_function_of(
         return RewardFunction(reward, chosen, settings)
     if chosen is not None or policy.rewards:
         raise ConfigError(
-            f"{path}.use: missing, so that there are no rewards; name a function, as in "
-            f'use = "my_rewards:score", or give reward=... in Python'
+            f"{path}.use: missing, so there are no rewards; set a function, as in "
+            f'use = "my_rewards:score", or pass reward=... in Python'
         )
     return None
 
@@ -185,7 +185,7 @@ def _keep(path: str, use: KeepFunc | str) -> KeepFunc | None:
 
 
 async def _called(function: Callable[[Any], Any], argument: Any) -> Any:
-    own = type(function).__call__  # of an object that can be called
+    own = type(function).__call__  # of a callable object
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(own):
         return await function(argument)
     returned = await asyncio.to_thread(function, argument)
@@ -193,7 +193,7 @@ async def _called(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _checked(returned: Any) -> Reward:
-    """Raises TypeError or ValueError, with what it is instead."""
+    """The reward. Raises TypeError or ValueError with what was returned instead."""
     if not isinstance(returned, Mapping):
         return Reward(_number(returned))
     named = {str(name): _number(value) for name, value in returned.items()}
@@ -203,7 +203,7 @@ def _checked(returned: Any) -> Reward:
 
 
 def _number(value: Any) -> float:
-    """Of whatever is one: a bool, numpy's and torch's scalars too."""
+    """Any number as a float, including bools and numpy or torch scalars."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What is to be said of a live run beside its policy, in Python or by flags."""
+"""The options of a live run besides its policy, in Python or as flags."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a policy.
 
-    prompts_per_step  groups in a batch of the trainer's
-    start_version     the trainer's version at the start; auto: the one that the instances say they
-                      have
-    stream_every      tokens between partial results of an instance, so that they survive its death;
-                      0 does not stream, which is faster
-    seed              of the dice that policies roll
-    journal           write every event to this file, a new one
-    store             keep the run in this folder, so that it survives its process: a run that is
-                      there is gone on with, else one begins
+    prompts_per_step  groups in a batch of the trainer
+    start_version     the trainer's version at the start; auto: the version that the instances
+                      report
+    stream_every      tokens between partial results of an instance, which survive its death; 0: no
+                      streaming, which is faster
+    seed              of the random choices of policies
+    journal           write every event to this file, which must not exist yet
+    store             keep the run in this folder across restarts of the process: a run in it is
+                      continued, otherwise a new one begins
     length_history    learn the response lengths of named prompts, and keep them in this file from
-                      one run to the next
+                      run to run
     """
 
     prompts_per_step: Annotated[int, msgspec.Meta(ge=1)] = 64

@@ -1,4 +1,4 @@
-"""What a run writes down: its journal, its store, and the lengths of its prompts."""
+"""The records of a run: its journal, its store, and the response lengths of its prompts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rollout_sched.store.store import Durable
 
 
 class RunRecords:
-    """Each only if `run` asks for it; a run in a store has a journal there, too.
+    """Each record only if `run` has the option; a run in a store has a journal there, too.
 
-    In the order of a `StoredRun`: made before the driver, begun between the driver and the
-    trainer's session, gone on with after both. Make it inside a running event loop. Raises
+    Order of use, as for `StoredRun`: create it before the driver, call `begin` between the driver
+    and the trainer's session, and `go_on` after both. Create it inside a running event loop. Raises
     CallerError, StoreError.
     """
 
@@ -44,28 +44,28 @@ class RunRecords:
 
     @property
     def run_id(self) -> str:
-        """Of this epoch of a run in a store; "" of another."""
+        """The id of this epoch of a run in a store; "" without a store."""
         return "" if self.stored is None else self.stored.run_id
 
     @property
     def weights(self) -> StoredWeights | None:
-        """The newest that were published in an earlier epoch."""
+        """The newest weights published in an earlier epoch."""
         return None if self.stored is None else self.stored.weights
 
     def begin(self, scheduler: Scheduler, driver: Driver) -> None:
-        """Keep what happens from now on."""
+        """Record all events from now on."""
         if self.stored is not None:
             self.stored.begin(scheduler, driver)
         if self.journal is not None:
             driver.pump.observers.append(self.journal.observe)
 
     def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
-        """With what an earlier epoch has left."""
+        """Continue from what an earlier epoch has left."""
         if self.stored is not None:
             self.stored.go_on(driver, trainer)
 
     def state(self) -> dict[str, Any]:
-        """What each says of itself; None for what is not kept."""
+        """The state of each record; None for one that is not kept."""
         return {
             "store": None if self.stored is None else self.stored.state(),
             "journal": None if self.journal is None else self.journal.state(),
@@ -73,7 +73,7 @@ class RunRecords:
         }
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         if self.stored is not None:
             await self.stored.close()
         if self.journal is not None:

@@ -1,4 +1,4 @@
-"""The book of attempts under way: the end of each is told to the scheduler, once."""
+"""The book of running attempts: reports the end of each to the scheduler, once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RunningAttempts:
-    """An attempt is here from its order to its end."""
+    """Holds each attempt from its order to its end."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook, tools: ToolCalls) -> None:
         self._link = link
@@ -52,7 +52,7 @@ class RunningAttempts:
         return list(self._running.values())
 
     def on(self, instance: str) -> list[LiveAttempt]:
-        """Those on an instance, in the order in which they were dispatched."""
+        """The attempts on an instance, in the order of dispatch."""
         return list(self._by_instance.get(instance, {}).values())
 
     def add(self, running: LiveAttempt) -> None:
@@ -61,7 +61,7 @@ class RunningAttempts:
         self._by_instance.setdefault(dispatch.instance, {})[dispatch.attempt] = running
 
     def take(self, running: LiveAttempt) -> bool:
-        """Let go of an attempt. False if that has happened: this is not its first end."""
+        """Remove an attempt. False if it was removed before: this is not its first end."""
         dispatch = running.dispatch
         if self._running.pop(dispatch.attempt, None) is None:
             return False
@@ -84,7 +84,7 @@ class RunningAttempts:
         for running in self.every():
             try:
                 self.report_stream(running)
-            except Exception as error:  # the payload's own: its attempt is of no use
+            except Exception as error:  # the payload's own: its attempt cannot be used
                 self.failed(running, error)
 
     def _keep_streamed(self, running: LiveAttempt) -> None:
@@ -94,7 +94,7 @@ class RunningAttempts:
     # -- their ends ------------------------------------------------------------------------
 
     def ended(self, running: LiveAttempt, outcome: Outcome) -> None:
-        """By itself, or because it was stopped."""
+        """The attempt has ended by itself, or because it was stopped."""
         dispatch = running.dispatch
         if not self.take(running):
             return
@@ -127,25 +127,25 @@ class RunningAttempts:
         self._tell_failed(running, error, usable=usable)
 
     def _tell_failed(self, running: LiveAttempt, error: Exception, *, usable: bool) -> None:
-        """An attempt that is here no longer has failed."""
+        """Report the failure of an attempt that was removed."""
         dispatch = running.dispatch
         if not isinstance(error, InstanceError | RequestRejected | OSError):
-            text = "attempt %d of request %s"
+            text = "attempt %d of request %s failed"
             log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
         if not usable:
             drop(running.payload, dispatch.attempt)
         self._payloads.note_error(dispatch, error)
         why = unquoted(error)
         log.debug("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, why)
-        if may_be_restarted(error):  # first: its slot is given away as soon as this is told
+        if may_be_restarted(error):  # first, because `tell` gives the slot to new work at once
             self._link.restart_suspected(dispatch.instance)
         self._link.tell(
             RequestFailed(dispatch.request, dispatch.attempt, str(error), blame_of(error), usable)
         )
 
     def lose(self, instance: str) -> None:
-        """Their instance is gone; what their streams brought is kept. The scheduler is to hear of
-        the loss next: until then it is not told that they have ended."""
+        """Their instance is gone: keep what their streams brought. The loss must be reported to the
+        scheduler next; the ends of the attempts are not reported."""
         for running in self.on(instance):
             self.take(running)
             running.cancel()
@@ -155,27 +155,28 @@ class RunningAttempts:
                 self._tell_failed(running, error, usable=False)
 
     def forget(self, instance: str) -> None:
-        """Nobody waits for those on an instance any more, and nobody is told."""
+        """Drop the attempts on an instance without reporting them."""
         for running in self.on(instance):
             self.take(running)
             running.cancel()
 
     def clear(self) -> None:
-        """Give up all of them; nobody is told."""
+        """Drop all attempts without reporting them."""
         for running in self.every():
             self.take(running)
             running.cancel()
 
 
 def blame_of(error: Exception) -> Blame:
-    """Whose fault an attempt's error is. Only what was never sent is surely the instance's."""
+    """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
+    certainly the instance."""
     if isinstance(error, RequestRejected):
         return "request"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"
 
 
 def may_be_restarted(error: Exception) -> bool:
-    """Whether an attempt's error, or what it was rejected for, speaks for a restart."""
+    """Whether an attempt's error, or the cause of its rejection, suggests a restart."""
     if isinstance(error, RequestRejected):
         return isinstance(error.because, WeightsUnknown)
     return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)

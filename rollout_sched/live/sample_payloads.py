@@ -1,4 +1,4 @@
-"""Payloads of a trainer's samples, before their first token."""
+"""Creates the payloads of a trainer's samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rollout_sched.live.trajectory import Tool, TrajectoryPayload
 
 
 class SamplePayloads:
-    """Makes them. `stream_every`: tokens between partial results; `test`: of drafts, where old
-    tokens are verified; `max_model_len`: tokens that every instance here takes, 0 if unknown."""
+    """`stream_every`: tokens between partial results; `test`: the test of drafts, if old tokens are
+    verified; `max_model_len`: tokens that every instance accepts, 0 if unknown."""
 
     def __init__(
         self, stream_every: int, test: DraftTest | None, max_model_len: Callable[[], int]
@@ -23,11 +23,11 @@ class SamplePayloads:
 
     @property
     def verified(self) -> bool:
-        """Whether old tokens of them may be verified."""
+        """Whether their old tokens may be verified."""
         return self._test is not None
 
     def new(self, prompt: Prompt, index: int, tool: Tool | None = None) -> TokenPayload:
-        """The sample with this index of a prompt."""
+        """The payload of the sample with this index of a prompt."""
         sampling, stream_every = prompt.sampling_of(index), self.stream_every
         if tool is None:
             return TokenPayload(

@@ -1,8 +1,8 @@
-"""What a trainer submits and what it gets back, by the names the ecosystem uses.
+"""The prompts that a trainer submits and the batches that it gets, with the ecosystem's names.
 
-The record is a superset that converts without recomputation to those of verl (prompts, responses,
-response_mask, rollout_log_probs, min/max_global_steps), AReaL (versions per token), slime
-(weight_versions, status) and prime-rl; ragged, without padding.
+A sample is a superset that converts without recomputation to the records of verl (prompts,
+responses, response_mask, rollout_log_probs, min/max_global_steps), AReaL (versions per token),
+slime (weight_versions, status) and prime-rl; ragged, without padding.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rollout_sched.core.events import GroupSubmitted
 from rollout_sched.live.balance import balanced
 from rollout_sched.live.payloads import TokenPayload
 
-#: A group's id, which is kept, journaled and shown.
+#: A group's id, which is stored, journaled and shown.
 Uid = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
-#: How many samples a group may have: far more than any trainer compares, far less than hurts.
+#: How many samples a group may have: far more than any trainer uses, few enough to be harmless.
 Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
-#: Response lengths of one prompt: as many as a long training has made, few enough to be journaled.
+#: Response lengths of one prompt: enough for a long training, few enough to be journaled.
 History = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=4096)
 ]
 
-#: The version of a token that no version made: a tool returned it.
+#: The version of a token that a tool returned.
 OBSERVED = -1
 
 
@@ -41,13 +41,14 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """One group to generate: `samples` responses to one prompt, each of at most `max_tokens`.
 
     uid              the group's id, used once; at most 256 characters, without control characters
-    sampling         vLLM SamplingParams by name, less n and max_tokens; {"logprobs": 0} for
+    sampling         vLLM SamplingParams by name, without n and max_tokens; {"logprobs": 0} for
                      log-probs
-    each             what differs from that by sample, such as the seed; over-sampling begins anew
-    extra            comes back with every sample
-    prompt_key       names the prompt, and is equal in every epoch; "": nothing is learnt of it
-    history          lengths of responses to it that are known from before this run, in tokens
-    expected_tokens  how long its responses may be expected to be; 0: no idea
+    each             overrides of `sampling` for each sample, such as the seed; over-sampling reuses
+                     them from the first
+    extra            returned with every sample
+    prompt_key       names the prompt, the same in every epoch; "": its lengths are not learnt
+    history          lengths of its responses from before this run, in tokens
+    expected_tokens  expected length of its responses; 0: unknown
     """
 
     uid: Uid
@@ -63,7 +64,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def submitted(self) -> GroupSubmitted:
-        """What the scheduler is told of it."""
+        """The event for the scheduler."""
         return GroupSubmitted(
             self.uid,
             self.samples,
@@ -84,8 +85,8 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class Span(msgspec.Struct, frozen=True):
     """Response tokens [start, end) made by one version on one instance.
 
-    `verified`: older versions have made them, and this one has passed them. `masked`: they are
-    older than the policy allows, and are not to be trained.
+    `verified`: older versions made them, and this version verified them. `masked`: they are older
+    than the policy allows, and must not be trained.
     """
 
     version: int
@@ -97,31 +98,30 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """What a sample is worth: in all, and by name where there are several."""
+    """The reward of a sample: its total, and the values by name if there are several."""
 
     total: float
     named: dict[str, float] = {}
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A finished response. Lists are one entry per response token, but for `prompt_ids`.
+    """A finished response. Lists have one entry per response token, except `prompt_ids`.
 
     index              of the sample within its group
-    response_mask      1 for every generated token, 0 for those that a tool returned and those that
-                       are older than the policy allows (`when_stale = "mask"`)
-    rollout_log_probs  by the version that the token counts as, None if none were asked for; 0.0
-                       where a tool returned the token
-    versions           policy version that made the token, or has verified it; -1 where a tool
-                       returned it
-    drawn_log_probs    by the version that drew the token: differs where a newer one has verified
-                       it; None if none was verified
+    response_mask      1 for generated tokens; 0 for tokens that a tool returned or that are older
+                       than the policy allows (`when_stale = "mask"`)
+    rollout_log_probs  under the version in `versions`; 0.0 for tokens that a tool returned; None if
+                       not requested
+    versions           policy version that made or verified the token; -1 if a tool returned it
+    drawn_log_probs    under the version that drew the token, which differs if a newer version has
+                       verified it; None if no token was verified
     segments           of generated tokens only
-    staleness          the trainer's version at delivery less the oldest that made a token to be
+    staleness          the trainer's version at delivery minus the oldest version of a token to be
                        trained
     status             as in slime: COMPLETED, or TRUNCATED at max_tokens
-    reward             what the reward function said of it, of named ones the total; None: there is
-                       no such function
-    rewards            the named ones
+    reward             the reward function's value, or the total of named values; None: there is no
+                       reward function
+    rewards            the named values
     """
 
     uid: str
@@ -143,12 +143,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of prompt and response."""
+        """Number of tokens of prompt and response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
     def oldest_version(self) -> int | None:
-        """verl's min_global_steps, of what is to be trained; None where nothing is."""
+        """verl's min_global_steps, over the tokens to be trained; None if there are none."""
         return min((span.version for span in self.segments if not span.masked), default=None)
 
     @property
@@ -158,7 +158,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class FailedGroup(msgspec.Struct, frozen=True):
-    """A group that can never be whole; its prompt is the trainer's to submit again."""
+    """A group that can never be complete; the trainer may submit its prompt again."""
 
     uid: str
     reason: str
@@ -172,14 +172,13 @@ class LostGroup(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Whole groups, their samples together; `version` is the trainer's at delivery.
+    """The samples of complete groups; `version` is the trainer's at delivery.
 
-    To who asks for parts it is one `part` of the batch, which is whole with the `last`. That one
-    may be without samples.
+    A trainer that asks for parts gets one `part` of the batch, which is complete with the `last`
+    one. The last part may have no samples.
 
-    failed    groups that can never be whole, since the batch before
-    filtered  groups that were whole and are not worth training, by uid: there is nothing to submit
-              again
+    failed    groups that have failed since the previous batch
+    filtered  uids of complete groups that the filter dropped; do not submit them again
     missing   groups that the batch is short of, because no more are coming
     """
 
@@ -200,11 +199,12 @@ class Batch(msgspec.Struct, frozen=True):
         return groups
 
     def balanced(self, ranks: int, *, whole_groups: bool = True) -> list[list[Sample]]:
-        """The samples for each of so many ranks, with about as many tokens, prompts included.
+        """Divide the samples among `ranks` ranks with about equal numbers of tokens, prompts
+        included.
 
-        No two differ by more than the largest group has; where `whole_groups` is false, than the
-        longest sample. Ranks may be without samples if there are too few. Raises CallerError for
-        less than one rank.
+        No two ranks differ by more tokens than the largest group has, or the longest sample if
+        `whole_groups` is false. Some ranks get no samples if there are too few. Raises CallerError
+        for less than one rank.
         """
         units = list(self.groups().values()) if whole_groups else [[one] for one in self.samples]
         weights = [sum(sample.tokens for sample in unit) for unit in units]
@@ -215,7 +215,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def batch_of(action: Deliver, samples: list[Sample], lost: Sequence[LostGroup]) -> Batch:
-    """What is delivered, and what is said with it of groups that are not."""
+    """The batch of a delivery, with the lost groups that are reported with it."""
     return Batch(
         action.batch,
         action.version,
@@ -265,7 +265,7 @@ def sample_of(
 
 
 def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]:
-    """The core's segments, which count generated tokens, laid over the response."""
+    """The core's segments, which count generated tokens, as positions in the response."""
     spans: list[Span] = []
     counted, generated = sum(segment.tokens for segment in segments), sum(mask)
     assert counted == generated, f"counted {counted} tokens, {generated} are here"

@@ -1,7 +1,7 @@
-"""What a front asks of the scheduler, wherever that is, and the answer where it is in the process.
+"""A front's interface to its scheduler, and the implementation for a scheduler in this process.
 
-Nothing else of a front knows where the scheduler is. What it would have to look up there it is told
-instead: how an attempt goes on, whether a tool is wanted, what an answer is worth.
+No other part of a front knows where the scheduler is. The link answers what the front would have to
+look up there: how an attempt continues, whether to call a tool, whether an answer is valid.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ class SchedulerLink(Protocol):
 
     @property
     def broken(self) -> Exception | None:
-        """Why the scheduler cannot go on; None while it can."""
+        """Why the scheduler cannot continue; None while it can."""
 
     @property
     def tell(self) -> Callable[[Event], None]:
-        """Something has happened to what this front holds."""
+        """Reports an event of a request that this front holds."""
 
     @property
     def afterwards(self) -> Callable[..., None]:
-        """Call this, with these arguments, when the order or event under way is dealt with: whoever
-        is answered may ask again at once."""
+        """Calls a function with arguments when the current order or event has been handled: a
+        receiver of an answer may send a new request at once."""
 
     def fail(self, error: Exception) -> None:
-        """What the scheduler orders can no longer be carried out."""
+        """The scheduler's orders can no longer be carried out."""
 
     def client(self, instance: str) -> InstanceClient:
-        """Whose orders go to this instance."""
+        """The client that sends orders to this instance."""
 
     def unverified(self, instance: str) -> asyncio.Event | None:
-        """None where an instance may be sent something now; else what has to be waited for."""
+        """None if work may be sent to the instance now; else the event to wait for."""
 
     def restart_suspected(self, instance: str) -> None:
-        """An attempt has failed as it would if its instance were restarted."""
+        """An attempt has failed in a way that suggests a restart of its instance."""
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
-        """What an attempt's answer is worth; `stopped`: we have broken it off ourselves."""
+        """Whether an attempt's answer is accepted; `stopped`: we have aborted it ourselves."""
 
     async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
-        """So many tokens of its draft are kept: how it goes on, or None if it is to stop."""
+        """`tokens` of its draft are kept: returns the dispatch to continue with, None to stop."""
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
-        """Once it has been told that an attempt has ended a turn: begin, if a tool is wanted."""
+        """Call `begin` after the end of the turn was reported, if the tool must be called."""
 
 
 class DirectLink:
-    """To a scheduler in this process: what is told is handled at once."""
+    """The link to a scheduler in this process: events are handled at once."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DirectLink:
         supervisors: Mapping[str, InstanceSupervisor],
         checks: AnswerChecks,
     ) -> None:
-        self.tell: Callable[[Event], None] = pump.tell  # as it is, for it is on the hot path
+        self.tell: Callable[[Event], None] = pump.tell  # without a wrapper: it is on the hot path
         self.afterwards: Callable[..., None] = pump.afterwards
         self._pump = pump
         self._view = view

@@ -1,4 +1,4 @@
-"""What a scheduler says of itself, for people and programs that ask."""
+"""The state of a scheduler, for people and programs that ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How patient the driver is with instances."""
+"""The driver's settings: timeouts, and what it does about faults."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All times in seconds.
 
-    poll_s             between two looks at an instance's gauges
-    poll_timeout_s     for the answer to one look (vLLM with busy cores took 8.7 s)
-    misses             looks in a row without an answer until the instance counts as lost: one that
+    poll_s             between two polls of an instance's gauges
+    poll_timeout_s     for the answer to one poll (vLLM with busy cores took 8.7 s)
+    misses             polls in a row without an answer until the instance counts as lost: one that
                        hangs is noticed within misses * (poll_s + poll_timeout_s)
-    control_timeout_s  for a pause, a resume, and each question when it joins
-    update_timeout_s   for bringing weights to an instance
-    stall_s            without any progress, though requests run, until it counts as lost; and
-                       without a new token of a stream that has begun, though others go on, until
-                       that one is broken off
-    forgotten_s        how long it may report fewer requests than we wait for there, until we break
-                       off the oldest, to have them made again if they do not answer to that either;
-                       `stall_s` for one that has never made a token, whose first step may compile
-    prefill_rate       tokens that the slowest prefill computes in a second: a request that has
-                       brought nothing yet gets the time for its prompt on top of the last two
-    attempt_timeout_s  for a whole attempt; 0: none, for long answers take what they take
-    abort_timeout_s    how long an interrupted attempt may go on before it is given up
-    stream_s           how often the core hears how far streams are; 0: only when one breaks off
-    on_contradiction   what becomes of an answer made by other versions than are known of its
-                       instance, which stands by it: "server", it goes out under those versions,
-                       for somebody else has loaded them; "refuse", it is made again, and the
+    control_timeout_s  for a pause, a resume, and each call when an instance joins
+    update_timeout_s   for loading weights into an instance
+    stall_s            without any progress, though requests run, until the instance counts as
+                       lost; also without a new token on a stream that has begun, though others
+                       progress, until that attempt is aborted
+    forgotten_s        how long an instance may report fewer requests than we wait for there, until
+                       we abort the oldest, which are made again if they do not answer the abort
+                       either; `stall_s` if it has never made a token: its first step may compile
+    prefill_rate       tokens per second of the slowest prefill: a request without tokens so far
+                       gets the time for its prompt in addition to the last two times
+    attempt_timeout_s  for a whole attempt; 0: no limit, as long answers need their time
+    abort_timeout_s    how long an interrupted attempt may continue until it is given up
+    stream_s           between two reports of the streams' progress to the core; 0: only when a
+                       stream breaks
+    on_contradiction   what happens to an answer with other versions than known of its instance, if
+                       the instance confirms it: "server": it is delivered with those versions,
+                       because somebody else has loaded them; "refuse": it is made again, and the
                        instance stays away until its version is right
-    resume_paused      whether an instance that is found paused when it joins is resumed and used,
+    resume_paused      whether an instance that is paused when it joins is resumed and used,
                        whoever paused it; otherwise it stays away until it is resumed
-    lease_s            how long a batch stays a trainer's that is not heard of, before another may
-                       have it; 0: until it comes back, whatever happens
-    durable            what of a run in a store survives a loss of power: all that somebody was told
-                       ("batch": each delivery, submission, publication and acknowledgement), all
-                       that happens ("event"), or nothing for certain ("off"); the death of the
-                       process costs at most a moment's events with any of them
+    lease_s            how long a batch stays leased to a trainer that is not heard of, until
+                       another may take it; 0: until that trainer comes back
+    durable            what of a run in a store survives a power failure: all that was confirmed to
+                       a caller ("batch": each delivery, submission, publication and
+                       acknowledgement), all events ("event"), or nothing for certain ("off"); the
+                       death of the process costs at most a moment's events with any of them
     """
 
     poll_s: Positive = 1.0

@@ -1,4 +1,4 @@
-"""Keeps the store of a live scheduler: what must outlive it is written as it comes about."""
+"""Writes the store of a live scheduler: everything that must outlive it, as it happens."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 class StoredPayloads(Protocol):
-    """What this needs of the payloads (`live.payload_book`)."""
+    """The part of the payloads that this uses (`live.payload_book`)."""
 
     def get(self, request: str) -> Payload | None: ...
 
 
 class StoreKeeper:
-    """An observer of the event pump. Make it inside a running event loop, before the first event.
+    """An observer of the event pump. Create it inside a running event loop, before the first event.
 
-    What is written at a time is the state between two events: facts of the scheduler, and the
-    tokens that they count. `session`: what trainers have a part in. `on_broken` is called in the
-    loop, once, when nothing can be written any more.
+    Each write is the state between two events: facts of the scheduler, and the tokens that they
+    count. `session`: the trainers' part. `on_broken` is called once, in the loop, when the store
+    can no longer be written.
     """
 
     def __init__(
@@ -73,27 +73,27 @@ class StoreKeeper:
                 if put_down is not None:
                     put_down(action)
             if isinstance(event, WeightsPublished) and not event.loads:
-                self._open.durably()  # it was seen at an instance, and may be said by nobody
+                self._open.durably()  # seen at an instance; no caller may ever report it
             else:
                 self._open.soon()
-        except Exception as error:  # a store with holes must not be gone on from
-            log.exception("what happened could not be put down")
+        except Exception as error:  # a run must not continue from a store with gaps
+            log.exception("an event could not be recorded for the store")
             self._on_broken(error)
             raise
 
     async def pausing(self, instance: str) -> None:
-        """It is about to be paused by us: who goes on after a crash is to resume it. Returns when
-        that is durable. Raises StoreBroken."""
+        """We are about to pause the instance: record it, so that it is resumed after a crash.
+        Returns when that is durable. Raises StoreBroken."""
         self._open.changes.put(facts.PAUSED, instance, b"")
         await self._open.promise()
 
     def resumed(self, instance: str) -> None:
-        """It goes on; that this was ordered is not enough, for a crash may come in between."""
+        """The instance was resumed; called after the resume, because a crash may come before it."""
         self._open.changes.drop(facts.PAUSED, instance)
-        self._open.soon()  # no event need follow
+        self._open.soon()  # there may be no event after this
 
     def take_up(self, found: Recovered) -> None:
-        """Go on from what an earlier epoch has left; what nothing is gone on from goes."""
+        """Continue from what an earlier epoch has left, and drop what is not continued."""
         self.session.take_up(found)
         for request in found.anew:
             self.session.forget(request)
@@ -107,7 +107,7 @@ class StoreKeeper:
                 changes.clear(owner)
 
     async def close(self) -> None:
-        """Write what is left, and close the store."""
+        """Write the rest, and close the store."""
         await self._open.close()
 
     # -- what is put down at once ----------------------------------------------------------
@@ -123,7 +123,7 @@ class StoreKeeper:
         if not action.group:
             return  # a direct request's
         if action.ends or not (action.attempt or action.reason == "rejected"):
-            # At once: it may be dispatched anew in the same breath.
+            # At once: the same event may dispatch it again.
             self.session.forget(action.request)
         if not action.ends:
             self._touched[action.request] = None
@@ -152,7 +152,7 @@ class StoreKeeper:
         self.session.forget_groups(changed.gone)
 
     def _streamed(self, request: Request) -> tuple[tuple[int, Piece], ...]:
-        """What the scheduler knows of an attempt under way."""
+        """The tokens of the running attempt that the scheduler knows of."""
         attempt, payload = request.attempt, self._payloads.get(request.id)
         if payload is None or attempt is None or not attempt.tokens:
             return ()
@@ -163,7 +163,7 @@ class StoreKeeper:
     def _write(
         self, request: str, streamed: tuple[tuple[int, Piece], ...], changes: Transaction
     ) -> None:
-        """What was never made here, since it was taken up, is as it was."""
+        """A request without a payload was not touched since it was restored, so it is unchanged."""
         payload = self._payloads.get(request)
         if payload is not None:
             assert isinstance(payload.transcript, TokenTranscript)

@@ -1,4 +1,4 @@
-"""How the facts of a run are named and encoded in its store."""
+"""The names and the encoding of a run's facts in its store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = "weights"
 PAUSED = "paused"
 NAME = "name"
 
-#: Of kinds of which there is one fact.
+#: The name of the fact of kinds that have only one.
 ONE = ""
 
 _T = TypeVar("_T")
@@ -34,8 +34,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class StoredPrompt(msgspec.Struct, frozen=True):
-    """A prompt whose tokens are a piece of their own; `tool`: it had one, which is no data, and of
-    which only the name is known, "" if it has none; `judged`: its samples are rewarded."""
+    """A prompt, whose tokens are stored as a separate piece. `tool`: whether it had a tool, of
+    which only the name is stored, "" without a name; `judged`: its samples get rewards."""
 
     prompt: Prompt
     tool: bool
@@ -44,15 +44,15 @@ class StoredPrompt(msgspec.Struct, frozen=True):
 
 
 class StoredLoss(msgspec.Struct, frozen=True):
-    """Why a group can never be whole; None: it was filtered. And the batch in which its trainer was
-    told; None: not yet."""
+    """`reason`: why a group can never be complete; None: it was filtered. `batch`: the batch that
+    reported it to the trainer; None: not yet."""
 
     reason: str | None
     batch: int | None = None
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
-    """The newest version that was published, and how it is loaded, as whoever loads it says it."""
+    """The newest published version, and how to load it, as encoded by the code that loads it."""
 
     version: int
     loader: bytes
@@ -70,8 +70,8 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
 def encoded_prompt(
     prompt: Prompt, *, tool: str | None, judged: bool = False
 ) -> tuple[bytes, bytes]:
-    """The fact, and its tokens. `tool`: its name, "" for one without; None: it has none."""
-    # One token stands for all of them: a prompt has to have some.
+    """The fact, and its tokens. `tool`: the tool's name, "" without a name; None: no tool."""
+    # One token stands for all of them: a prompt must have at least one.
     short = msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:1])
     fact = StoredPrompt(short, tool is not None, tool or "", judged)
     return encoded(fact), encode(Tokens(prompt.prompt_ids))
@@ -86,7 +86,8 @@ def delivery_name(action: Deliver) -> str:
 
 
 def loss_name(uid: str, batch: int | None) -> str:
-    """One that was submitted again may be lost again, while a batch still tells of before."""
+    """The name has the batch: a group that was submitted again may be lost again, while a batch
+    still reports the earlier loss."""
     return f"{'' if batch is None else batch}:{uid}"
 
 

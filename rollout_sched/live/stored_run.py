@@ -1,4 +1,4 @@
-"""A run in a store: opened, gone on with where an earlier one has ended, and kept."""
+"""A run in a store: opens it, continues an earlier run from it, and keeps writing it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from rollout_sched.live.trainer_session import TrainerSession
 from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Durable, Store
 
-#: Files of the journals of earlier epochs that are kept, and bytes of one.
+#: Number of kept journal files of earlier epochs, and bytes of one.
 JOURNALS = 4
 JOURNAL_BYTES = 2**28
 
 
 class StoredRun:
-    """What a store has to do with a run, in the order in which it is done: made before the driver,
-    begun (`begin`) between the driver and the trainer's session, gone on with (`go_on`) after both.
-    Make it inside a running event loop. Raises StoreError.
+    """The store of a run. Order of use: create it before the driver, call `begin` between the
+    driver and the trainer's session, and `go_on` after both. Create it inside a running event loop.
+    Raises StoreError.
 
-    `run_id` is this epoch's, and begins with the run's name, which is the same in all. `tools`: of
-    trajectories that go on. `judges`: whether there is a reward function, without which what was to
-    be judged cannot be gone on with.
+    `run_id` is this epoch's id; it begins with the run's name, which is the same in all epochs.
+    `tools`: of trajectories that continue. `judges`: whether there is a reward function; without
+    one, groups that must be judged cannot be continued.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class StoredRun:
         return self._run_id(self.epoch)
 
     def journal(self) -> Path:
-        """A new file for the events of this epoch; those of the last ones stay, for whoever wants
-        to know what went before a crash."""
+        """A new file for the events of this epoch; the files of the last epochs stay, to show what
+        happened before a crash."""
         folder = self.store.folder / "journal"
         folder.mkdir(exist_ok=True)
         for old in sorted(folder.iterdir())[:-JOURNALS]:
@@ -76,11 +76,11 @@ class StoredRun:
 
     @property
     def weights(self) -> StoredWeights | None:
-        """The newest that were published in an earlier epoch."""
+        """The newest weights published in an earlier epoch."""
         return self._found.weights
 
     def begin(self, scheduler: Scheduler, driver: Driver) -> None:
-        """Keep what happens from now on."""
+        """Write all events to the store from now on."""
         self.keeper = StoreKeeper(
             self.store, scheduler, driver.front.payloads, self._transcripts, driver.pump.fail
         )
@@ -90,7 +90,7 @@ class StoredRun:
         self.keeper.take_up(self._found)
 
     def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
-        """With what was left."""
+        """Continue from what the earlier epoch has left."""
         found = self._found
         event = found.event
         if event is None:
@@ -109,7 +109,7 @@ class StoredRun:
                     driver.front.tools.take_up(turn)
 
     def state(self) -> dict[str, Any]:
-        """ "full", "broken": why nothing new is taken, or nothing goes on; "" while it does."""
+        """ "full": why no new work is accepted; "broken": why the run has stopped; "" if not."""
         broken = self.keeper.writer.broken
         return {
             "path": str(self.store.folder),
@@ -133,8 +133,8 @@ class StoredRun:
         waiting = [] if state is None else [facts.group for facts in state.groups if facts.judged]
         if waiting and not judges:
             raise CallerError(
-                f"store {self.store.folder}: group {waiting[0]!r} waits for its rewards, and there "
-                "is no reward function: give the one that the run began with"
+                f"store {self.store.folder}: group {waiting[0]!r} waits for its rewards, but there "
+                "is no reward function: pass the one that the run began with"
             )
 
     def _payload(self, trainer: TrainerSession, prompt: Prompt, index: int) -> TokenPayload:
@@ -157,7 +157,7 @@ class StoredRun:
 
 
 def _turn(group: GroupFacts, request: RequestFacts) -> Dispatch:
-    """The attempt that made the turn which a tool was at work on."""
+    """The attempt that made the turn for which a tool was running."""
     return Dispatch(
         f"{group.group}/{request.index}",
         request.last_attempt,

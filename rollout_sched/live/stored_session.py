@@ -1,4 +1,4 @@
-"""What trainers have said and what they are to be told, in a store."""
+"""The trainers' part of a store: what they have submitted, and what must be delivered to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollout_sched.live.stored_transcripts import StoredTranscripts
 
 
 class StoredSession:
-    """Prompts and samples stay until the batch that they are delivered in is acknowledged, and what
-    is said with it as long.
+    """Prompts and samples stay until their batch is acknowledged, and so do the losses that it
+    reports.
 
-    `groups`: the scheduler's. `promise` is for what somebody is told: it is done when all
-    that has happened is as durable as `[live] durable` says.
+    `groups`: the scheduler's. Await `promise` before an answer to a caller: it is done when all
+    events so far are as durable as `[live] durable` says.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class StoredSession:
         self._open = transaction
         self._groups = groups
         self._transcripts = transcripts
-        self._deliveries: dict[str, Deliver] = {}  # that are not acknowledged
+        self._deliveries: dict[str, Deliver] = {}  # not acknowledged
         self._rewarded: set[str] = set()  # requests
-        self._told: dict[int, list[str]] = {}  # lost groups, by the batch in which that is said
+        self._told: dict[int, list[str]] = {}  # lost groups, by the batch that reports them
 
     def check_room(self) -> None:
-        """Raises StoreFull if no new work is to be taken."""
+        """Raises StoreFull if no new work can be accepted."""
         self._open.writer.check_room()
 
     def promise(self) -> Awaitable[None]:
-        """Raises StoreBroken there."""
+        """Awaiting it may raise StoreBroken."""
         return self._open.promise()
 
     def take_up(self, found: Recovered) -> None:
-        """Go on from what an earlier epoch has left; what nothing is gone on from goes."""
+        """Continue from what an earlier epoch has left, and drop what is not continued."""
         for action in found.deliveries:
             self.delivered(action)
         for group in found.lost:
@@ -64,8 +64,8 @@ class StoredSession:
     # -- what trainers say -----------------------------------------------------------------
 
     def submitted(self, prompt: Prompt, tool: str | None, *, judged: bool = False) -> None:
-        """`tool`: its name, "" for one without; None: it has none. `judged`: its samples are to be
-        rewarded."""
+        """`tool`: the tool's name, "" without a name; None: no tool. `judged`: its samples get
+        rewards."""
         fact, tokens = facts.encoded_prompt(prompt, tool=tool, judged=judged)
         self._open.changes.put(facts.PROMPT, prompt.uid, fact)
         self._open.changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
@@ -75,13 +75,13 @@ class StoredSession:
         self._open.changes.put(facts.WEIGHTS, ONE, encoded(weights))
 
     def rewarded(self, request: str, reward: Reward) -> None:
-        """A finished sample is worth this."""
+        """Store the reward of a finished sample."""
         self._rewarded.add(request)
         self._open.changes.put(facts.REWARD, request, encoded(reward))
-        self._open.soon()  # no event need follow
+        self._open.soon()  # there may be no event after this
 
     def acknowledged(self, batch: int) -> None:
-        """A trainer has all of it."""
+        """A trainer has acknowledged all of the batch."""
         for name, action in list(self._deliveries.items()):
             if action.batch == batch:
                 del self._deliveries[name]
@@ -101,12 +101,12 @@ class StoredSession:
         self._open.changes.put(facts.DELIVERED, name, encoded(action))
 
     def telling(self, last: Deliver) -> None:
-        """A batch after the last, which only tells of lost groups; its number is not used again."""
+        """A batch after the last that only reports lost groups; its number is not used again."""
         self._open.changes.put(facts.TELLING, ONE, encoded(last.batch))
         self.delivered(last)
 
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
-        """A group that will never be delivered; `batch`: in which its trainer is told so."""
+        """A group that will never be delivered; `batch`: the batch that reports it."""
         loss = encoded(StoredLoss(group.reason, batch))
         self._open.changes.put(facts.LOST, facts.loss_name(group.uid, batch), loss)
         if batch is not None:
@@ -114,7 +114,7 @@ class StoredSession:
             self._told.setdefault(batch, []).append(group.uid)
 
     def leased(self, batch: int, lease: LeaseFacts | None) -> None:
-        """Whose a batch is now; None: nobody has to be told any more."""
+        """The lease of a batch has changed; None: it is no longer needed."""
         if lease is None:
             self._open.changes.drop(facts.LEASE, str(batch))
         else:
@@ -123,7 +123,7 @@ class StoredSession:
     # -- what goes -------------------------------------------------------------------------
 
     def forget(self, request: str) -> None:
-        """What it has made, and what that was worth."""
+        """Drop the tokens and the reward of a request."""
         self._transcripts.forget(request, self._open.changes)
         self.forget_reward(request)
 
@@ -133,8 +133,8 @@ class StoredSession:
             self._open.changes.drop(facts.REWARD, request)
 
     def forget_groups(self, groups: tuple[str, ...]) -> None:
-        """The scheduler has them no longer. Those that were delivered keep their prompts, until
-        that is acknowledged."""
+        """The scheduler no longer has these groups. The prompts of delivered groups stay until the
+        delivery is acknowledged."""
         if not groups:
             return
         kept = {sample.group for action in self._deliveries.values() for sample in action.samples}
@@ -144,6 +144,6 @@ class StoredSession:
                 self.forget_prompt(name)
 
     def forget_prompt(self, uid: str) -> None:
-        if uid not in self._groups:  # else it was submitted anew
+        if uid not in self._groups:  # else it was submitted again
             self._open.changes.drop(facts.PROMPT, uid)
             self._open.changes.clear(facts.prompt_owner(uid))

@@ -1,4 +1,4 @@
-"""Transcripts in a store: what is new of each is written, once, and what is gone is taken back."""
+"""Transcripts in a store: writes the new tokens of each once, and removes dropped ones."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rollout_sched.store.errors import PieceDamaged
 from rollout_sched.store.store import Store
 from rollout_sched.store.tokens import HEAD, Tokens, counts, decode
 
-#: Portions that an attempt may come in; a piece's ordinal is its attempt times this, plus the
-#: portion, so they are read in order.
+#: Most portions of an attempt; a piece's ordinal is its attempt times this, plus the portion, so
+#: that pieces are read in order.
 _PORTIONS: Final = 2**24
 
-#: The ordinal of what verified tokens count as: no attempt has number 0.
+#: The ordinal of the log-probabilities of verified tokens: no attempt has number 0.
 _VERIFIED: Final = 0
 
 T = TypeVar("T")
 
 
 class _Held:
-    """Of one attempt, what the store holds: portions, tokens, and whether a tool has answered."""
+    """What the store holds of one attempt: portions, tokens, and whether a tool has answered."""
 
     __slots__ = ("answered", "portions", "tokens")
 
@@ -34,10 +34,10 @@ class _Held:
 
 
 class StoredTranscripts:
-    """By request; its tokens lie in the store under its name.
+    """Transcripts by request; the tokens are in the store under the request's name.
 
-    What is written is compared with what is held by attempt and length: an attempt's tokens are
-    appended to, or cut at the end, and never changed.
+    New and stored tokens are compared only by attempt and length: an attempt's tokens are appended
+    to, or cut at the end, but never changed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -46,7 +46,7 @@ class StoredTranscripts:
         self._verified: dict[str, list[float]] = {}
 
     def owners(self) -> set[str]:
-        """By the names that they have in the store."""
+        """The names of all transcripts in the store."""
         return {_owner(request) for request in self._held}
 
     def write(
@@ -56,8 +56,8 @@ class StoredTranscripts:
         changes: Transaction,
         streamed: Iterable[tuple[int, Piece]] = (),
     ) -> None:
-        """What is new since it was last written. `streamed`: of its attempt under way, what the
-        scheduler knows of."""
+        """Write the tokens that are new since the last write. `streamed`: tokens of the running
+        attempt that the scheduler knows of."""
         wanted = [*transcript.pieces, *streamed]
         held = self._held.get(request)
         if held is None:
@@ -73,19 +73,19 @@ class StoredTranscripts:
             changes.append(_owner(request), _VERIFIED, Tokens([0] * len(verified), verified))
 
     def forget(self, request: str, changes: Transaction) -> None:
-        """All of it."""
+        """Remove the whole transcript."""
         self._verified.pop(request, None)
         if self._held.pop(request, None) is not None:
             changes.clear(_owner(request))
 
     def take_up(self, request: str) -> tuple[int, int]:
-        """Look at what the store holds of a request of an earlier epoch: how many tokens were
-        generated, and how many observed. Raises PieceDamaged."""
+        """Read the index of a request of an earlier epoch. Returns the numbers of generated and of
+        observed tokens. Raises PieceDamaged."""
         held = self._held.setdefault(request, {})
         generated = observed = 0
         for ordinal, head in self._store.heads(_owner(request), HEAD).items():
             if ordinal == _VERIFIED:
-                self._verified[request] = []  # whatever it is, it is another list than any
+                self._verified[request] = []  # differs in identity from any later list
                 continue
             attempt, portion = divmod(ordinal, _PORTIONS)
             made, returned, answered = counts(head)
@@ -95,12 +95,12 @@ class StoredTranscripts:
             found.answered |= answered
             generated += made
             observed += returned
-        if _owner(request) in self._store.losses.owners:  # what a tool returned is not counted
-            raise PieceDamaged(f"tokens of {request!r} are gone")
+        if _owner(request) in self._store.losses.owners:  # counts do not cover observed tokens
+            raise PieceDamaged(f"tokens of {request!r} are lost")
         return generated, observed
 
     def read(self, request: str, transcript: TokenTranscript) -> None:
-        """Into a new transcript what was taken up. Raises PieceDamaged."""
+        """Read the stored tokens into a new transcript. Raises PieceDamaged."""
         pieces: dict[int, Piece] = {}
         verified: list[float] = []
         held = self._held.get(request, {})
@@ -109,7 +109,7 @@ class StoredTranscripts:
             attempt = ordinal // _PORTIONS
             if ordinal == _VERIFIED:
                 verified = self._verified[request] = list(tokens.logprobs or ())
-            elif attempt in held:  # else it has been taken back, and goes soon
+            elif attempt in held:  # else it was dropped, and its removal is not written yet
                 _join(pieces.setdefault(attempt, Piece([], [])), tokens)
         transcript.restore(pieces, verified)
 
@@ -117,7 +117,7 @@ class StoredTranscripts:
 def _write_piece(
     request: str, attempt: int, piece: Piece, held: dict[int, _Held], changes: Transaction
 ) -> None:
-    """What of it the store does not hold."""
+    """Write the part of a piece that the store does not have yet."""
     known = held.get(attempt)
     if known is not None and known.tokens > len(piece.token_ids):
         _take_back(request, attempt, known, changes)
@@ -137,7 +137,7 @@ def _write_piece(
 
 
 def _from(values: list[T], start: int) -> list[T]:
-    """What is kept of an attempt is never changed, so all of it need not be copied."""
+    """The values from `start` on; all of them need no copy, because kept pieces never change."""
     return values[start:] if start else values
 
 

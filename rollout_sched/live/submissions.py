@@ -1,4 +1,4 @@
-"""The prompts of a run: submitted, made into samples, and kept until their batch has arrived."""
+"""The prompts of a run: submitted, made into samples, and kept until acknowledged."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from rollout_sched.live.stored_session import StoredSession
 from rollout_sched.live.tools import NamedTools
 from rollout_sched.live.trajectory import Tool
 
-#: Asks for a group whose samples another process can make, too, of its prompt.
+#: Submits a group whose samples another process can also make from its prompt.
 Place = Callable[[Prompt, GroupSubmitted, PayloadFactory], None]
 
 
 class Submissions:
-    """Groups by uid: here until they are delivered or fail, and then until that has arrived.
+    """Groups by uid, kept until they are delivered or have failed and the trainer has acknowledged
+    that.
 
-    Who does not know whether a group has been taken submits it again: the same prompt under the
-    same uid is taken once. One that is lost, of which its trainer has not heard yet, is not taken
-    anew if it was filtered, or if submissions are closed.
+    A submission is idempotent: the same prompt under the same uid is accepted once. A lost group
+    that was not reported to its trainer yet is not accepted again if it was filtered, or if
+    submissions are closed.
 
-    prompts       of the groups that are here
-    open_samples  asked for in these, queued or running
-    place         who asks the scheduler for groups without a tool; None: the driver is asked
+    prompts       of the open groups
+    open_samples  samples of these groups, queued or running
+    place         submits groups without a tool to the scheduler; None: the driver does
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Submissions:
         self._stored = stored
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
-        self._lost: dict[str, LostGroup] = {}  # that no trainer has been told of
-        self._told: dict[int, dict[str, LostGroup]] = {}  # by batch, until that has arrived
+        self._lost: dict[str, LostGroup] = {}  # not reported to a trainer yet
+        self._told: dict[int, dict[str, LostGroup]] = {}  # by batch, until acknowledged
         self._rewards: RewardBook | None = None
         if rewards is not None:
             self._rewards = RewardBook(rewards, self.prompts, stored)
@@ -73,26 +74,26 @@ class Submissions:
         for prompt in prompts:
             loss, known = self._loss(prompt.uid), self.known(prompt.uid)
             if loss is not None and loss.reason is None:
-                continue  # it was made and judged, and would be again
+                continue  # it was already made and filtered
             if known is None:
                 if loss is None or not self._driver.view.run.closed:
-                    self._take(prompt, tool)  # else who submits it will hear that it has failed
+                    self._take(prompt, tool)  # else a batch will report that it has failed
             elif known != prompt:
                 raise CallerError(
-                    f"group {prompt.uid!r} is already here, with other values of "
+                    f"group {prompt.uid!r} was already submitted with other values of "
                     f"{', '.join(_differences(known, prompt))}; give each group its own uid"
                 )
 
     def known(self, uid: str) -> Prompt | None:
-        """The prompt of a group that is here, or in a batch that is not acknowledged."""
+        """The prompt of an open group, or of one in an unacknowledged batch."""
         here = self.prompts.get(uid)
         if here is not None:
             return here
         return next((b[uid] for b in self._delivered.values() if uid in b), None)
 
     def restore(self, found: Recovered, made: Mapping[str, PayloadFactory]) -> None:
-        """Go on from what an earlier run has left; `made`: who makes the samples of each group that
-        is here."""
+        """Continue from what an earlier run has left; `made`: the factory of the samples of each
+        open group."""
         self._lost = _by_uid(found.lost)
         self._told = {batch: _by_uid(found.told[batch]) for batch in sorted(found.told)}
         if self._rewards is not None:
@@ -105,7 +106,7 @@ class Submissions:
             self._note_delivered(action, found.prompts)
 
     def delivered(self, action: Deliver, payloads: list[TokenPayload]) -> list[Sample]:
-        """Samples of whole groups, which are here no longer."""
+        """Remove delivered groups and return their samples."""
         samples = [
             sample_of(counted, payload, self.prompts[counted.group], self._reward(counted.request))
             for counted, payload in zip(action.samples, payloads, strict=True)
@@ -118,32 +119,32 @@ class Submissions:
         return samples
 
     def acknowledged(self, batch: int) -> None:
-        """All of it has arrived: its uids may be used anew."""
+        """The whole batch is acknowledged: its uids may be used again."""
         self._delivered.pop(batch, None)
         self._told.pop(batch, None)
 
     def fail(self, group: str, error: Exception | None) -> None:
-        """It can never be whole; its uid may be submitted again."""
+        """The group can never be complete; its uid may be submitted again."""
         self._lose(LostGroup(group, _why(error)))
 
     def filter(self, group: str) -> None:
-        """It is whole, and not to be trained."""
+        """The group is complete, but will not be trained."""
         self._lose(LostGroup(group, None))
 
     @property
     def lost(self) -> list[LostGroup]:
-        """Groups of which the next batch will tell."""
+        """Lost groups that the next batch will report."""
         return list(self._lost.values())
 
     def told(self) -> dict[str, Any]:
-        """Of the groups of which the next batch will tell: why they failed, which were filtered."""
+        """The lost groups that the next batch will report: failed with reasons, and filtered."""
         return {
             "failed": {group.uid: group.reason for group in self.lost if group.reason is not None},
             "filtered": [group.uid for group in self.lost if group.reason is None],
         }
 
     def take_lost(self, batch: int) -> list[LostGroup]:
-        """They are told with this batch."""
+        """Remove and return the lost groups, which are reported with this batch."""
         lost, self._lost = self.lost, {}
         if lost:
             self._told.setdefault(batch, {}).update(_by_uid(lost))
@@ -160,7 +161,7 @@ class Submissions:
             self._stored.lost(lost)
 
     def _loss(self, uid: str) -> LostGroup | None:
-        """The last of a group that its trainer may not have heard of."""
+        """The last loss of a group whose report is not acknowledged."""
         unheard = (self._lost, *reversed(self._told.values()))
         return next((groups[uid] for groups in unheard if uid in groups), None)
 
@@ -223,7 +224,7 @@ def _differences(one: Prompt, other: Prompt) -> list[str]:
 
 
 def _why(error: Exception | None) -> str:
-    """The reason of a group that has failed, from the last error in it."""
-    if error is None:  # it was not an error that ended it (see `core.event_handlers.interrupted`)
-        return "instances aborted it again and again, which nobody here has asked for"
+    """Why a group has failed, from its last error."""
+    if error is None:  # no error ended it (see `core.event_handlers.interrupted`)
+        return "instances aborted it repeatedly, although we did not request that"
     return str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The tools of trajectories at work, each between two turns of its own."""
+"""Runs the tools of trajectories, each between two turns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class ToolCalls:
-    """One coroutine for each trajectory whose turn is over; the scheduler is told what it returns.
-
-    A trajectory that is thrown away, or starts over, takes its tool with it.
-    """
+    """One coroutine for each trajectory whose turn is over; its result is reported to the
+    scheduler. If a trajectory is discarded or starts over, its tool call is cancelled."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook) -> None:
         self._link = link
@@ -32,13 +30,13 @@ class ToolCalls:
         return len(self._calls)
 
     def expect(self, dispatch: Dispatch, payload: Payload) -> None:
-        """The turn that this attempt made is over. The scheduler is to be told so next: it may be
-        the last."""
+        """The turn of this attempt is over; call its tool after the scheduler was told, unless the
+        turn was the last."""
         self._link.when_acting(dispatch, partial(self._begin, dispatch, cast(Acting, payload)))
 
     def take_up(self, dispatch: Dispatch) -> None:
-        """The turn that this attempt made was over when an earlier run ended: its tool, whose call
-        went with that run, is called again."""
+        """The turn of this attempt was over when an earlier run ended, and the tool call was lost
+        with that run: call the tool again."""
         self._begin(dispatch, cast(Acting, self._payloads.of(dispatch)))
 
     def _begin(self, dispatch: Dispatch, payload: Acting) -> None:
@@ -59,20 +57,20 @@ class ToolCalls:
             self._payloads.note_error(dispatch, error)
             event = TrajectoryEnded(request, attempt, "failed")
         if self._calls.get(request) is not asyncio.current_task():
-            return  # it went on although it was cancelled
+            return  # this task ran on after it was cancelled
         del self._calls[request]
         if isinstance(event, ToolReturned):
             payload.observe(attempt, cast(Sequence[int], returned))
         self._link.tell(event)
 
     def discard(self, action: Discard) -> None:
-        """Nobody waits any more for the tool of a request of which everything is thrown away."""
+        """Cancel the tool call of a request whose tokens are all discarded."""
         call = None if action.attempt else self._calls.pop(action.request, None)
         if call is not None:
             call.cancel()
 
     def cancel_all(self) -> None:
-        """Nobody is told."""
+        """Cancel all calls without reporting them."""
         for call in self._calls.values():
             call.cancel()
         self._calls.clear()

@@ -1,4 +1,4 @@
-"""Trainers at work: prompts in, batches out, weights published."""
+"""The trainers' operations: submit prompts, get batches, publish weights."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ from rollout_sched.live.weight_publisher import WeightPublisher
 
 
 class Borrower(Protocol):
-    """A trainer on the instances' GPUs, which begins before its batch is whole on those that are
-    lent to it (`[lending]`). What it raises is logged."""
+    """A trainer that shares the instances' GPUs and starts before its batch is complete, on the
+    instances lent to it (`[lending]`). Errors that it raises are logged."""
 
     def lent(self, instance: str) -> None:
-        """The instance holds no work and stands still: its GPUs are the trainer's, until it says
+        """The instance has no work and is paused: the trainer may use its GPUs until it calls
         `give_back`."""
 
     def reclaimed(self, instance: str) -> None:
-        """Nothing goes on without it: it is to be given back as soon as can be."""
+        """The scheduler needs the instance to continue: give it back as soon as possible."""
 
 
 class TrainerSession:
-    """What trainers may do, on top of a driver: one of them, or several that share its batches.
+    """The trainers' operations on top of a driver, for one trainer or several that share its
+    batches.
 
-    `stream_every`: tokens between partial results of an instance, so that they survive its death;
-    0 does not stream, which is faster, and loses what a dying instance had not answered. `seed`: of
-    the dice that verify drafts. `lengths`: what is known of prompts from earlier runs, and learns
-    from this one. `borrower`: the trainer, if it shares the instances' GPUs. `stored`: where
-    all is before it is handed out. `rewards`: what samples are worth, and which
-    groups are kept for that. `tools`: by name, so that trajectories survive this process.
+    `stream_every`: tokens between partial results of an instance, which survive its death; 0: no
+    streaming, which is faster, but loses unfinished tokens if the instance dies. `seed`: of the
+    random test of drafts. `lengths`: lengths of prompts from earlier runs, which also learns from
+    this one. `borrower`: the trainer, if it shares the instances' GPUs. `stored`: the store, which
+    has everything before it is delivered. `rewards`: computes rewards and decides which groups are
+    kept. `tools`: by name, so that trajectories survive this process.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class TrainerSession:
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
-        self._telling_before = -1  # the number of the last batch that only told of lost groups
+        self._telling_before = -1  # number of the last batch that only reported lost groups
         driver.front.endings.on_deliver = self._deliver
         driver.front.endings.on_group_failed = self._fail
         driver.front.endings.on_group_filtered = self._filter
@@ -96,23 +97,23 @@ class TrainerSession:
         return self.weights.newest
 
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
-        """Queue groups. Raises CallerError at the first that cannot be; those before it stay.
+        """Queue groups. Raises CallerError at the first invalid group; those before it stay queued.
 
-        With a `tool` their samples are trajectories of several turns. One that is here already, or
-        in a batch that is not acknowledged, is taken once: it may be submitted again by who does
-        not know whether it has arrived. Another prompt under its uid is a CallerError, and so is a
-        new group after submissions were closed; not one of whose failure a batch is still to tell.
+        With a `tool` their samples are trajectories of several turns. Submitting a group again has
+        no effect while it is open or in an unacknowledged batch. Another prompt under its uid is a
+        CallerError. So is a new group after submissions were closed, but not a failed group that a
+        batch has yet to report.
         """
         self.submissions.submit(prompts, tool)
 
     async def durable(self) -> None:
-        """Until all that has happened is in the store, as durable as it makes things. Raises
+        """Wait until all events so far are in the store, as durable as it is set to be. Raises
         StoreBroken."""
         if self._stored is not None:
             await self._stored.promise()
 
     def restore(self, found: Recovered, payloads: RestoredPayloads) -> None:
-        """Go on from what an earlier run has left. To be called before the scheduler is."""
+        """Continue from what an earlier run has left. Call it before the scheduler is restored."""
         assert found.state is not None
         run = found.state.run
         asked = run.takes_parts if run.trainer_waiting else None
@@ -125,7 +126,7 @@ class TrainerSession:
         self._telling_before = found.telling
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
-        """Of these groups those that are not here, nor in a batch that is not acknowledged."""
+        """Those of these groups that are neither open nor in an unacknowledged batch."""
         known = {group.uid for group in self.submissions.lost} | self.batches.uids
         return [uid for uid in uids if uid not in known and self.submissions.known(uid) is None]
 
@@ -144,18 +145,18 @@ class TrainerSession:
         part: int | None = None,
         parts: bool = False,
     ) -> Batch | None:
-        """The batch after `acknowledged`, its number, that is this trainer's; None when submissions
+        """This trainer's batch after the one with the number `acknowledged`; None when submissions
         are closed and nothing is left.
 
-        With `parts` what of it is whole, where the policy delivers in parts: it is asked for again
-        until a part is the last. `part` says that of the batch `acknowledged` only the parts up to
-        this one have arrived; what follows is the rest of it.
+        With `parts`, returns the groups that are complete, if the policy delivers in parts; call it
+        again until a part is the last. `part`: of the batch `acknowledged` only the parts up to
+        this one were received; the rest of it follows.
 
-        Until it is acknowledged, or its lease ends, the same one comes again, so one that got lost
-        on its way, or a wait that is cancelled, is no loss. Raises NotYet after `timeout_s`
-        seconds, LeaseEnded if what is acknowledged is another trainer's.
+        The same batch comes again until it is acknowledged or its lease expires, so a lost answer
+        or a cancelled wait does no harm. Raises NotYet after `timeout_s` seconds, and LeaseEnded if
+        the acknowledged batch belongs to another trainer.
         """
-        self._check_end()  # what was asked for in an earlier run may be over since it was taken up
+        self._check_end()  # a batch requested in an earlier run may need an end now
         batch: Batch | None = None
         try:
             batch = await self.batches.next(
@@ -164,26 +165,27 @@ class TrainerSession:
             return batch
         finally:
             if batch is not None or acknowledged is not None:
-                await self.durable()  # whose a batch is counts from when it is answered
+                await self.durable()  # the lease must be stored before the answer
 
     def close(self) -> None:
-        """Nobody waits for a batch any more: whoever does, or asks for one, is told NotYet."""
+        """Every current or later wait for a batch raises NotYet."""
         self.batches.close()
 
     def give_back(self, instance: str) -> None:
-        """The trainer uses an instance no longer that was lent to it: before it publishes weights,
-        so that all get them together. Raises CallerError if it is not lent, or was lost since."""
+        """The trainer no longer uses an instance that was lent to it. Call it before weights are
+        published, so that all instances get them together. Raises CallerError if the instance is
+        not lent, or was lost since."""
         self.driver.give_back(instance)
 
     async def publish_weights(
         self, version: int, apply: WeightLoader, *, said: bytes | None = None, wait: bool = False
     ) -> None:
         """Version `version` is ready; `apply(client, version)` loads it into one instance. `said`:
-        what a later run can make that loader of; a store has to have it.
+        the encoded form from which a later run can make that loader; required with a store.
 
-        With `wait`, until every instance that is here, and at least one, computes with it or a
-        newer one (those that are lost meanwhile get it when they join again). Raises CallerError
-        if versions do not grow, or a batch has come in part.
+        With `wait`, waits until all joined instances, and at least one, have loaded it or a newer
+        one (instances lost meanwhile get it when they join again). Raises CallerError if the
+        version does not grow, or a batch was delivered only in part.
         """
         await self.weights.publish(version, apply, said, wait=wait)
 
@@ -205,9 +207,9 @@ class TrainerSession:
         handing_over.add_done_callback(partial(self._hand_over, batch))
 
     def _hand_over(self, batch: Batch, promise: asyncio.Future[None]) -> None:
-        """It is in the store, and will be delivered again until it is acknowledged."""
+        """The batch is in the store, and will be delivered again until it is acknowledged."""
         if promise.cancelled() or promise.exception() is not None:
-            return  # the driver is broken then, and says so
+            return  # the driver is broken then, and reports it
         self.batches.deliver(batch)
         self._check_end()
 
@@ -225,7 +227,7 @@ class TrainerSession:
         self._check_end()
 
     def _check_end(self) -> None:
-        """Whoever waits for a batch is told that none will come."""
+        """If no batch can come any more, end the waits for one."""
         batches, run = self.batches, self.driver.view.run
         if not batches.awaited:
             return
@@ -235,8 +237,8 @@ class TrainerSession:
             batches.deliver(self._telling() if self.submissions.lost else None)
 
     def _telling(self) -> Batch:
-        """A batch after the last, without samples; it is leased and kept as any other. Damage to a
-        store may give more to tell after a restart: no two have one number."""
+        """A batch after the last that only reports lost groups; leased and kept like any other.
+        After a restart a damaged store may add more losses, so each gets a new number."""
         run = self.driver.view.run
         number = self._telling_before = max(run.batches, self._telling_before + 1)
         last = Deliver(number, run.version, (), missing=run.lacking)

@@ -1,7 +1,7 @@
-"""Trajectories: responses of several turns, between which a tool of the caller's works.
+"""Trajectories: responses of several turns, with a call of the caller's tool between two turns.
 
-The scheduler sees each turn as an attempt of one request, so that agents are under batching,
-interruption and staleness as any other rollout, and hold no slot while their tool works.
+The scheduler sees each turn as an attempt of one request, so batching, interruption and staleness
+apply to agents as to any other rollout. A trajectory holds no slot while its tool runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rollout_sched.live.ports import InstanceClient, Outcome
 class Trajectory(msgspec.Struct, frozen=True):
     """A trajectory whose turn is over, as its tool gets it.
 
-    uid, index     which sample of which prompt it is
-    response_ids   all turns so far and what the tool returned to the earlier ones
+    uid, index     the prompt, and the sample within its group
+    response_ids   all turns so far, and what the tool returned for the earlier ones
     response_mask  1 for each of `response_ids` that was generated, 0 for what a tool returned
-    turn           how many turns are over, this one included
-    turn_ids       the turn that is over
+    turn           how many turns are over, including this one
+    turn_ids       the tokens of the turn that is over
     extra          of its prompt
     """
 
@@ -38,20 +38,20 @@ class Trajectory(msgspec.Struct, frozen=True):
     extra: dict[str, Any]
 
 
-#: Works on a turn, and returns the tokens that follow it (its result, in the chat template of the
-#: model, up to where the model is to go on); None if no turn follows.
+#: Handles a turn, and returns the tokens that follow it (its result, in the chat template of the
+#: model, up to where the model continues); None if no turn follows.
 #:
-#: What it raises fails the trajectory's group. It may take as long as it likes: who wants bounds
-#: sets them inside. It is cancelled when the trajectory is thrown away, as stale or surplus; one
-#: that starts over is the same `uid` and `index` at turn 1 again.
+#: An error fails the trajectory's group. There is no timeout: the tool sets its own. The call is
+#: cancelled when the trajectory is discarded, as stale or surplus. A trajectory that starts over
+#: has the same `uid` and `index`, at turn 1 again.
 Tool = Callable[[Trajectory], Awaitable[Sequence[int] | None]]
 
 
 class TrajectoryPayload(TokenPayload):
     """A prompt whose turns a tool answers.
 
-    `max_model_len` tells how many tokens of context the fleet's instances take (0: unknown); a
-    trajectory that comes to it ends with "length".
+    `max_model_len` returns how many tokens of context the fleet's instances accept (0: unknown); a
+    trajectory that reaches it ends with "length".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the attempts of one request have made: token ids, with their log-probabilities."""
+"""The transcript of one request: token ids of its attempts, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def detached(pieces: Mapping[int, T]) -> dict[int, T]:
-    """In their order, under numbers that no attempt has."""
+    """The pieces in order, under negative numbers, which no attempt has."""
     return {place - len(pieces): piece for place, piece in enumerate(pieces.values())}
 
 
@@ -26,23 +26,23 @@ class TokenTranscript:
 
     @property
     def attempts(self) -> int:
-        """Attempts whose tokens are kept."""
+        """Number of attempts whose tokens are kept."""
         return len(self._pieces)
 
     @property
     def joined(self) -> JoinedPieces:
-        """What is kept, as one response."""
+        """The kept pieces as one response."""
         return JoinedPieces(self._pieces)
 
     @property
     def token_ids(self) -> list[int]:
-        """Generated and observed."""
+        """Generated and observed tokens."""
         return self.joined.token_ids
 
     @property
     def logprobs(self) -> list[float]:
-        """One for each of `token_ids`, by the weights that it counts as made by, if they were asked
-        for; 0.0 where they were observed."""
+        """One for each of `token_ids`, under the weights that made or verified it, if requested;
+        0.0 for observed tokens."""
         values = self.joined.drawn_logprobs
         if self._verified:
             made = [place for place, generated in enumerate(self.joined.mask) if generated]
@@ -52,35 +52,36 @@ class TokenTranscript:
 
     @property
     def pieces(self) -> list[tuple[int, Piece]]:
-        """What is kept, by attempt, in order."""
+        """The kept pieces by attempt, in order."""
         return list(self._pieces.items())
 
     def piece(self, attempt: int) -> Piece | None:
-        """What is kept of an attempt."""
+        """The kept piece of an attempt."""
         return self._pieces.get(attempt)
 
     @property
     def verified_logprobs(self) -> list[float]:
-        """Of the leading generated tokens that have been verified; a new list whenever they are."""
+        """Of the leading generated tokens that were verified; each verification makes a new
+        list."""
         return self._verified
 
     def restore(self, pieces: Mapping[int, Piece], verified: list[float]) -> None:
-        """What an earlier transcript of the request held."""
+        """Take over the pieces of an earlier transcript of the request."""
         self._pieces.update(pieces)
         self._verified = verified
 
     def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
-        """Append what a tool returned to the turn that this attempt made."""
+        """Append what a tool returned for the turn of this attempt."""
         self._pieces.setdefault(attempt, Piece([], [])).observed = list(token_ids)
 
     def collect(self, attempt: int) -> OnTokens:
-        """Takes what the stream of an attempt brings, after what it has brought. Once that is kept
-        or dropped it takes no more: a kept piece is never changed."""
+        """Returns a function that appends streamed tokens of an attempt. After the attempt is kept
+        or dropped it ignores them: a kept piece is never changed."""
         stream = self._streams.setdefault(attempt, Piece([], []))
 
         def collect(token_ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
             if self._streams.get(attempt) is not stream:
-                return  # who stopped it did so before its client could hear
+                return  # the attempt was stopped before its client noticed
             stream.token_ids.extend(token_ids)
             if logprobs is None or stream.logprobs is None:
                 stream.logprobs = None
@@ -117,8 +118,8 @@ class TokenTranscript:
         self._streams.clear()
 
     def verified(self, logprobs: Sequence[float]) -> None:
-        """The leading generated tokens have passed, and count as made by weights that give them
-        these log-probabilities."""
+        """The leading generated tokens have passed the test: these are their log-probabilities
+        under the weights that they now count for."""
         made = sum(len(piece.token_ids) for piece in self._pieces.values())
         self._verified = list(logprobs[:made])
 

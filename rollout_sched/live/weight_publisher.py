@@ -1,4 +1,4 @@
-"""New weights: published by a trainer, and waited for until the fleet has them."""
+"""Publishes new weights for a trainer, and waits until the fleet has loaded them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.stored_session import StoredSession
 
-#: No update is under way.
+#: In these states no update is running.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
 
-#: Seconds between two looks at whether a scheduler that is waited for can still go on.
+#: Seconds between two checks, during a wait, that the scheduler is not broken.
 _LOOK_S = 1.0
 
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
 
 class WeightPublisher:
-    """One line of versions, whoever publishes the next. `stored`: where each is before it
-    counts."""
+    """One sequence of versions for all trainers. `stored`: the store that each version is written
+    to before `publish` returns."""
 
     def __init__(self, driver: Driver, stored: StoredSession | None) -> None:
         self._driver = driver
@@ -42,8 +42,8 @@ class WeightPublisher:
         """See `TrainerSession.publish_weights`."""
         if self._stored is not None and said is None:
             raise CallerError(
-                "a coroutine cannot be stored, and weights must outlive this process; give "
-                "Reload(path), Transfer(...) or Applied(), or run without a store"
+                "with a store, weights must be loadable after a restart, and a coroutine cannot "
+                "be stored; pass Reload(path), Transfer(...) or Applied(), or run without a store"
             )
         self._driver.publish(version, apply)
         if self._stored is not None and said is not None:
@@ -58,11 +58,11 @@ class WeightPublisher:
                 raise self._driver.broken
 
     def has_loaded(self, version: int) -> bool:
-        """Whether every instance that is here, and at least one, has loaded `version` or a newer
-        one.
+        """Whether all joined instances, and at least one, have loaded `version` or a newer one.
 
-        The core counts one without work as new once its update has begun, for it makes nothing
-        with what it has; who wants to take the weights away again must know that it is over.
+        The core counts an instance without work as updated when its update begins, because it
+        makes no tokens meanwhile. A caller that wants to delete the weights must know that the
+        update is over, so no update may be running.
         """
         here = self._driver.view.instances
         return bool(here) and all(

@@ -72,7 +72,7 @@ def test_a_batch_in_parts(tmp_path: Path) -> None:
 
 def test_errors_are_the_callers() -> None:
     with rollouts_of() as rollouts:
-        with pytest.raises(CallerError, match="'a' is already here"):
+        with pytest.raises(CallerError, match="'a' was already submitted"):
             rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
         with pytest.raises(CallerError, match="no instance"):
             rollouts.remove_instance("http://nobody:1")
@@ -115,7 +115,7 @@ def test_a_tool_cannot_call_back() -> None:
         batch = rollouts.next_batch()
         assert batch is not None
         (failed,) = batch.failed
-        assert "event loop that this call waits for" in failed.reason
+        assert "event loop that this call would wait for" in failed.reason
 
 
 def test_what_goes_on_beside_the_caller() -> None:

@@ -14,7 +14,7 @@ def test_who_is_not_up_yet_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
     async def scene() -> None:
         async with RolloutScheduler.from_toml("dplb", [url]) as rollouts:
-            assert f"instance {url}: away, joins when it can" in caplog.text
+            assert f"instance {url}: away, joins when it is ready" in caplog.text
             waits_for = (await rollouts.state())["waits_for"]
             assert waits_for["batch"].startswith(f"no instance has joined: {url} (")
 

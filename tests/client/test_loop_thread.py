@@ -47,5 +47,5 @@ def test_what_goes_on_in_it_is_cancelled_when_it_stops() -> None:
 
 def test_before_and_after_it_runs_nothing_is_done() -> None:
     thread = LoopThread()
-    with pytest.raises(CallerError, match="does not run"):
+    with pytest.raises(CallerError, match="is not running"):
         thread.run(name_of_thread())

@@ -53,11 +53,11 @@ def test_extra_comes_back_as_it_went() -> None:
         ({"prompt_ids": [[1, 2]]}, "got `array` - at `$.prompt_ids[0]`"),
         ({"prompt_ids": []}, "length >= 1 - at `$.prompt_ids`"),
         ({"prompt_ids": [-1]}, ">= 0 - at `$.prompt_ids[0]`"),
-        ({"prompt_ids": [object()]}, "a object where a number"),
+        ({"prompt_ids": [object()]}, "got a object, expected a number"),
         ({"samples": 0}, "at `$.samples`"),
         ({"max_tokens": 4.5}, "Expected `int`, got `float` - at `$.max_tokens`"),
         ({"uid": "a\nb"}, "at `$.uid`"),
-        ({"sampling": [("seed", 1)]}, "sampling is a dict, not a list"),
+        ({"sampling": [("seed", 1)]}, "sampling must be a dict, not a list"),
         ({"each": 3}, "int"),
     ],
 )

@@ -156,10 +156,10 @@ def test_two_that_ask_at_once_get_the_same_batch(way: str) -> None:
 def test_the_callers_faults_are_told_alike(way: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:
-            with pytest.raises(CallerError, match="'a' is already here"):
+            with pytest.raises(CallerError, match="'a' was already submitted"):
                 await rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
             await rollouts.publish_weights(1, Applied())
-            with pytest.raises(CallerError, match="versions grow"):
+            with pytest.raises(CallerError, match="versions must increase"):
                 await rollouts.publish_weights(1, Applied())
             with pytest.raises(CallerError, match="no such folder"):
                 await rollouts.publish_weights(2, Reload("/nowhere"))
@@ -224,7 +224,7 @@ def test_a_coroutine_cannot_travel() -> None:
         async def apply(client: Any, version: int) -> None: ...
 
         async with rollouts_by("over HTTP", Upstream(NAME)) as rollouts:
-            with pytest.raises(CallerError, match="cannot travel"):
+            with pytest.raises(CallerError, match="cannot be sent"):
                 await rollouts.publish_weights(1, apply)
 
     run(scene())
@@ -272,7 +272,7 @@ def test_a_gateway_that_is_away_for_a_while(
         with pytest.raises(GatewayError):
             await rollouts.submit(prompts("a"))  # it may have arrived: not repeated
         asking = asyncio.create_task(rollouts.state())
-        await until(lambda: "asked again" in caplog.text)
+        await until(lambda: "retrying for" in caplog.text)
         async with House(Upstream(NAME), port=int(url.rsplit(":", 1)[1])):
             assert (await asking)["version"] == 0
         await rollouts.__aexit__()
@@ -337,7 +337,7 @@ def test_who_waits_for_what_does_not_come_by_itself_is_told_why(
         async with rollouts_by(way, Upstream(NAME), prompts_per_step=4) as rollouts:
             await rollouts.submit(prompts("a"))
             asking = asyncio.create_task(rollouts.next_batch())
-            await until(lambda: "4 groups make a batch, 1 are here" in caplog.text)
+            await until(lambda: "a batch needs 4 groups, 1 are here" in caplog.text)
             await rollouts.remove_instance(NAME)
             await until(lambda: "no instance has joined" in caplog.text)
             publishing = asyncio.create_task(rollouts.publish_weights(1, Applied(), wait=True))

@@ -23,7 +23,7 @@ def test_what_came_or_failed_is_not_waited_for() -> None:
 
 def test_the_error_has_all_names_and_shows_a_few() -> None:
     few = ForgottenPrompts(["a", "b"])
-    assert "2 of the prompts" in str(few)
+    assert "2 of the submitted prompts" in str(few)
     assert "'a', 'b';" in str(few)
     many = ForgottenPrompts([f"g{number}" for number in range(9)])
     assert "'g4' and 4 more" in str(many)

@@ -1,4 +1,4 @@
-"""Tests that are coroutines."""
+"""Runs coroutine functions as tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def runs(scene: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test of a coroutine function, which takes fixtures as it does."""
+    """A test that runs a coroutine function and takes the same fixtures."""
 
     @functools.wraps(scene)
     def test(*given: Any, **named: Any) -> None:

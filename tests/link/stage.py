@@ -1,4 +1,4 @@
-"""A host before instances that do what a test says, with fronts on wires without delay."""
+"""A host with an instance that a test controls, and with fronts on wires without delay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = [1, 2, 3]
 
 
 class Caller(TokenPayload):
-    """A client that notes what it hears."""
+    """A client that records what it receives."""
 
     def __init__(self) -> None:
         super().__init__(PROMPT, {"logprobs": 0}, stream_every=2, responder=self)
@@ -38,7 +38,7 @@ class Caller(TokenPayload):
 
 
 class Stage:
-    """One instance, and fronts "f0" and so on."""
+    """One instance, and fronts "f0", "f1", ..."""
 
     def __init__(self, fronts: int = 1, *, settings: Settings | None = None, **roles: Any) -> None:
         self.settings = settings or Settings(poll_s=1000.0, abort_timeout_s=0.2)

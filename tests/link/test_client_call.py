@@ -1,4 +1,4 @@
-"""What a front knows of a request is what the scheduler's book says of it."""
+"""A front's data of a request equals the scheduler's book."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_another_scheduler_goes_on_from_it_under_another_id() -> None:
     for epoch, tokens in (("a", [7, 8]), ("b", [9])):
         submitted = one.anew(f"r-{epoch}")
         assert submitted.made == one.made
-        one.begun(dispatch(1), 0)  # each scheduler numbers its own
+        one.begun(dispatch(1), 0)  # each scheduler numbers its own attempts
         one.told(RequestInterrupted("r", 1, len(tokens)))
         transcript.keep(1, len(tokens), Piece(tokens, None))
     again = one.anew("r-c")

@@ -1,4 +1,4 @@
-"""Requests of clients at a front: what the scheduler says of them reaches whoever waits, once."""
+"""Clients' requests at a front: the scheduler's answer reaches the waiting client once."""
 
 from __future__ import annotations
 

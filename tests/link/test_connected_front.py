@@ -1,4 +1,4 @@
-"""What fronts report is judged where instances are watched over, and what is ordered can wait."""
+"""The supervisors judge what fronts report, and orders can wait."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_frame_that_comes_twice_is_refused_and_one_that_is_missing_ends_the_co
             front.receive(taken)
             assert front.refused == 2
             await asyncio.sleep(0)
-            assert len(front.attempts) == 1, "the one that is here goes on"
+            assert len(front.attempts) == 1, "the running attempt continues"
             with pytest.raises(FrameMissing):
                 front.receive(encode(Reports(epoch, 4, [RequestWithdrawn("f0.x")])))
             front.receive(encode(Reports(epoch, 3, [RequestWithdrawn("f0.x")])))
@@ -107,7 +107,7 @@ def test_nothing_is_sent_before_an_instance_has_answered_a_poll_after_a_failure(
             await stage.instance.answer(1, [5])
             await until(lambda: first.heard)
             assert first.response_ids == [5]
-            assert len(stage.instance.orders) == 2, "what was withdrawn was never sent"
+            assert len(stage.instance.orders) == 2, "the withdrawn one was never sent"
 
     run(scene)
 

@@ -1,4 +1,4 @@
-"""Frames arrive whole and in order, and every end of a connection is noticed."""
+"""Frames arrive complete and in order, and every end of a connection is noticed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_what_was_sent_before_the_end_arrives() -> None:
         here.connection.send(bytes(1_000_000))
         here.connection.close()
         assert await there.frames.get() == bytes(1_000_000)
-        assert await there.over == "closed there"
+        assert await there.over == "closed by the peer"
         assert await here.over == "closed here"
         with pytest.raises(LinkEnded, match="closed here"):
             here.connection.send(b"late")
@@ -110,11 +110,11 @@ async def test_what_cannot_be_taken_ends_it(caplog: pytest.LogCaptureFixture) ->
         here.connection.send(b"an order")
         assert await there.over == "ValueError: no such order"
         assert await here.over
-    assert "could not be taken" in caplog.text
+    assert "error while handling a frame" in caplog.text
 
 
 def flood(connection: FrameConnection) -> None:
-    """In one turn of the event loop, in which nobody else has one."""
+    """Send everything in one iteration of the event loop, in which nothing else runs."""
     while True:
         connection.send(bytes(2**16))
 
@@ -124,9 +124,9 @@ async def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(connections, "MOST_BYTES", 2**20)
     there = end()
     async with asyncio.timeout(30), joined(there) as (here, _):
-        with pytest.raises(LinkEnded, match="not been read"):
+        with pytest.raises(LinkEnded, match="has not read"):
             flood(here.connection)
-        assert "not been read" in await here.over
+        assert "has not read" in await here.over
 
 
 @runs
@@ -151,14 +151,14 @@ async def test_nobody_is_there() -> None:
 
 @runs
 async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel takes what it is sent and answers for it."""
+    """Its kernel still accepts data and acknowledges it."""
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
     monkeypatch.setattr(connections, "STANDS_S", 0.2)
     stands = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     here = end()
     async with asyncio.timeout(30):
         await dial(here.connection, "127.0.0.1", stands.sockets[0].getsockname()[1])
-        assert "nothing was heard" in await here.over
+        assert "nothing received" in await here.over
     stands.close()
 
 

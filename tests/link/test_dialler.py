@@ -1,4 +1,4 @@
-"""A front finds its scheduler, and finds it again."""
+"""A front finds its scheduler, and finds it again after a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.link.test_listener import KEY, Hub
 
 
 class Front:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | bytes] = asyncio.Queue()
@@ -33,7 +33,7 @@ class Front:
 
 
 class Stage:
-    """A scheduler's process that comes and goes, and a front that keeps dialling."""
+    """A scheduler's process that starts and stops, and a front that keeps dialling."""
 
     def __init__(self) -> None:
         self.hub = Hub()
@@ -74,7 +74,7 @@ async def test_it_is_found_whenever_it_comes_and_again_elsewhere(
         assert await stage.hub.told.get() == ("receive", "f", b"a report")
         stage.fall()
         assert await front.told.get() == "disconnected"
-        front.send(b"to nobody")  # is no error: its end was told
+        front.send(b"to nobody")  # not an error: the end was reported
         await stage.rise()
         assert await front.told.get() == b"welcome f"
         stage.hub.sends["f"](b"an order")
@@ -88,7 +88,7 @@ async def test_it_is_found_whenever_it_comes_and_again_elsewhere(
 async def test_a_front_that_cannot_go_on_dials_again() -> None:
     stage = Stage()
     await stage.rise()
-    stage.dialler.hang_up()  # nobody is there yet
+    stage.dialler.hang_up()  # no scheduler is there yet
     stage.dialler.open()
     async with asyncio.timeout(30):
         assert await stage.front.told.get() == b"welcome f"

@@ -1,4 +1,4 @@
-"""What a supervisor does with the attempts of its instance reaches whatever front they are at."""
+"""A supervisor's calls for the attempts of its instance reach them at every front."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_front_that_dies_meanwhile_is_not_waited_for() -> None:
         async with Stage(1) as stage:
             stage.ask(0)
             await stage.instance.order()
-            stage.fronts[0].dead = True  # it hears nothing any more
+            stage.fronts[0].dead = True  # it receives nothing from now on
             stage.driver.fleet.lose("i0", "it died")
             assert stage.driver.view.instance("i0") is not None
             stage.host.disconnect(stage.fronts[0].connected)

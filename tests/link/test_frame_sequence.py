@@ -1,4 +1,4 @@
-"""A frame is acted on once, in its place."""
+"""Each frame is handled once and in order."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_of_another_epoch_whatever_its_number() -> None:
 
 def test_one_that_is_missing() -> None:
     frames = FrameSequence("now")
-    with pytest.raises(FrameMissing, match="frame 2 of a link came after 0"):
+    with pytest.raises(FrameMissing, match="frames: 2 came after 0"):
         frames.admits(Orders("now", 2, []))
     assert frames.admits(Orders("now", 1, []))

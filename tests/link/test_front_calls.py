@@ -1,4 +1,4 @@
-"""A front's requests outlive their schedulers, with what was made of them."""
+"""A front's requests outlive their schedulers and keep their tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = Settings(poll_s=1000.0, stream_s=0.01, abort_timeout_s=0.2)
 
 
 class Play:
-    """One front, and one scheduler after the other."""
+    """One front with several schedulers, one after the other."""
 
     def __init__(self) -> None:
         self.instance = Scripted()
@@ -81,7 +81,7 @@ def test_what_runs_is_stopped_and_goes_on_from_its_tokens() -> None:
             await until(
                 lambda: ("abort", f"{next(iter(one.instance.orders))}") in one.instance.calls
             )
-            assert len(one.instance.orders) == 1, "not before it has stopped"
+            assert len(one.instance.orders) == 1, "sent before the first attempt has stopped"
             await one.instance.answer(0, [5, 6, 7], "abort")
             order = await one.instance.order(1)
             assert order.token_ids == [*PROMPT, 5, 6, 7]
@@ -136,7 +136,7 @@ def test_who_goes_unheard_by_a_scheduler_that_is_lost_is_not_asked_for_again() -
         async with play() as one:
             caller = one.ask()
             await one.instance.order(0)
-            one.hub.disconnect("f0")  # from now on nothing that is said gets there
+            one.hub.disconnect("f0")  # from now on nothing arrives there
             one.calls.withdraw(one.name)
             await one.end()
             assert caller.heard == [("withdrawn", "None")]
@@ -163,7 +163,7 @@ def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
             finishes = [caller.heard[0].finish for caller in (stopped, full)]
             assert finishes == ["stop", "length"]
             assert stopped.heard[0].segments == (Segment(0, 1, "i0"),)
-            assert not cut.heard, "the scheduler knows whether it goes on"
+            assert not cut.heard, "the scheduler decides whether it continues"
             await one.begin()
             await one.instance.answer(3, [7])
             await until(lambda: cut.heard)
@@ -184,7 +184,7 @@ def test_the_same_scheduler_after_a_broken_connection_makes_nothing_twice() -> N
             one.connect()
             await until(lambda: caller.heard)
             assert caller.response_ids == [5, 6, 7]
-            assert len(one.instance.orders) == 1, "it was whole"
+            assert len(one.instance.orders) == 1, "the response was already complete"
             assert not one.live.driver.view.in_flight
             assert not one.live.driver.view.anomalies
 

@@ -1,4 +1,4 @@
-"""The tokens of a group are the same at both ends, whatever becomes of them."""
+"""The tokens of a group are the same at both ends, whatever happens to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def book() -> PayloadBook:
 
 
 class Front:
-    """With group g."""
+    """A front with group g."""
 
     def __init__(self, *pieces: PieceMade) -> None:
         self.payloads = book()
@@ -47,7 +47,7 @@ def test_what_was_made_is_said_once() -> None:
     keep(host, made)
     payload: Any = host.get("g/0")
     assert payload.transcript.pieces == front.transcript().pieces
-    assert front.pieces.of("g/0", 4) is None, "it made nothing"
+    assert front.pieces.of("g/0", 4) is None, "it generated nothing"
 
 
 def test_of_a_piece_that_was_streamed_only_the_rest_is_said() -> None:

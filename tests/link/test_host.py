@@ -1,4 +1,4 @@
-"""Who owns what is ordered it, whoever it is; what a front leaves goes on elsewhere."""
+"""Orders go to the owner of a request; when a front leaves, its work continues elsewhere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_a_dead_front_had_is_made_at_another_and_its_clients_are_gone() -> 
 
 
 class BlockedByTheFirst:
-    """A routing that holds everybody up until the first request has gone."""
+    """A routing that blocks all requests until the first one is dispatched."""
 
     weighs_tokens = False
 

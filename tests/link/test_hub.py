@@ -1,4 +1,4 @@
-"""A trainer's groups are made by the processes that have connected, and lose nothing with them."""
+"""The connected processes generate a trainer's groups; nothing is lost when a process is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = Settings(poll_s=1000.0, stream_s=0.01)
 
 
 class Fleet:
-    """A live scheduler with its hub, one instance, and fronts that are asked at once."""
+    """A live scheduler with its hub, one instance, and fronts that get orders at once."""
 
     def __init__(self, store: Path | None = None) -> None:
         options = RunOptions(prompts_per_step=1, stream_every=2, store=store, seed=7)
@@ -89,7 +89,7 @@ def test_groups_are_made_at_the_fronts_of_the_prompts_they_are_told() -> None:
             made.submit(PROMPT, Prompt("b", [3], 1, 9))
             await until(lambda: len(made.instance.orders) == 2)
             assert [front["groups"] for front in made.hub.state().values()] == [1, 1]
-            assert not len(made.live.driver.front.attempts), "none is under way here"
+            assert not len(made.live.driver.front.attempts), "no attempt is in flight here"
             assert made.live.state()["fronts"] == made.hub.state()
             await made.instance.answer(0, [5, 6])
             await made.instance.answer(1, [7])

@@ -1,4 +1,4 @@
-"""Who connects to a scheduler's process, and what becomes of them."""
+"""Connections to a scheduler's process: accepted, refused and ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "the key"
 
 
 class Hub:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[str, ...] | tuple[str, str, bytes]] = asyncio.Queue()
@@ -39,7 +39,7 @@ class Hub:
 
 
 class Caller:
-    """A front's end, bare."""
+    """The bare connection end of a front."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
@@ -74,7 +74,7 @@ async def test_a_front_is_welcomed_heard_and_missed() -> None:
         caller.connection.close()
         told = [await hub.told.get() for _ in range(3)]
         assert told == [("connect", "f"), ("receive", "f", b"a report"), ("disconnect", "f")]
-        hub.sends["f"](b"to nobody")  # is no error: its end was told
+        hub.sends["f"](b"to nobody")  # not an error: the end was reported
 
 
 @runs
@@ -152,4 +152,4 @@ async def test_when_it_closes_every_front_is_let_go() -> None:
     async with listening(hub) as port:
         await caller.call(port)
         await caller.frames.get()
-    assert await caller.over == "closed there"
+    assert await caller.over == "closed by the peer"

@@ -1,4 +1,4 @@
-"""Frames are read back as they were written, and what is no frame is refused."""
+"""Frames are read back as they were written, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_no_report(frame: bytes) -> None:
 
 
 def test_an_event_carries_no_tokens() -> None:
-    """About a hundred bytes for each thing that happens, whatever was made."""
+    """About a hundred bytes for each event, however many tokens were generated."""
     frame = encode(
         Reports("run", 1, [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))])
     )

@@ -1,4 +1,4 @@
-"""What a front was ordered to make is judged by its host, and told to the scheduler once."""
+"""The host judges the results of ordered attempts and reports each to the scheduler once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_front_leaves_an_instance_that_is_gone_once_and_reaches_it_anew() -> N
 
 
 def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> None:
-    """Its front dies while its instance, whose versions it contradicts, is asked."""
+    """Its front dies while the instance, whose versions the answer contradicts, is asked."""
 
     async def scene() -> None:
         async with Stage(2, batching={"use": "sync"}) as stage:

@@ -1,4 +1,4 @@
-"""What is said in one turn of the loop goes out together."""
+"""Messages of one iteration of the loop are sent together."""
 
 from __future__ import annotations
 

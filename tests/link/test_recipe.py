@@ -1,4 +1,4 @@
-"""What a front is told is read as it was said, and makes the samples that the host would make."""
+"""A front decodes a recipe unchanged, and makes the same samples from it as the host would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front does what its own scheduler's epoch orders, and ends when it cannot."""
+"""A front follows only orders of its scheduler's current epoch, and ends if it cannot."""
 
 from __future__ import annotations
 

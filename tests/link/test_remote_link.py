@@ -1,4 +1,4 @@
-"""What the scheduler would have answered at once comes as an order, to whoever still waits."""
+"""An answer that a local scheduler gives at once comes as an order, if a caller still waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fronts and their host in one process, joined by wires that take as long as a test says."""
+"""Fronts and their host in one process, connected by wires with delays that a test sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCH = "run"
 
 
 class Wire:
-    """One way. What was sent arrives in order; `delays`: seconds that each frame takes at least."""
+    """One direction. Frames arrive in order; `delays`: least seconds for each frame."""
 
     def __init__(self, delays: Iterator[float], receive: Callable[[bytes], None]) -> None:
         self._delays = delays
@@ -29,14 +29,14 @@ class Wire:
         self.later(self._receive, frame)
 
     def later(self, call: Callable[..., object], *arguments: Any) -> None:
-        """When all that was sent before has arrived."""
+        """Call it when everything that was sent before has arrived."""
         loop = asyncio.get_running_loop()
         self._free = max(self._free, loop.time() + next(self._delays))
         loop.call_at(self._free, call, *arguments)
 
 
 class Shared:
-    """The clients that the host has, for a front to use, too (`remote_link.Clients`)."""
+    """The host's clients, which a front uses, too (`remote_link.Clients`)."""
 
     def __init__(self, instances: dict[str, InstanceClient]) -> None:
         self._instances = instances
@@ -57,7 +57,7 @@ class Shared:
 
 
 class Joined:
-    """A front with its two wires. `die` is its sudden end."""
+    """A front with its two wires. `die` ends it suddenly."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Joined:
             self.remote.receive(frame)
 
     async def die(self) -> None:
-        """Its host notices when all that it had sent has arrived."""
+        """End the front. Its host notices when everything that it sent has arrived."""
         if self.dead:
             return
         self.dead = True

@@ -30,7 +30,7 @@ def test_prompts_are_missing_until_they_are_here() -> None:
             asking = stage.ask()
             await asyncio.sleep(0)
             said = awaited.batch(stage.driver)
-            assert said.startswith("2 groups make a batch, 1 are here")
+            assert said.startswith("a batch needs 2 groups, 1 are here")
             assert said.endswith("more prompts, or close_submissions()")
             stage.trainer.submit([prompt("b")])
             await stage.instance.order(1)

@@ -104,7 +104,7 @@ class TestNewer:
     def test_one_that_contradicts_itself_is_not(self, policy: str) -> None:
         async def scene() -> None:
             stage = Stage(on_contradiction=policy)
-            with pytest.raises(AnswerUntrue, match=r"names version 5, .* says that it has 4"):
+            with pytest.raises(AnswerUntrue, match=r"names version 5, .* reports version 4"):
                 await stage.contradictions.settle(1, ((5, 9),), Source(4))
             assert stage.version == 4
 
@@ -158,7 +158,7 @@ class TestOlder:
 
     def test_unless_it_contradicts_itself(self) -> None:
         async def scene() -> None:
-            with pytest.raises(AnswerUntrue, match=r"names version 3, .* says that it has 4"):
+            with pytest.raises(AnswerUntrue, match=r"names version 3, .* reports version 4"):
                 await Stage().contradictions.settle(1, ((3, 9),), Source(4))
 
         play(scene)

@@ -204,7 +204,7 @@ class TestVersions:
             await stage.look()
             assert stage.versions.of("i0").version == 4
             (why,) = stage.wrong
-            assert "version 6, where 4 is what was loaded" in why
+            assert "version 6, but version 4 was loaded" in why
 
         play(scene)
 

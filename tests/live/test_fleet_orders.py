@@ -69,7 +69,7 @@ def test_a_trainer_that_fails_at_what_it_is_lent_holds_up_nobody(
         await until(lambda: "resume" in instance.calls)
 
     play(scene)
-    assert "was lent to the trainer, which failed" in caplog.text
+    assert "was lent to the trainer, whose callback failed" in caplog.text
 
 
 def test_of_one_that_is_not_here_nothing_is_ordered() -> None:

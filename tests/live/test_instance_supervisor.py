@@ -916,7 +916,7 @@ class TestVersionsAtJoin:
         async def scene() -> None:
             async with Stage(settings=QUICK) as stage:
                 instance = telling(Scripted(), 4)
-                with pytest.raises(InstanceError, match="version 4, and the trainer is at 0"):
+                with pytest.raises(InstanceError, match="version 4, but the trainer is at 0"):
                     await stage.driver.add_instance(instance)
                 await stage.driver.add_instance(instance, patient=True)
                 supervisor = stage.driver.supervisors["i0"]
@@ -997,7 +997,7 @@ class TestSomebodyElse:
                 instance.weights = 3
                 await until(lambda: stage.events(InstanceLost))
                 (lost,) = stage.events(InstanceLost)
-                assert "version 3, where 4 is what was loaded" in lost.reason
+                assert "version 3, but version 4 was loaded" in lost.reason
 
         run(scene())
 

@@ -29,7 +29,7 @@ class TestItTells:
         with pytest.raises(VersionRefused) as refused:
             settle(JoiningVersion("i0", 0), 4, 0)
         text = str(refused.value)
-        assert "version 4, and the trainer is at 0" in text
+        assert "version 4, but the trainer is at 0" in text
         for remedy in ("--start-version 4", "version=4", "--start-version auto", 'version="auto"'):
             assert remedy in text
 
@@ -42,7 +42,7 @@ class TestItTells:
     @pytest.mark.parametrize("follows", [False, True])
     def test_an_older_one_waits_where_nobody_said_how_to_load(self, follows: bool) -> None:
         with pytest.raises(
-            JoinsLater, match=r"version 2, the trainer is at 5.*/weight_info says 5"
+            JoinsLater, match=r"version 2, the trainer is at 5.*/weight_info reports 5"
         ):
             settle(JoiningVersion("i0", 0), 2, 5, follows=follows)
 
@@ -53,8 +53,8 @@ class TestItDoesNotTell:
         with caplog.at_level(logging.WARNING):
             assert settle(instance, None, 4) == settle(instance, None, 4) == 4
         (said,) = caplog.messages
-        assert "i0 does not say" in said
-        assert "taken for 4" in said
+        assert "i0 does not report" in said
+        assert "assuming 4" in said
 
     def test_nothing_trained_is_no_reason_to_warn(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
@@ -77,7 +77,7 @@ class TestItDoesNotTell:
         """It had version 4 when we first saw it, and not from its start."""
         instance = JoiningVersion("i0", 4)
         assert settle(instance, 4, 4) == 4
-        with pytest.raises(JoinsLater, match="nobody knows the version"):
+        with pytest.raises(JoinsLater, match="unknown version"):
             settle(instance, None, 4)
         assert settle(instance, 4, 4) == 4, "somebody has labelled it"
         assert settle(instance, None, 5, can_load=True) < 5, "it is loaded before it serves"

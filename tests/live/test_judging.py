@@ -280,4 +280,4 @@ def test_where_nobody_judges_a_group_fails_and_says_so() -> None:
         await driver.close()
 
     run(scene())
-    assert str(failed["a"]) == "nobody judges groups here"
+    assert str(failed["a"]) == "no reward function is set"

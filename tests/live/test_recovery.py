@@ -104,16 +104,16 @@ def test_a_group_without_its_prompt_fails(tmp_path):
 
 
 def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
-    assert "its tool went" in recovered(tmp_path / "1", tool="").lost[0].reason
+    assert "its tool was lost" in recovered(tmp_path / "1", tool="").lost[0].reason
     (failed,) = recovered(tmp_path / "3", tool="search", given=["other"]).lost
-    assert "its tool 'search' was not given again" in failed.reason
+    assert "its tool 'search' was not passed again" in failed.reason
     finished = GroupFacts(
         "a", 1, 1, 3, 9, "a", state="complete", started=True, finished=(0,),
         requests=(RequestFacts(0, 2, "finished", (Segment(0, 2, "i0"),), finish="stop"),),
     )  # fmt: skip
     assert recovered(tmp_path / "2", tool="", group=finished).state.groups == (finished,)
     (failed,) = recovered(tmp_path / "4", tool="", group=finished, made=1).lost
-    assert "its tool went" in failed.reason
+    assert "its tool was lost" in failed.reason
 
 
 def test_the_round_and_the_window_go_on_without_a_group_whose_tool_is_gone(tmp_path):
@@ -193,12 +193,12 @@ def test_the_number_of_a_batch_that_only_told_is_known(tmp_path):
 
 
 def test_without_its_counters_a_run_cannot_go_on(tmp_path):
-    with pytest.raises(StoreError, match="submit again what it held: a"):
+    with pytest.raises(StoreError, match="submit its prompts again: a"):
         recovered(tmp_path, run=False)
 
 
 def test_a_fact_of_another_shape_is_told(tmp_path):
-    with pytest.raises(StoreError, match="cannot be understood"):
+    with pytest.raises(StoreError, match="cannot be decoded"):
         recovered(tmp_path, facts={(facts.WEIGHTS, ONE): encoded([1, 2])})
 
 

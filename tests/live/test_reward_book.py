@@ -132,7 +132,7 @@ def test_it_is_asked_before_the_group_is_whole_and_the_slot_is_free() -> None:
             await instance.answer(1, [8])  # has the slot
             await until(lambda: ("a", 1) in grader.waiting)
             assert live.state()["groups"]["judging"] == 1
-            assert live.state()["waits_for"]["batch"] == "rewards of 1 groups are not there yet"
+            assert live.state()["waits_for"]["batch"] == "rewards of 1 groups are not computed yet"
             assert not asking.done()
             await grader.answer("a", 1, 2)
             await grader.answer("a", 0, 1)
@@ -196,7 +196,7 @@ def test_if_all_that_is_left_is_filtered_the_end_says_so() -> None:
     [
         (math.nan, "the reward of sample 1 of group 'a' is nan; return a finite number"),
         ("full marks", "is 'full marks'; return a finite number"),
-        (ValueError("no answer"), "failed 1 times, at last with ValueError: no answer"),
+        (ValueError("no answer"), "failed 1 times, last with ValueError: no answer"),
     ],
 )
 def test_a_failure_fails_the_group_with_its_reason(worth: Any, reason: str) -> None:
@@ -237,7 +237,7 @@ def test_a_filter_that_raises_fails_the_group() -> None:
             asking = asyncio.create_task(batch_of(live))
             await instance.answer(0, [7])
             batch = await asking
-            why = "whether to keep group 'a' could not be told: KeyError: 'difficulty'"
+            why = "whether to keep group 'a' is unknown: KeyError: 'difficulty'"
             assert batch.failed == [FailedGroup("a", why)]
 
     play(scene())
@@ -413,7 +413,7 @@ class TestRestarts:
             async with run(instance, Grader(), store=tmp_path / "1") as live:
                 live.trainer.submit([prompt()])
                 await live.trainer.durable()
-            with pytest.raises(CallerError, match="'a' waits for its rewards, and there is no rew"):
+            with pytest.raises(CallerError, match="'a' waits for its rewards, but there is no rew"):
                 async with run(instance, None, store=tmp_path / "1"):
                     pass
             async with run(Scripted(), Grader(), store=tmp_path / "1") as live:

@@ -112,7 +112,7 @@ class TestTries:
     def test_and_given_up(self) -> None:
         calls = Returns(ValueError("no"), OSError("down"))
         function = RewardFunction(calls, settings=settings(tries=2))
-        said = "reward of sample 0 of group 'a' failed 2 times, at last with OSError: down"
+        said = "reward of sample 0 of group 'a' failed 2 times, last with OSError: down"
         with pytest.raises(RewardFailed, match=said):
             run(function.reward(sample()))
 
@@ -295,7 +295,7 @@ class TestPolicyFile:
         [
             ({"concurency": 3}, 'rewards.concurency: unknown key; did you mean "concurrency"'),
             ({"use": "nothing.here:at_all"}, "rewards.use: cannot import 'nothing.here:at_all'"),
-            ({"use": f"{HERE}:HERE"}, "which is no function"),
+            ({"use": f"{HERE}:HERE"}, "which is not a function"),
             ({"use": f"{HERE}:score", "keep": "nonzero"}, 'keep: unknown filter.*"nonzero_varia'),
             ({"keep": "nonzero_variance"}, "rewards.use: missing"),
             ({"timeout_s": 0}, "rewards.timeout_s = 0"),

@@ -169,7 +169,7 @@ def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
             live.trainer.submit([PROMPT])
             live.trainer.submit([PROMPT])
             assert live.trainer.submissions.open_samples == 1
-            with pytest.raises(CallerError, match="'a' is already here"):
+            with pytest.raises(CallerError, match="'a' was already submitted"):
                 live.trainer.submit([Prompt("a", [9], 1, 9)])
 
     asyncio.run(scene())
@@ -289,7 +289,7 @@ def test_a_loader_that_is_no_data_is_refused(tmp_path):
 
     async def scene():
         async with run(tmp_path / "1") as live:
-            with pytest.raises(CallerError, match=r"give Reload\(path\)"):
+            with pytest.raises(CallerError, match=r"pass Reload\(path\)"):
                 await live.trainer.publish_weights(1, load)
             assert live.trainer.version == 0
 
@@ -317,7 +317,7 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
                 batch = await asking
                 (failed,) = batch.failed
                 assert failed.uid == "a"
-                assert "its tool went with the process" in failed.reason
+                assert "its tool was lost with its process" in failed.reason
                 left = await killed(live, tmp_path / f"{left.name}+")
             after = Scripted()
             break
@@ -361,7 +361,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
             assert [sample.uid for sample in batch.samples] == ["b"]
             (failed,) = batch.failed
             assert failed.uid == "a"
-            assert "its tool went with the process" in failed.reason
+            assert "its tool was lost with its process" in failed.reason
 
     asyncio.run(scene())
 
@@ -499,7 +499,7 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
         (file,) = (left / "tokens").iterdir()
         spoil(file, (77).to_bytes(4, "little"))
         async with run(left, after, prompts_per_step=2) as live:
-            assert live.state()["store"]["lost"] == ["tokens that are torn or gone, of: r:a/0"]
+            assert live.state()["store"]["lost"] == ["damaged or missing tokens of: r:a/0"]
             contexts = [(await after.order(n)).token_ids for n in range(2)]
             assert sorted(contexts) == [[1, 2], [3, 88]]
             for number, context in enumerate(contexts):
@@ -705,7 +705,7 @@ def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkey
             await instance.order(0)
             monkeypatch.setattr(live.records.stored.store.disk, "commit", fail)
             await instance.answer(0, [5])
-            with pytest.raises(StoreBroken, match="start again on the same store"):
+            with pytest.raises(StoreBroken, match="restart on the same store"):
                 await asyncio.wait_for(asking, 30)
             assert live.state()["broken"]
             monkeypatch.undo()

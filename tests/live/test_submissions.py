@@ -63,7 +63,7 @@ def test_a_uid_is_taken_once_and_stands_for_one_prompt():
             assert (here.open_samples, stored.told) == (3, [("a", None)])
             assert here.known("a") == PROMPT
             other = Prompt("a", [1, 2], 2, 8)
-            with pytest.raises(CallerError, match="'a' is already here, with other values of sam"):
+            with pytest.raises(CallerError, match="'a' was already submitted with other values"):
                 here.submit([other], None)
             assert here.known("a") == PROMPT
             assert here.known("b") is None
@@ -74,7 +74,7 @@ def test_a_uid_is_taken_once_and_stands_for_one_prompt():
 def test_what_cannot_be_is_not_here():
     async def scene():
         async with submissions() as here:
-            with pytest.raises(CallerError, match="n is not said there"):
+            with pytest.raises(CallerError, match="n is not allowed there"):
                 here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
             assert (here.open_samples, here.prompts) == (0, {})
 

@@ -28,7 +28,7 @@ def test_a_tool_is_known_by_the_name_under_which_it_is_given():
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("", "went with the process"), ("other", r"tools=\{'other': ...\} next time")]
+    ("name", "why"), [("", "lost with its process"), ("other", r"tools=\{'other': ...\} next time")]
 )
 def test_one_that_is_not_given_again_says_so(name, why):
     with pytest.raises(ToolGone, match=why):

@@ -294,7 +294,7 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
             stage.trainer.submit([prompt(), prompt()])
             assert stage.trainer.submissions.open_samples == 1
             with pytest.raises(
-                CallerError, match="'a' is already here, with other values of extra"
+                CallerError, match="'a' was already submitted with other values of extra"
             ):
                 stage.trainer.submit([prompt(extra={"answer": 2})])
             asking = stage.ask()
@@ -386,7 +386,7 @@ def test_publishing_waits_for_the_fleet() -> None:
             await stage.trainer.publish_weights(1, load, wait=True)
             assert stage.trainer.version == 1
             assert stage.driver.pump.scheduler.books.fleet.version == 1
-            with pytest.raises(CallerError, match="versions grow"):
+            with pytest.raises(CallerError, match="versions must increase"):
                 await stage.trainer.publish_weights(1, load)
 
     run(scene())
@@ -510,6 +510,6 @@ def test_a_failed_group_says_why() -> None:
             assert batch is not None
             why = {failed.uid: failed.reason for failed in batch.failed}
             assert why["raises"] == "KeyError: 'answer'"
-            assert "aborted it again and again" in why["aborted"]
+            assert "aborted it repeatedly" in why["aborted"]
 
     run(scene())
